@@ -1,0 +1,1 @@
+"""What trains? Target resolution, PEFT LoRA, and the table that shows it."""

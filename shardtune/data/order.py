@@ -1,0 +1,86 @@
+"""In which order are rows seen? By seed and effective batch alone, never by the number of processes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from shardtune.data.tokens import IGNORED
+
+BLANK = -1  # stands for "no row": a rank without one still has to take part in the collectives of the step
+
+
+class StepOrder(Sampler[list[int]]):
+    """This rank's micro-batches of one epoch, as lists of row numbers.
+
+    Rows are permuted once per epoch from the seed and cut into optimizer steps of `effective_batch` rows; the rows of a
+    step go to micro-batch and rank in turn. So step k sees the same rows on 1, 2 or 3 processes with the same effective
+    batch. The last step of an epoch may be smaller; ranks it does not reach get a BLANK, never a repeated row
+    (accelerate repeats rows from the start of the epoch).
+
+    Args:
+        rows: Rows in the dataset.
+        micro_batch: Rows one process sees in one forward pass.
+        accumulation: Micro-batches per optimizer step (1 for evaluation).
+        seed: Seed of the permutation; None keeps the rows' own order.
+    """
+
+    def __init__(
+        self, rows: int, *, micro_batch: int, accumulation: int, world_size: int, rank: int, seed: int | None
+    ) -> None:
+        self.rows, self.micro_batch, self.accumulation = rows, micro_batch, accumulation
+        self.world_size, self.rank, self.seed = world_size, rank, seed
+        self.epoch = 0
+
+    @property
+    def effective_batch(self) -> int:
+        return self.micro_batch * self.accumulation * self.world_size
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return math.ceil(self.rows / (self.micro_batch * self.world_size))
+
+    def __iter__(self) -> Iterator[list[int]]:
+        order = self._permutation()
+        across = self.micro_batch * self.world_size  # rows all ranks see in one micro-batch
+        for start in range(0, self.rows, across):
+            mine = start + self.rank * self.micro_batch
+            # A micro-batch never reaches into the next optimizer step: `across` divides the effective batch.
+            yield order[mine : min(mine + self.micro_batch, start + across)] or [BLANK]
+
+    def _permutation(self) -> list[int]:
+        if self.seed is None:
+            return list(range(self.rows))
+        generator = torch.Generator().manual_seed(self.seed + self.epoch)
+        return torch.randperm(self.rows, generator=generator).tolist()
+
+
+class TokenRows(Dataset):
+    """Rows by number, as the collator wants them; BLANK gives a row in which no token carries loss."""
+
+    def __init__(self, rows: Any) -> None:
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, number: int) -> dict[str, Sequence[int]]:
+        if number == BLANK:
+            ids = list(self.rows[0]["input_ids"][:2])
+            return {"input_ids": ids, "labels": [IGNORED] * len(ids)}
+        return self.rows[number]
+
+
+class StepLoader(DataLoader):
+    """A DataLoader over `StepOrder` that the Trainer can tell which epoch it is."""
+
+    def set_epoch(self, epoch: int) -> None:
+        order = self.batch_sampler
+        assert isinstance(order, StepOrder)
+        order.set_epoch(epoch)

@@ -1,0 +1,136 @@
+"""Which tokens are seen and which carry loss? Rows become `input_ids` and `labels`, and what was left out is counted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from shardtune.config.schema import DataSection
+from shardtune.data.source import read_split, require_columns
+from shardtune.data.template import Template
+from shardtune.errors import UserInputError
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+    from transformers import PreTrainedTokenizerBase
+
+IGNORED = -100  # the label of a token that carries no loss, as in torch's cross entropy
+
+
+@dataclass(frozen=True)
+class TokenCounts:
+    """What a split holds after tokenising. `tokens` and `supervised` count kept rows only."""
+
+    rows: int
+    tokens: int
+    supervised: int
+    cut: int
+    dropped_short: int
+    dropped_unsupervised: int
+
+    def as_dict(self) -> dict[str, int]:
+        return asdict(self)
+
+
+def tokenise_split(
+    section: DataSection, split: str, key: str, tokenizer: PreTrainedTokenizerBase
+) -> tuple[Dataset, TokenCounts]:
+    """A split as `input_ids` and `labels` (equal lengths, at most `max_length`; labels not yet shifted).
+
+    Rows under two tokens predict nothing and are dropped (padded with an end token they would falsify the loss), and
+    so are rows whose supervised part was cut off; both are counted.
+
+    Raises:
+        UserInputError: a column is missing, or no row is left.
+    """
+    rows = read_split(section, split, key)
+    template = Template.parse(section.prompt_template) if section.prompt_template is not None else None
+    columns = template.columns if template else [section.text_field]
+    require_columns(rows, columns, "data.prompt_template" if template else "data.text_field", split)
+    encoded = rows.map(
+        _encoder(section, template, tokenizer),
+        batched=True,
+        remove_columns=rows.column_names,
+        desc=None,
+        load_from_cache_file=False,  # fingerprints of tokenizers are not stable between processes
+        keep_in_memory=True,
+    )
+    status = encoded["status"]
+    kept = encoded.filter(lambda batch: [s == "ok" for s in batch], input_columns="status", batched=True)
+    counts = TokenCounts(
+        rows=len(kept),
+        tokens=sum(kept["n_tokens"]),
+        supervised=sum(kept["n_supervised"]),
+        cut=sum(kept["was_cut"]),
+        dropped_short=sum(s == "short" for s in status),
+        dropped_unsupervised=sum(s == "unsupervised" for s in status),
+    )
+    if not counts.rows:
+        raise UserInputError(
+            f"No row of the split '{split}' is left to train on ({len(encoded)} were read).",
+            why=f"{counts.dropped_short} were empty or a single token, {counts.dropped_unsupervised} had no token that "
+            "carries loss within data.max_length.",
+            fix="Check data.text_field or data.prompt_template, and data.max_length.",
+        )
+    return kept.select_columns(["input_ids", "labels"]), counts
+
+
+def _encoder(
+    section: DataSection, template: Template | None, tokenizer: PreTrainedTokenizerBase
+) -> Callable[[dict[str, list[Any]]], dict[str, list[Any]]]:
+    completion_only = template is not None and section.train_on in ("auto", "completion")
+    bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_id
+
+    def encode(batch: dict[str, list[Any]]) -> dict[str, list[Any]]:
+        prompts, texts = _texts(batch, section, template)
+        tokens = tokenizer(texts, return_offsets_mapping=completion_only)
+        out: dict[str, list[Any]] = {
+            name: [] for name in ("input_ids", "labels", "status", "was_cut", "n_tokens", "n_supervised")
+        }
+        for index, prompt in enumerate(prompts):
+            ids = list(tokens["input_ids"][index])
+            # A token belongs to the answer when it ends behind the prompt; one that straddles the seam is learnt.
+            ends = [end for _, end in tokens["offset_mapping"][index]] if completion_only else []
+            labels = [t if e > len(prompt) else IGNORED for t, e in zip(ids, ends, strict=True)] if ends else list(ids)
+            if bos is not None and ids[:2] == [bos, bos]:  # the template wrote it and the tokenizer added it
+                ids, labels = ids[1:], labels[1:]
+            if section.append_eos and eos is not None and texts[index] and ids[-1:] != [eos]:
+                ids, labels = [*ids, eos], [*labels, eos]
+            _append(out, ids, labels, section.max_length, empty=not texts[index].strip())
+        return out
+
+    return encode
+
+
+def _texts(
+    batch: dict[str, list[Any]], section: DataSection, template: Template | None
+) -> tuple[list[str], list[str]]:
+    columns = template.columns if template else [section.text_field]
+    prompts, texts = [], []
+    for values in zip(*(batch[column] for column in columns), strict=True):
+        if any(value is None for value in values):
+            prompts.append("")
+            texts.append("")  # counted as an empty row
+        elif template is None:
+            prompts.append("")
+            texts.append(str(values[0]))
+        else:
+            prompt, completion = template.render(dict(zip(columns, values, strict=True)))
+            prompts.append(prompt)
+            texts.append(prompt + completion)
+    return prompts, texts
+
+
+def _append(out: dict[str, list[Any]], ids: list[int], labels: list[int], limit: int, *, empty: bool) -> None:
+    cut = len(ids) > limit
+    ids, labels = ids[:limit], labels[:limit]
+    # The first token is never predicted, so its label counts for nothing.
+    supervised = sum(label != IGNORED for label in labels[1:])
+    status = "short" if empty or len(ids) < 2 else "ok" if supervised else "unsupervised"
+    out["input_ids"].append(ids)
+    out["labels"].append(labels)
+    out["status"].append(status)
+    out["was_cut"].append(cut)
+    out["n_tokens"].append(len(ids))
+    out["n_supervised"].append(supervised)

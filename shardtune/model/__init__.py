@@ -1,0 +1,1 @@
+"""How do the weights get here? Finding a model folder, loading it whole, its tokenizer."""

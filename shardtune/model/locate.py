@@ -1,0 +1,58 @@
+"""Is there a model where the config says? Answered without torch, before any process is started."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from shardtune.errors import UserInputError
+
+_WEIGHT_PATTERNS = ("*.safetensors", "*.safetensors.index.json")
+_KEY = "model.model_name_or_path"
+
+
+def looks_local(name: str) -> bool:
+    """A path, as opposed to a hub name such as `org/model`: it exists, or is written like a path."""
+    return name.startswith(("/", "./", "../", "~", ".\\")) or Path(name).expanduser().exists() or name.count("/") > 1
+
+
+def check_model_folder(name: str, key: str = _KEY) -> None:
+    """Raise if `name` is a local path that cannot be a model. A hub name passes: only loading can tell.
+
+    Raises:
+        UserInputError: the path does not exist, is a file, or lacks config.json or safetensors weights.
+    """
+    if not looks_local(name):
+        return
+    folder = Path(name).expanduser()
+    if not folder.exists():
+        raise UserInputError(
+            f"The model folder '{name}' does not exist.",
+            why=f"{key} is written like a local path, so the hub is not asked.",
+            fix=f"Set {key} to a folder with config.json and *.safetensors, or to a hub name such as org/model.",
+        )
+    if not folder.is_dir():
+        raise UserInputError(
+            f"'{name}' is a file, not a model folder.", fix=f"Set {key} to the folder that holds config.json."
+        )
+    config = folder / "config.json"
+    if not config.is_file():
+        held = ", ".join(sorted(p.name for p in folder.iterdir())[:8]) or "nothing"
+        raise UserInputError(
+            f"'{name}' is not a model: it has no config.json.",
+            why=f"It holds: {held}.",
+            fix=f"Set {key} to a folder written by save_pretrained or downloaded from a hub.",
+        )
+    try:
+        json.loads(config.read_text(encoding="utf-8"))
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise UserInputError(
+            f"'{config}' is not readable JSON.", why=str(error), fix="Copy or download the model again."
+        ) from error
+    if not any(next(folder.glob(pattern), None) for pattern in _WEIGHT_PATTERNS):
+        other = ", ".join(sorted(p.name for p in folder.glob("*.bin"))[:3])
+        raise UserInputError(
+            f"'{name}' has a config.json but no safetensors weights.",
+            why=f"It has {other}, a pickle format that is not read." if other else "",
+            fix="Save the model with save_pretrained (it writes safetensors), or point to the right folder.",
+        )

@@ -1,0 +1,93 @@
+"""Which process am I, on which device, and how do we talk? The process group of a run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from shardtune.config.schema import ParallelSection
+from shardtune.errors import UserInputError
+
+
+@dataclass(frozen=True)
+class Processes:
+    """This rank's place in the run. `control` is a gloo group for flags and small objects: it never waits for a GPU."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+    device: torch.device
+    mesh: DeviceMesh
+    control: dist.ProcessGroup
+
+    @property
+    def is_main(self) -> bool:
+        return self.rank == 0
+
+    def agree(self, flag: bool) -> bool:
+        """True on every rank if it is true on any."""
+        if self.world_size == 1:
+            return flag
+        votes = torch.tensor([int(flag)])
+        dist.all_reduce(votes, op=dist.ReduceOp.MAX, group=self.control)
+        return bool(votes.item())
+
+    def share_from_main(self, value: object) -> object:
+        """Rank 0's `value`, on every rank."""
+        box = [value]
+        if self.world_size > 1:
+            dist.broadcast_object_list(box, src=0, group=self.control)
+        return box[0]
+
+    @contextmanager
+    def local_main_first(self) -> Iterator[None]:
+        """The first process of each node goes ahead (and fills caches), the others follow."""
+        if self.world_size > 1 and self.local_rank != 0:
+            dist.barrier(group=self.control)
+        yield
+        if self.world_size > 1 and self.local_rank == 0:
+            dist.barrier(group=self.control)
+
+
+@contextmanager
+def join(section: ParallelSection) -> Iterator[Processes]:
+    """Join the run's process group as the rank the environment names (a lone process makes a group of one)."""
+    device_type = _device_type(section)
+    rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    device = torch.device("cpu")
+    if device_type == "cuda":
+        device = torch.device("cuda", local_rank)
+        torch.cuda.set_device(device)
+    timeout = timedelta(minutes=section.timeout_minutes)
+    backend = "cpu:gloo,cuda:nccl" if device_type == "cuda" else "gloo"
+    # accelerate would open the group without a timeout on CPU (its ddp_timeout does not reach gloo).
+    if world_size > 1:
+        dist.init_process_group(backend, timeout=timeout, device_id=device if device_type == "cuda" else None)
+    else:
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)
+    mesh = init_device_mesh(device_type, (world_size,), mesh_dim_names=("shard",))
+    control = dist.new_group(backend="gloo", timeout=timeout) if world_size > 1 else dist.group.WORLD
+    assert control is not None
+    yield Processes(rank, local_rank, world_size, device, mesh, control)
+    # Only after success: with a rank in trouble, leaving the group politely can wait for it for ever.
+    dist.destroy_process_group()
+
+
+def _device_type(section: ParallelSection) -> str:
+    if section.device == "cuda" and not torch.cuda.is_available():
+        raise UserInputError(
+            "parallel.device is cuda, but torch sees no CUDA device here.",
+            why=f"torch {torch.__version__}, built for CUDA {torch.version.cuda or '(none: a CPU build)'}.",
+            fix="Set parallel.device to auto or cpu, or install a CUDA build of torch and check nvidia-smi.",
+        )
+    if section.device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    return section.device

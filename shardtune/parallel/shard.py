@@ -1,0 +1,107 @@
+"""Who holds what? One function: gather precision, then `fully_shard` on each decoder layer and the rest, then prefetch."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+
+from shardtune.config.schema import ParallelSection
+from shardtune.errors import UserInputError
+
+if TYPE_CHECKING:
+    from peft import PeftModel
+
+_REDUCE_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class Sharding:
+    """How the model was cut: what is one unit, and what this rank holds of the whole."""
+
+    layer_class: str
+    units: int
+    local_bytes: int
+    total_bytes: int
+
+
+def shard_model(
+    model: PeftModel, section: ParallelSection, mesh: DeviceMesh, compute_dtype: torch.dtype | None
+) -> Sharding:
+    """Shard `model` in place over `mesh`; a mesh of one takes the same path, so one process computes the same thing.
+
+    Args:
+        model: On CPU or on the mesh's device, adapters already on it. Identical on every rank.
+        compute_dtype: Parameters are gathered in this dtype (the float32 adapters too; their shards and the optimizer
+            stay float32). None keeps each parameter's own.
+
+    Returns:
+        What was cut and how much this rank holds.
+    """
+    layers = decoder_layers(model, section.transformer_layer_cls_to_wrap)
+    precision = MixedPrecisionPolicy(
+        param_dtype=compute_dtype,
+        reduce_dtype=_REDUCE_DTYPES[section.reduce_dtype],
+        cast_forward_inputs=compute_dtype is not None,
+    )
+    offload: OffloadPolicy = CPUOffloadPolicy() if section.offload_params else OffloadPolicy()
+    total = sum(p.numel() * p.element_size() for p in model.parameters())
+    for layer in layers:
+        fully_shard(
+            layer,
+            mesh=mesh,
+            reshard_after_forward=section.reshard_after_forward,
+            mp_policy=precision,
+            offload_policy=offload,
+        )
+    # The root unit holds embeddings, final norm and head. They stay gathered between forward and backward: the head
+    # is the first thing backward needs.
+    fully_shard(model, mesh=mesh, mp_policy=precision, offload_policy=offload)
+    _prefetch([cast(FSDPModule, layer) for layer in layers], section.forward_prefetch, section.backward_prefetch)
+    # The seam in transformers' Trainer: such a model owns its placement and gradient reduction, so that accelerate
+    # neither wraps it in DDP (which it would on CPU) nor moves it.
+    model.get_base_model()._is_distributed_loading_by_transformers = True
+    return Sharding(type(layers[0]).__name__.removeprefix("FSDP"), len(layers), local_bytes(model), total)
+
+
+def decoder_layers(model: nn.Module, classes: str | list[str] | None) -> list[nn.Module]:
+    """The layers to shard one by one: those of the named classes, or those the model itself says never to split."""
+    if classes is None:
+        wanted = set(getattr(model, "_no_split_modules", None) or ())
+    else:
+        wanted = {classes} if isinstance(classes, str) else set(classes)
+    present = Counter(type(module).__name__ for module in model.modules())
+    unknown = sorted(wanted - set(present)) if classes is not None else []
+    layers = [module for module in model.modules() if type(module).__name__ in wanted]
+    if unknown or not layers:
+        repeated = ", ".join(f"{name} (×{n})" for name, n in present.most_common() if n > 1)
+        raise UserInputError(
+            f"parallel.transformer_layer_cls_to_wrap: no module of class {', '.join(unknown)} in the model."
+            if unknown
+            else "The model does not say which of its layers to shard one by one.",
+            why=f"Classes there are more than once: {repeated}.",
+            fix="Set parallel.transformer_layer_cls_to_wrap to the class of the decoder layer, or leave it null.",
+        )
+    return layers
+
+
+def local_bytes(model: nn.Module) -> int:
+    """Bytes of parameters this process really holds (a DTensor counts its local shard)."""
+    held = (p.to_local() if isinstance(p, DTensor) else p for p in model.parameters())
+    return sum(p.numel() * p.element_size() for p in held)
+
+
+def _prefetch(layers: list[FSDPModule], forward: int, backward: int) -> None:
+    # FSDP2 gathers one layer ahead by itself in backward only from hooks issued on the host; naming the layers makes it
+    # explicit in both directions (accelerate sets neither).
+    for index, layer in enumerate(layers):
+        if ahead := layers[index + 1 : index + 1 + forward]:
+            layer.set_modules_to_forward_prefetch(ahead)
+        if before := layers[max(0, index - backward) : index][::-1]:
+            layer.set_modules_to_backward_prefetch(before)

@@ -1,0 +1,1 @@
+"""Will it fit, how long, how much traffic? Arithmetic only: no torch, no GPU."""

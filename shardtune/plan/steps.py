@@ -1,0 +1,61 @@
+"""How many steps is that? The training math, from numbers alone."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from shardtune.config.schema import TrainSection
+
+
+@dataclass(frozen=True)
+class TrainingMath:
+    """Effective batch = per-device × processes × accumulation; steps follow from it."""
+
+    per_device: int
+    processes: int
+    accumulation: int
+    rows: int
+    tokens: int
+    epochs: float
+    steps_per_epoch: int
+    steps: int
+    warmup_steps: int
+
+    @property
+    def effective_batch(self) -> int:
+        return self.per_device * self.processes * self.accumulation
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Average over an epoch; padding is not counted."""
+        return self.tokens / self.steps_per_epoch
+
+    @property
+    def total_tokens(self) -> int:
+        return round(self.tokens_per_step * self.steps)
+
+
+def training_math(section: TrainSection, *, rows: int, tokens: int, processes: int) -> TrainingMath:
+    """The math of a run.
+
+    Args:
+        rows: Training rows after dropping what cannot be trained on.
+        tokens: Tokens in them, without padding.
+    """
+    batch = section.per_device_train_batch_size * processes * section.gradient_accumulation_steps
+    per_epoch = math.ceil(rows / batch)
+    steps = section.max_steps if section.max_steps > 0 else math.ceil(per_epoch * section.num_train_epochs)
+    # As transformers counts: a ratio is rounded up to whole steps.
+    warmup = section.warmup_steps if section.warmup_steps is not None else math.ceil(steps * section.warmup_ratio)
+    return TrainingMath(
+        per_device=section.per_device_train_batch_size,
+        processes=processes,
+        accumulation=section.gradient_accumulation_steps,
+        rows=rows,
+        tokens=tokens,
+        epochs=steps / per_epoch,
+        steps_per_epoch=per_epoch,
+        steps=steps,
+        warmup_steps=warmup,
+    )
