@@ -1,0 +1,1 @@
+"""What survives? Adapters gathered from their shards, written beside and renamed into place, a few of them kept."""

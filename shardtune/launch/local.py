@@ -1,0 +1,86 @@
+"""Start the processes of this node, through torch's elastic launcher, and say how it ended."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+from shardtune.errors import UserInputError
+from shardtune.launch.failure import ERRORS_VARIABLE, first_failure
+from shardtune.launch.place import Node
+
+_STOP_SECONDS = 90  # workers finish a step and save after Ctrl-C; torch's default of 30 s kills them in the save
+
+
+def process_count(asked: int | str, device: str) -> int:
+    """How many processes `auto` is here: one per GPU, or one.
+
+    Raises:
+        UserInputError: more processes than GPUs, with the device set to cuda.
+    """
+    import torch
+
+    gpus = torch.cuda.device_count() if device != "cpu" and torch.cuda.is_available() else 0
+    if asked == "auto":
+        return max(1, gpus)
+    count = int(asked)
+    if gpus and count > gpus:
+        raise UserInputError(
+            f"{count} processes were asked for, but this machine has {gpus} GPU{'s' if gpus > 1 else ''}.",
+            fix=f"Use --nproc {gpus} or auto, or parallel.device: cpu.",
+        )
+    return count
+
+
+def launch(arguments: list[str], node: Node, nproc: int) -> int:
+    """Run `python -m shardtune <arguments>` in `nproc` processes on this node; returns the exit code.
+
+    Errors of the workers are collected and the first is printed once.
+    """
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)  # its boxes repeat what we print ourselves
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores // nproc)))
+    with tempfile.TemporaryDirectory(prefix="shardtune-errors-") as errors:
+        os.environ[ERRORS_VARIABLE] = errors
+        config = LaunchConfig(
+            min_nodes=node.nnodes,
+            max_nodes=node.nnodes,
+            nproc_per_node=nproc,
+            run_id=os.environ.get("PET_RDZV_ID", "shardtune"),
+            rdzv_backend="static" if node.nnodes > 1 else "c10d",
+            rdzv_endpoint=f"{node.master_addr}:{node.master_port}" if node.nnodes > 1 else "127.0.0.1:0",
+            rdzv_configs={"rank": node.node_rank} if node.nnodes > 1 else {},
+            local_addr=None if node.nnodes > 1 else "127.0.0.1",
+            max_restarts=0,
+            monitor_interval=0.1,
+            shutdown_timeout=_STOP_SECONDS,
+        )
+        try:
+            elastic_launch(config, sys.executable)("-m", "shardtune", *arguments)
+        except ChildFailedError as error:
+            return _explain(Path(errors), error.get_first_failure()[1].exitcode)
+        except SignalException as stopped:
+            failure = first_failure(Path(errors))
+            if failure:
+                print(failure[0], file=sys.stderr)
+            return 128 + stopped.sigval
+    return 0
+
+
+def _explain(errors: Path, exit_code: int) -> int:
+    failure = first_failure(errors)
+    if failure:
+        print(failure[0], file=sys.stderr)
+        return failure[1]
+    if exit_code in (130, 143):
+        return exit_code  # stopped on request; the worker said so
+    cause = "killed by signal 9, which is what Linux does when memory runs out" if exit_code == -9 else f"exit code {exit_code}"
+    print(f"error: A worker ended without a word ({cause}).", file=sys.stderr)
+    return exit_code if exit_code > 0 else 128 - exit_code

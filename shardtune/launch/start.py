@@ -1,0 +1,85 @@
+"""From a config file to a running process: checks first, then this process trains, or starts those that do."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import MutableMapping
+from pathlib import Path
+
+from shardtune.config import ResolvedConfig, load_config
+from shardtune.config.accelerate_file import neutralise
+from shardtune.data.source import check_dataset_path
+from shardtune.launch.failure import report_failure
+from shardtune.launch.place import Node, Worker, read_place
+from shardtune.launch.run_folder import FOLDER_VARIABLE, create_run_folder
+from shardtune.model.locate import check_model_folder
+
+
+def start(
+    config: Path,
+    overrides: list[str],
+    accelerate_config: Path | None,
+    run_id: str | None,
+    environ: MutableMapping[str, str],
+) -> int:
+    """Train as `config` says; returns the exit code.
+
+    Whatever can be found wrong without torch is found here, once, before any process is started.
+    """
+    place = read_place(environ)
+    if isinstance(place, Worker):
+        # A worker's errors go to its launcher, which tells them once for all ranks.
+        return _work(config, overrides, accelerate_config, run_id, place, environ)
+    resolved = load_config(config, overrides, accelerate_config, environ)
+    check_model_folder(resolved.config.model.model_name_or_path)
+    check_dataset_path(resolved.config.data)
+    nproc = _processes(place, resolved)
+    if place.nnodes == 1:
+        folder = create_run_folder(resolved.config.train.output_dir, run_id)
+        environ[FOLDER_VARIABLE] = str(folder)
+    if place.nnodes * nproc == 1:
+        return _work(config, overrides, accelerate_config, run_id, Worker(0, 1, 0), environ)
+    from shardtune.launch.local import launch
+
+    return launch(_arguments(config, overrides, accelerate_config, run_id), place, nproc)
+
+
+def _processes(node: Node, resolved: ResolvedConfig) -> int:
+    from shardtune.launch.local import process_count
+
+    asked = resolved.config.parallel.nproc
+    if asked == "auto" and node.nproc is not None:
+        asked = node.nproc
+    return process_count(asked, resolved.config.parallel.device)
+
+
+def _work(
+    config: Path,
+    overrides: list[str],
+    accelerate_config: Path | None,
+    run_id: str | None,
+    place: Worker,
+    environ: MutableMapping[str, str],
+) -> int:
+    environ.update(RANK=str(place.rank), WORLD_SIZE=str(place.world_size), LOCAL_RANK=str(place.local_rank))
+    try:
+        resolved = load_config(config, overrides, accelerate_config, environ)
+        neutralise(environ)  # what accelerate launch set is translated now; the Trainer's accelerator must not act on it
+        from shardtune.train.run import train
+
+        code = train(resolved, run_id=run_id)
+    except Exception as error:  # noqa: BLE001 - the last line of defence of a process: told, and its code returned
+        code = report_failure(error, place.rank)
+        os._exit(code) if place.world_size > 1 else None
+    return code
+
+
+def _arguments(config: Path, overrides: list[str], accelerate_config: Path | None, run_id: str | None) -> list[str]:
+    words = ["train", str(config)]
+    for override in overrides:
+        words += ["--override", override]
+    if accelerate_config is not None:
+        words += ["--accelerate-config", str(accelerate_config)]
+    if run_id is not None:
+        words += ["--run-id", run_id]
+    return words

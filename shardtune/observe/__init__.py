@@ -1,0 +1,1 @@
+"""What is happening? Events on disk for machines, lines and bars on the terminal for people."""

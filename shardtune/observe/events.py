@@ -1,0 +1,41 @@
+"""What happened, when? One append-only `events-rank<N>.jsonl` per rank; a crash loses at most the last line."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import IO
+
+VERSION = 1
+
+
+class EventLog:
+    """Appends one JSON object per line: `v` (schema version), `time` (seconds since the epoch), `rank`, `event`, fields.
+
+    Example:
+        >>> log.write("step", step=25, loss=1.93)
+    """
+
+    def __init__(self, folder: Path, rank: int) -> None:
+        self.rank = rank
+        self.path = folder / f"events-rank{rank}.jsonl"
+        self._file: IO[str] = self.path.open("a", encoding="utf-8", buffering=1)
+
+    def write(self, event: str, **fields: object) -> None:
+        record = {"v": VERSION, "time": round(time.time(), 3), "rank": self.rank, "event": event, **fields}
+        # json would write a bare NaN, which is not JSON; a diverged loss must still be readable by every tool.
+        self._file.write(json.dumps(_finite(record), ensure_ascii=False) + "\n")
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _finite(value: object) -> object:
+    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
+        return str(value)
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value

@@ -1,0 +1,116 @@
+"""How is it going? A live bar on a terminal, plain lines elsewhere; the same numbers go into the events."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
+from transformers import TrainerCallback
+
+from shardtune.observe.events import EventLog
+
+if TYPE_CHECKING:
+    from transformers import TrainerControl, TrainerState, TrainingArguments
+
+
+class ProgressCallback(TrainerCallback):
+    """Shows steps, loss, tokens/s and time left on rank 0, and writes `step` and `eval` events on every rank.
+
+    Tokens/s counts real tokens (no padding) of all ranks over wall time between two log lines, without the time spent
+    evaluating and saving. Time left counts everything: the average step so far, times the steps that remain.
+
+    Args:
+        console: A quiet one on ranks that do not speak.
+        paused: Tells how many seconds were spent evaluating and saving so far.
+    """
+
+    def __init__(self, console: Console, events: EventLog, paused: Callable[[], float] = lambda: 0.0) -> None:
+        self.console, self.events, self.paused = console, events, paused
+        self._bar: Progress | None = None
+        self._task: TaskID | None = None
+        self._began = 0.0
+        self._mark = (0.0, 0.0, 0)  # clock, paused seconds, tokens at the last log line
+
+    def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self._began = time.perf_counter()
+        self._mark = (self._began, self.paused(), 0)
+        if self.console.is_terminal and not self.console.quiet:
+            self._bar = Progress(
+                TextColumn("training"),
+                BarColumn(bar_width=None),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[numbers]}"),
+                console=self.console,
+                expand=True,
+            )
+            self._task = self._bar.add_task("", total=state.max_steps, numbers="first step …")
+            self._bar.start()
+
+    def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        if self._bar is not None and self._task is not None:
+            self._bar.update(self._task, completed=state.global_step)
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict | None = None,
+        **_: Any,
+    ) -> None:
+        if not logs:
+            return
+        if "loss" in logs:
+            self._on_train_line(state, logs)
+        elif "eval_loss" in logs:
+            self.events.write("eval", step=state.global_step, loss=logs["eval_loss"], tokens=logs.get("eval_tokens"))
+            self._say(f"step {state.global_step}/{state.max_steps}  eval loss {logs['eval_loss']:.4f}")
+
+    def _on_train_line(self, state: TrainerState, logs: dict) -> None:
+        now, paused, tokens = time.perf_counter(), self.paused(), int(logs.get("num_tokens") or 0)
+        was_now, was_paused, was_tokens = self._mark
+        seconds = max(1e-9, (now - was_now) - (paused - was_paused))
+        self._mark = (now, paused, tokens)
+        rate = (tokens - was_tokens) / seconds
+        left = (now - self._began) / max(1, state.global_step) * (state.max_steps - state.global_step)
+        self.events.write(
+            "step",
+            step=state.global_step,
+            epoch=state.epoch,
+            loss=logs["loss"],
+            grad_norm=logs.get("grad_norm"),
+            learning_rate=logs.get("learning_rate"),
+            tokens=tokens,
+            tokens_per_second=round(rate, 1),
+        )
+        numbers = f"loss {logs['loss']:.4f}  {rate:,.0f} tok/s  {clock(left)} left"
+        if self._bar is not None and self._task is not None:
+            self._bar.update(self._task, completed=state.global_step, numbers=numbers)
+        else:
+            grad = f"  grad {logs['grad_norm']:.3f}" if "grad_norm" in logs else ""
+            self._say(
+                f"step {state.global_step}/{state.max_steps}  loss {logs['loss']:.4f}{grad}"
+                f"  lr {logs.get('learning_rate', 0):.2e}  {rate:,.0f} tok/s  {clock(left)} left"
+            )
+
+    def on_train_end(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the live bar, also when training was cut short."""
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+    def _say(self, line: str) -> None:
+        self.console.print(line, highlight=False, soft_wrap=True)
+
+
+def clock(seconds: float) -> str:
+    """12 s → `0:12`, 3700 s → `1:01:40`."""
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

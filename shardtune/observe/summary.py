@@ -1,0 +1,79 @@
+"""What is about to run? The lines and the adapter table printed before the first step."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from shardtune.adapters.lora import Coverage
+    from shardtune.data.tokens import TokenCounts
+    from shardtune.parallel.processes import Processes
+    from shardtune.parallel.shard import Sharding
+    from shardtune.plan.steps import TrainingMath
+
+
+def say(console: Console, label: str, text: str) -> None:
+    """One labelled line of the summary; never broken by us, so that a path can be copied."""
+    console.print(f"[bold]{label:<9}[/] {escape(text)}", highlight=False, soft_wrap=True)
+
+
+def data_line(counts: TokenCounts) -> str:
+    left_out = [
+        f"{counts.cut:,} cut to max_length" if counts.cut else "",
+        f"{counts.dropped_short:,} empty rows dropped" if counts.dropped_short else "",
+        f"{counts.dropped_unsupervised:,} rows without a supervised token dropped" if counts.dropped_unsupervised else "",
+    ]
+    told = "; ".join(part for part in left_out if part)
+    share = counts.supervised / counts.tokens
+    return (
+        f"{counts.rows:,} rows, {counts.tokens:,} tokens, {share:.0%} of them carry loss" + (f" ({told})" if told else "")
+    )
+
+
+def math_lines(math: TrainingMath) -> tuple[str, str]:
+    """The batch and the steps, each with how it was counted."""
+    batch = (
+        f"{math.per_device} per device × {math.processes} processes × {math.accumulation} accumulation "
+        f"= {math.effective_batch} rows a step"
+    )
+    steps = (
+        f"{math.steps:,} ({math.epochs:.3g} epochs of {math.rows:,} rows / {math.effective_batch}), "
+        f"{math.warmup_steps} warm-up, about {math.total_tokens:,} tokens"
+    )
+    return batch, steps
+
+
+def sharding_line(sharding: Sharding, processes: Processes) -> str:
+    count = processes.world_size
+    return (
+        f"FSDP2 over {count} process{'es' if count > 1 else ''} on {processes.device.type}, {sharding.units} × "
+        f"{sharding.layer_class}; "
+        f"this rank holds {size(sharding.local_bytes)} of {size(sharding.total_bytes)}"
+    )
+
+
+def adapter_table(coverage: Coverage) -> Table:
+    """Each target pattern: how many modules it matched, how many parameters train there."""
+    table = Table(title="What trains", title_justify="left", title_style="bold")
+    table.add_column("target")
+    for name in ("modules", "parameters", "of the model"):
+        table.add_column(name, justify="right")
+    for row in coverage.rows:
+        table.add_row(row.pattern, f"{row.modules:,}", f"{row.parameters:,}", f"{row.parameters / coverage.total:.2%}")
+    modules = sum(row.modules for row in coverage.rows)
+    table.add_section()
+    table.add_row("all trainable", f"{modules:,}", f"{coverage.trainable:,}", f"{coverage.share:.2%}")
+    return table
+
+
+def size(count: float) -> str:
+    """Bytes in powers of 1000, as disks and vendors count."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} TB"

@@ -1,0 +1,1 @@
+"""The run itself: TRL's trainer with our seams."""

@@ -1,0 +1,268 @@
+"""The run itself, from top to bottom: join → data → model → adapters → shard → train → save."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import datasets
+import torch
+import torch.distributed as dist
+from rich.console import Console
+from transformers import PrinterCallback, set_seed
+from transformers.utils import logging as transformers_logging
+
+from shardtune import __version__
+from shardtune.adapters.lora import add_lora
+from shardtune.checkpoint.adapter import gather_adapter, put_adapter, read_adapter, write_adapter
+from shardtune.checkpoint.store import CheckpointStore, publish
+from shardtune.config import ResolvedConfig, render_yaml
+from shardtune.data.tokens import TokenCounts, tokenise_split
+from shardtune.errors import ShardtuneError
+from shardtune.launch.run_folder import FOLDER_VARIABLE, create_run_folder
+from shardtune.model.load import load_model, load_tokenizer
+from shardtune.observe import environment, summary
+from shardtune.observe.events import EventLog
+from shardtune.observe.progress import ProgressCallback, clock
+from shardtune.parallel.processes import Processes, join
+from shardtune.parallel.shard import shard_model
+from shardtune.plan.steps import TrainingMath, training_math
+from shardtune.train.choices import settle_autos, slow_precision_notice
+from shardtune.train.interrupt import StopRequest
+from shardtune.train.settings import trainer_settings
+from shardtune.train.trainer import ShardedSFTTrainer, StopAtStep
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+    from peft import PeftModel
+    from transformers import PreTrainedTokenizerBase
+
+    from shardtune.adapters.lora import Coverage
+    from shardtune.config.schema import RunConfig
+    from shardtune.parallel.shard import Sharding
+
+
+@dataclass(frozen=True)
+class Data:
+    """The tokenised rows of a run, and what is said about them."""
+
+    train: Dataset
+    val: Dataset | None
+    counts: TokenCounts
+    val_counts: TokenCounts | None
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What every step of a run needs: this rank's place, the run's folder, and where to speak and write."""
+
+    processes: Processes
+    folder: Path
+    console: Console  # quiet on all ranks but 0
+    events: EventLog
+
+
+def train(resolved: ResolvedConfig, *, run_id: str | None = None) -> int:
+    """Train what the config describes, as one rank of the run; returns the exit code (0, or 128 + signal).
+
+    The order is the whole story: data before weights (its mistakes are cheap to find), adapters before sharding (so
+    that they are sharded too), all of it before the trainer.
+    """
+    with join(resolved.config.parallel) as processes:
+        resolved = settle_autos(
+            resolved,
+            device=processes.device.type,
+            processes_here=int(os.environ.get("LOCAL_WORLD_SIZE", processes.world_size)),
+        )
+        config = resolved.config
+        scene = _open_scene(resolved, processes, run_id)
+        _introduce(scene, resolved)
+        tokenizer = load_tokenizer(config.model)
+        data = _read_data(scene, config, tokenizer)
+        math = training_math(
+            config.train, rows=data.counts.rows, tokens=data.counts.tokens, processes=processes.world_size
+        )
+        set_seed(config.train.seed)
+        model, coverage = add_lora(load_model(config.model), config.lora)
+        _refuse_different_adapters(model, processes)
+        sharding = shard_model(model, config.parallel, processes.mesh, torch.bfloat16 if config.train.bf16 else None)
+        _tell_plan(scene, config, data, math, coverage, sharding)
+        with StopRequest() as stop:
+            return _train_and_save(scene, config, model, tokenizer, data, math, stop)
+
+
+def _open_scene(resolved: ResolvedConfig, processes: Processes, run_id: str | None) -> Scene:
+    """Agree on the run's folder (our launcher has made one; otherwise rank 0 makes it)."""
+    given = os.environ.get(FOLDER_VARIABLE)
+    made: object = None
+    if given is None and processes.is_main:
+        made = str(create_run_folder(resolved.config.train.output_dir, run_id))
+    folder = Path(given or str(processes.share_from_main(made)))
+    folder.mkdir(parents=True, exist_ok=True)  # nodes may not share a disk
+    return Scene(processes, folder, Console(quiet=not processes.is_main), EventLog(folder, processes.rank))
+
+
+def _introduce(scene: Scene, resolved: ResolvedConfig) -> None:
+    described = environment.describe()
+    scene.events.write("run_start", run=scene.folder.name, world_size=scene.processes.world_size, environment=described)
+    if scene.processes.is_main:
+        (scene.folder / "config.yaml").write_text(render_yaml(resolved), encoding="utf-8")
+        (scene.folder / "environment.json").write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
+    config = resolved.config
+    _quieten_libraries(scene.console)
+    scene.console.print(f"[bold]shardtune[/] {__version__}  run {scene.folder.name}", highlight=False)
+    notices = [*resolved.notices, slow_precision_notice(config.model.torch_dtype, scene.processes.device.type)]
+    for notice in filter(None, notices):
+        scene.console.print(f"[yellow]notice[/] {notice}", highlight=False)
+    if resolved.verdicts:
+        from shardtune.config.accelerate_file import verdict_table
+
+        scene.console.print(verdict_table(resolved.verdicts))
+
+
+def _quieten_libraries(console: Console) -> None:
+    """Their bars and advice would stand between our lines; a bar for loading weights stays, on a terminal."""
+    datasets.disable_progress_bars()
+    transformers_logging.set_verbosity_error()
+    if console.quiet or not console.is_terminal:
+        transformers_logging.disable_progress_bar()
+
+
+def _read_data(scene: Scene, config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> Data:
+    with scene.processes.local_main_first():  # `datasets` converts files once into its cache; the others find it there
+        train_rows, counts = tokenise_split(config.data, config.data.train_split, "data.train_split", tokenizer)
+        val_rows, val_counts = None, None
+        if config.data.val_split is not None:
+            val_rows, val_counts = tokenise_split(config.data, config.data.val_split, "data.val_split", tokenizer)
+    scene.events.write("data", train=counts.as_dict(), validation=val_counts.as_dict() if val_counts else None)
+    return Data(train_rows, val_rows, counts, val_counts)
+
+
+def _refuse_different_adapters(model: PeftModel, processes: Processes) -> None:
+    """Sharding keeps each rank's own slice: adapters that start out differently would be stitched from strangers."""
+    mine = float(sum(p.detach().double().abs().sum() for p in model.parameters() if p.requires_grad))
+    if processes.agree(mine != processes.share_from_main(mine)):
+        raise ShardtuneError(
+            "The adapters do not start alike on all ranks.",
+            why=f"Rank {processes.rank} drew weights that sum to {mine!r}.",
+            fix="Use the same torch and peft versions on every node.",
+        )
+
+
+def _tell_plan(
+    scene: Scene, config: RunConfig, data: Data, math: TrainingMath, coverage: Coverage, sharding: Sharding
+) -> None:
+    batch, steps = summary.math_lines(math)
+    compute = "bfloat16" if config.train.bf16 else config.model.torch_dtype
+    lines = {
+        "model": f"{config.model.model_name_or_path} ({coverage.total - coverage.trainable:,} parameters, computed in {compute})",
+        "data": summary.data_line(data.counts),
+        "eval": summary.data_line(data.val_counts) if data.val_counts else "none (data.val_split is null)",
+        "sharding": summary.sharding_line(sharding, scene.processes),
+        "batch": batch,
+        "steps": steps,
+    }
+    for label, text in lines.items():
+        summary.say(scene.console, label, text)
+    scene.console.print(summary.adapter_table(coverage))
+    scene.events.write("plan", math=asdict(math), adapters=asdict(coverage), sharding=asdict(sharding))
+
+
+def _train_and_save(
+    scene: Scene,
+    config: RunConfig,
+    model: PeftModel,
+    tokenizer: PreTrainedTokenizerBase,
+    data: Data,
+    math: TrainingMath,
+    stop: StopRequest,
+) -> int:
+    store = CheckpointStore(scene.folder / "checkpoints", config.train.save_total_limit)
+    stopping = StopAtStep(stop, scene.processes)
+    progress = ProgressCallback(scene.console, scene.events)
+    trainer = ShardedSFTTrainer(
+        model=model,
+        args=trainer_settings(config, scene.folder, math, on_cpu=scene.processes.device.type == "cpu"),
+        train_rows=data.train,
+        eval_rows=data.val,
+        tokenizer=tokenizer,
+        processes=scene.processes,
+        store=store,
+        events=scene.events,
+        callbacks=[progress, stopping],
+    )
+    trainer.remove_callback(PrinterCallback)
+    progress.paused = lambda: trainer.paused_seconds
+    torch.manual_seed(config.train.seed + scene.processes.rank)  # each rank its own dropout
+    began = time.perf_counter()
+    try:
+        trainer.train()
+    finally:
+        progress.close()
+    if stopping.stopped and trainer.state.global_step < math.steps:
+        return _end_early(scene, trainer, stop, math)
+    if data.val is not None and config.train.eval_strategy != "no" and not _evaluated_now(trainer):
+        trainer.evaluate()
+    best = trainer.state.best_global_step if config.train.load_best_model_at_end else None
+    if best is not None and best != trainer.state.global_step:
+        _load_best(scene, model, store, best)
+    _write_final(scene, model, tokenizer)
+    _tell_end(scene, trainer, time.perf_counter() - began, best)
+    return 0
+
+
+def _evaluated_now(trainer: ShardedSFTTrainer) -> bool:
+    evaluated = [entry["step"] for entry in trainer.state.log_history if "eval_loss" in entry]
+    return bool(evaluated) and evaluated[-1] == trainer.state.global_step
+
+
+def _end_early(scene: Scene, trainer: ShardedSFTTrainer, stop: StopRequest, math: TrainingMath) -> int:
+    step = trainer.state.global_step
+    if step not in scene.processes.share_from_main(trainer.store.steps()):
+        trainer._save_checkpoint(trainer.model, None)
+    scene.events.write("run_end", status="stopped", step=step)
+    scene.console.print(
+        f"Stopped on request after step {step} of {math.steps}. Checkpoint: {trainer.store.path(step)}", highlight=False,
+        soft_wrap=True,
+    )
+    # A rank that got no signal itself leaves like the others.
+    return 128 + (signal.SIGTERM if scene.processes.agree(stop.signal == signal.SIGTERM) else signal.SIGINT)
+
+
+def _load_best(scene: Scene, model: PeftModel, store: CheckpointStore, step: int) -> None:
+    tensors = read_adapter(store.path(step)) if scene.processes.is_main else None
+    put_adapter(model, scene.processes.share_from_main(tensors))
+
+
+def _write_final(scene: Scene, model: PeftModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    tensors = gather_adapter(model)
+    if scene.processes.is_main:
+
+        def fill(folder: Path) -> None:
+            write_adapter(model, tensors, folder)
+            tokenizer.save_pretrained(folder)
+
+        publish(scene.folder / "final", fill)
+    dist.barrier(group=scene.processes.control)
+
+
+def _tell_end(scene: Scene, trainer: ShardedSFTTrainer, seconds: float, best: int | None) -> None:
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    evals = {entry["step"]: entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry}
+    shown = best if best is not None else trainer.state.global_step
+    scene.events.write(
+        "run_end", status="done", step=trainer.state.global_step, seconds=round(seconds, 2),
+        loss=losses[-1] if losses else None, eval_loss=evals.get(shown), adapter=str(scene.folder / "final"),
+    )
+    text = f"{trainer.state.global_step} steps in {clock(seconds)}"
+    if losses:
+        text += f", loss {losses[0]:.4f} → {losses[-1]:.4f}"
+    if shown in evals:
+        text += f", eval loss {evals[shown]:.4f}" + (f" (best, step {best})" if best is not None else "")
+    summary.say(scene.console, "done", text)
+    summary.say(scene.console, "adapter", str(scene.folder / "final"))

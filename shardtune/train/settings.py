@@ -1,0 +1,69 @@
+"""What is TRL told? The one place where our settings become its SFTConfig."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from shardtune.config.schema import RunConfig
+from shardtune.errors import UserInputError
+from shardtune.plan.steps import TrainingMath
+
+if TYPE_CHECKING:
+    from trl import SFTConfig
+
+
+def trainer_settings(config: RunConfig, run_folder: Path, math: TrainingMath, *, on_cpu: bool) -> SFTConfig:
+    """TRL's settings for a model that is already adapted and sharded and data that is already tokenised.
+
+    Raises:
+        UserInputError: TRL or transformers refuses a value of `train.extra`.
+    """
+    from trl import SFTConfig
+
+    train = config.train
+    ours = {
+        "output_dir": str(run_folder),
+        "num_train_epochs": train.num_train_epochs,
+        "max_steps": train.max_steps,
+        "per_device_train_batch_size": train.per_device_train_batch_size,
+        "per_device_eval_batch_size": train.per_device_eval_batch_size,
+        "gradient_accumulation_steps": train.gradient_accumulation_steps,
+        "gradient_checkpointing": train.gradient_checkpointing,
+        "gradient_checkpointing_kwargs": {"use_reentrant": False} if train.gradient_checkpointing else None,
+        "optim": train.optim,
+        "learning_rate": train.learning_rate,
+        "lr_scheduler_type": train.lr_scheduler_type,
+        "warmup_steps": math.warmup_steps,
+        "weight_decay": train.weight_decay,
+        "max_grad_norm": train.max_grad_norm,
+        "logging_steps": train.logging_steps,
+        "logging_first_step": True,
+        "logging_nan_inf_filter": False,  # it would show an old loss while NaN reaches the weights
+        "eval_strategy": train.eval_strategy,
+        "eval_steps": train.eval_steps,
+        "save_strategy": train.save_strategy,
+        "save_steps": train.save_steps,
+        "save_only_model": True,  # our store writes checkpoints; Trainer refuses to save the optimizer of a sharded model
+        "metric_for_best_model": "eval_loss",
+        "greater_is_better": False,
+        "report_to": train.report_to,
+        "seed": train.seed,
+        "use_cpu": on_cpu,
+        "dataloader_pin_memory": not on_cpu,
+        # Precision is FSDP2's (parallel/shard.py): autocast on top would round the reported loss to bf16.
+        "bf16": False,
+        "fp16": False,
+        "disable_tqdm": True,
+        "dataset_kwargs": {"skip_prepare_dataset": True},
+        "max_length": None,
+        "packing": False,
+        "average_tokens_across_devices": True,
+        "log_level": "error",
+    }
+    try:
+        return SFTConfig(**{**ours, **train.extra})
+    except (TypeError, ValueError) as error:
+        raise UserInputError(
+            "TRL refuses the settings.", why=str(error).splitlines()[0], fix="Check train.extra."
+        ) from error

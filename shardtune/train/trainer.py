@@ -1,0 +1,152 @@
+"""The loop is TRL's. What is ours: data order, evaluation by tokens, checkpoints of the adapter alone, stopping."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from transformers import TrainerCallback
+from transformers.trainer_utils import EvalLoopOutput
+from trl import SFTTrainer
+from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
+
+from shardtune.checkpoint.adapter import gather_adapter, write_adapter
+from shardtune.checkpoint.store import CheckpointStore
+from shardtune.data.order import StepLoader, StepOrder, TokenRows
+from shardtune.data.tokens import IGNORED
+from shardtune.observe.events import EventLog
+from shardtune.parallel.processes import Processes
+from shardtune.train.interrupt import StopRequest
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+    from peft import PeftModel
+    from transformers import PreTrainedTokenizerBase, TrainerControl
+    from trl import SFTConfig
+
+
+class ShardedSFTTrainer(SFTTrainer):
+    """SFTTrainer for a model that is sharded and rows that are tokenised before it is made.
+
+    Can: train over `StepOrder`, evaluate weighted by tokens, write adapter checkpoints through a `CheckpointStore`.
+    Leaves to TRL: loss, optimizer, schedule, clipping, logging, trackers.
+    """
+
+    def __init__(
+        self,
+        model: PeftModel,
+        args: SFTConfig,
+        train_rows: Dataset,
+        eval_rows: Dataset | None,
+        tokenizer: PreTrainedTokenizerBase,
+        processes: Processes,
+        store: CheckpointStore,
+        events: EventLog,
+        callbacks: list[TrainerCallback],
+    ) -> None:
+        self.processes, self.store, self.events = processes, store, events
+        self.paused_seconds = 0.0  # evaluating and saving, which throughput does not count
+        super().__init__(
+            model=model,
+            args=args,
+            train_dataset=train_rows,
+            eval_dataset=eval_rows,
+            processing_class=tokenizer,
+            # Right padding, labels masked where padded: pad may be the same token as end-of-sequence.
+            data_collator=DataCollatorForLanguageModeling(pad_token_id=tokenizer.pad_token_id),
+            callbacks=callbacks,
+        )
+
+    def get_train_dataloader(self) -> StepLoader:
+        return self._loader(
+            self.train_dataset,
+            self.args.per_device_train_batch_size,
+            accumulation=self.args.gradient_accumulation_steps,
+            seed=self.args.data_seed if self.args.data_seed is not None else self.args.seed,
+        )
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> StepLoader:
+        rows = self.eval_dataset if eval_dataset is None else eval_dataset
+        return self._loader(rows, self.args.per_device_eval_batch_size, accumulation=1, seed=None)
+
+    def _loader(self, rows: Dataset, micro_batch: int, *, accumulation: int, seed: int | None) -> StepLoader:
+        order = StepOrder(
+            len(rows),
+            micro_batch=micro_batch,
+            accumulation=accumulation,
+            world_size=self.processes.world_size,
+            rank=self.processes.rank,
+            seed=seed,
+        )
+        return StepLoader(
+            TokenRows(rows),
+            batch_sampler=order,
+            collate_fn=self.data_collator,
+            num_workers=self.args.dataloader_num_workers,
+            pin_memory=self.args.dataloader_pin_memory,
+            persistent_workers=self.args.dataloader_persistent_workers,
+            prefetch_factor=self.args.dataloader_prefetch_factor,
+        )
+
+    def evaluation_loop(
+        self, dataloader: Any, description: str, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any
+    ) -> EvalLoopOutput:
+        """Loss per supervised token over all ranks. (The stock loop averages batch means: a short row weighs as much as
+        a long one, and the result depends on the batch size.)"""
+        began = time.perf_counter()
+        was_training = self.model.training
+        self.model.eval()
+        total = torch.zeros(2, dtype=torch.float64)  # summed loss, supervised tokens
+        for inputs in dataloader:
+            inputs = self._prepare_inputs(inputs)
+            one = torch.ones((), device=self.args.device)
+            with torch.no_grad():
+                # Normalised by 1 the loss is a sum; TRL has multiplied it by the ranks it will be averaged over.
+                loss = self.compute_loss(self.model, inputs, num_items_in_batch=one) / self.processes.world_size
+            supervised = (inputs["labels"][:, 1:] != IGNORED).sum()
+            total += torch.stack([loss.double().cpu(), supervised.double().cpu()])
+        dist.all_reduce(total, group=self.processes.control)
+        self.model.train(was_training)
+        loss_per_token = (total[0] / total[1]).item()
+        self.paused_seconds += time.perf_counter() - began
+        return EvalLoopOutput(
+            predictions=None,
+            label_ids=None,
+            metrics={f"{metric_key_prefix}_loss": loss_per_token, f"{metric_key_prefix}_tokens": int(total[1])},
+            num_samples=len(dataloader.dataset),
+        )
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        """Gather the adapter (all ranks), write it (rank 0). The stock way pickles rank 0's shard of the optimizer."""
+        began = time.perf_counter()
+        step = self.state.global_step
+        tensors = gather_adapter(self.model)
+        if self.processes.is_main:
+            state = {
+                "step": step,
+                "epoch": self.state.epoch,
+                "best_step": self.state.best_global_step,
+                "best_eval_loss": self.state.best_metric,
+                "log_history": self.state.log_history,
+            }
+            path = self.store.write(
+                step, lambda folder: write_adapter(self.model, tensors, folder), state, self.state.best_global_step
+            )
+            self.events.write("checkpoint", step=step, path=str(path), seconds=round(time.perf_counter() - began, 3))
+        dist.barrier(group=self.processes.control)
+        self.paused_seconds += time.perf_counter() - began
+
+
+class StopAtStep(TrainerCallback):
+    """Ends training on every rank at the same step once any rank was asked to stop."""
+
+    def __init__(self, stop: StopRequest, processes: Processes) -> None:
+        self.stop, self.processes = stop, processes
+        self.stopped = False
+
+    def on_step_end(self, args: Any, state: Any, control: TrainerControl, **_: Any) -> None:
+        if self.processes.agree(self.stop.requested):
+            self.stopped = True
+            control.should_training_stop = True
