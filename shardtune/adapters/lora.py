@@ -76,7 +76,9 @@ def _peft_targets(patterns: str | list[str], targets: list[Target]) -> str | lis
     entries = [patterns] if isinstance(patterns, str) else patterns
     if entries == [ALL_LINEAR]:
         return ALL_LINEAR
-    if all(name == target.pattern or name.endswith(f".{target.pattern}") for target in targets for name in target.modules):
+    if all(
+        name == target.pattern or name.endswith(f".{target.pattern}") for target in targets for name in target.modules
+    ):
         return list(entries)
     return sorted(name for target in targets for name in target.modules)
 

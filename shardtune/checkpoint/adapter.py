@@ -19,7 +19,7 @@ WEIGHTS = "adapter_model.safetensors"
 
 
 def gather_adapter(model: PeftModel) -> dict[str, torch.Tensor]:
-    """The trainable tensors, whole and on the CPU, by PEFT's names. A collective: every rank calls it, every rank gets it.
+    """The trainable tensors, whole, on the CPU, by PEFT's names. A collective: every rank calls it and gets them.
 
     Gathers megabytes where a full state dict would gather the frozen base as well (238 GB at 119B parameters).
     """

@@ -45,6 +45,7 @@ class CheckpointStore:
             state: Written as `state.json` beside it.
             best_step: The checkpoint that must not be deleted.
         """
+
         def fill_all(staging: Path) -> None:
             fill(staging)
             (staging / "state.json").write_text(json.dumps(state, indent=2) + "\n", encoding="utf-8")

@@ -74,7 +74,8 @@ class TokenRows(Dataset):
         if number == BLANK:
             ids = list(self.rows[0]["input_ids"][:2])
             return {"input_ids": ids, "labels": [IGNORED] * len(ids)}
-        return self.rows[number]
+        row: dict[str, Sequence[int]] = self.rows[number]
+        return row
 
 
 class StepLoader(DataLoader):

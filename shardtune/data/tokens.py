@@ -1,4 +1,4 @@
-"""Which tokens are seen and which carry loss? Rows become `input_ids` and `labels`, and what was left out is counted."""
+"""Which tokens are seen and which carry loss? Rows become `input_ids` and `labels`; what is left out is counted."""
 
 from __future__ import annotations
 
@@ -103,9 +103,7 @@ def _encoder(
     return encode
 
 
-def _texts(
-    batch: dict[str, list[Any]], section: DataSection, template: Template | None
-) -> tuple[list[str], list[str]]:
+def _texts(batch: dict[str, list[Any]], section: DataSection, template: Template | None) -> tuple[list[str], list[str]]:
     columns = template.columns if template else [section.text_field]
     prompts, texts = [], []
     for values in zip(*(batch[column] for column in columns), strict=True):

@@ -44,9 +44,13 @@ def launch(arguments: list[str], node: Node, nproc: int) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)  # its boxes repeat what we print ourselves
+    for name in logging.root.manager.loggerDict:
+        if name.startswith("torch.distributed.elastic"):  # its boxes repeat what we print ourselves
+            logging.getLogger(name).setLevel(logging.CRITICAL)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores // nproc)))
+    # A variable, not LaunchConfig's field: torch 2.11 does not have that yet (and keeps to its 30 s).
+    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(_STOP_SECONDS))
     with tempfile.TemporaryDirectory(prefix="shardtune-errors-") as errors:
         os.environ[ERRORS_VARIABLE] = errors
         config = LaunchConfig(
@@ -60,7 +64,6 @@ def launch(arguments: list[str], node: Node, nproc: int) -> int:
             local_addr=None if node.nnodes > 1 else "127.0.0.1",
             max_restarts=0,
             monitor_interval=0.1,
-            shutdown_timeout=_STOP_SECONDS,
         )
         try:
             elastic_launch(config, sys.executable)("-m", "shardtune", *arguments)
@@ -81,6 +84,10 @@ def _explain(errors: Path, exit_code: int) -> int:
         return failure[1]
     if exit_code in (130, 143):
         return exit_code  # stopped on request; the worker said so
-    cause = "killed by signal 9, which is what Linux does when memory runs out" if exit_code == -9 else f"exit code {exit_code}"
+    cause = (
+        "killed by signal 9, which is what Linux does when memory runs out"
+        if exit_code == -9
+        else f"exit code {exit_code}"
+    )
     print(f"error: A worker ended without a word ({cause}).", file=sys.stderr)
     return exit_code if exit_code > 0 else 128 - exit_code

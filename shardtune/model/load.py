@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -30,7 +30,7 @@ def load_model(section: ModelSection) -> PreTrainedModel:
 
     check_model_folder(section.model_name_or_path)
     try:
-        model, info = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             section.model_name_or_path,
             revision=section.revision or "main",
             dtype=_DTYPES[section.torch_dtype],
@@ -44,9 +44,10 @@ def load_model(section: ModelSection) -> PreTrainedModel:
             why=_first_line(error),
             fix="Check model.model_name_or_path (and model.revision); without a network, use a local folder.",
         ) from error
-    _refuse_random_weights(section.model_name_or_path, info)
+    model: PreTrainedModel = loaded[0]
+    _refuse_random_weights(section.model_name_or_path, loaded[1])
     model.config.use_cache = False
-    return model  # type: ignore[no-any-return]
+    return model
 
 
 def load_tokenizer(section: ModelSection) -> PreTrainedTokenizerBase:
@@ -72,7 +73,7 @@ def load_tokenizer(section: ModelSection) -> PreTrainedTokenizerBase:
                 fix="Set pad_token and eos_token in its tokenizer_config.json.",
             )
         tokenizer.pad_token = tokenizer.eos_token
-    return tokenizer  # type: ignore[no-any-return]
+    return tokenizer
 
 
 def _refuse_random_weights(name: str, info: dict) -> None:

@@ -18,7 +18,9 @@ def describe() -> dict[str, object]:
     """Library versions, Python, host, CPUs and (when torch sees any) GPUs."""
     import torch
 
-    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
+    gpus = (
+        [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
+    )
     return {
         "packages": {name: found for name in _PACKAGES if (found := _version(name))},
         "python": sys.version.split()[0],

@@ -11,7 +11,7 @@ VERSION = 1
 
 
 class EventLog:
-    """Appends one JSON object per line: `v` (schema version), `time` (seconds since the epoch), `rank`, `event`, fields.
+    """Appends one JSON object per line: `v` (schema version), `time` (Unix seconds), `rank`, `event`, fields.
 
     Example:
         >>> log.write("step", step=25, loss=1.93)

@@ -25,12 +25,14 @@ def data_line(counts: TokenCounts) -> str:
     left_out = [
         f"{counts.cut:,} cut to max_length" if counts.cut else "",
         f"{counts.dropped_short:,} empty rows dropped" if counts.dropped_short else "",
-        f"{counts.dropped_unsupervised:,} rows without a supervised token dropped" if counts.dropped_unsupervised else "",
+        f"{counts.dropped_unsupervised:,} rows without a supervised token dropped"
+        if counts.dropped_unsupervised
+        else "",
     ]
     told = "; ".join(part for part in left_out if part)
     share = counts.supervised / counts.tokens
-    return (
-        f"{counts.rows:,} rows, {counts.tokens:,} tokens, {share:.0%} of them carry loss" + (f" ({told})" if told else "")
+    return f"{counts.rows:,} rows, {counts.tokens:,} tokens, {share:.0%} of them carry loss" + (
+        f" ({told})" if told else ""
     )
 
 

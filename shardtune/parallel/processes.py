@@ -7,13 +7,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from shardtune.config.schema import ParallelSection
 from shardtune.errors import UserInputError
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -39,7 +43,7 @@ class Processes:
         dist.all_reduce(votes, op=dist.ReduceOp.MAX, group=self.control)
         return bool(votes.item())
 
-    def share_from_main(self, value: object) -> object:
+    def share_from_main(self, value: T) -> T:
         """Rank 0's `value`, on every rank."""
         box = [value]
         if self.world_size > 1:
@@ -72,7 +76,8 @@ def join(section: ParallelSection) -> Iterator[Processes]:
     if world_size > 1:
         dist.init_process_group(backend, timeout=timeout, device_id=device if device_type == "cuda" else None)
     else:
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)
+        store = HashStore()  # no port is opened for a group of one
+        dist.init_process_group(backend, store=store, rank=0, world_size=1, timeout=timeout)
     mesh = init_device_mesh(device_type, (world_size,), mesh_dim_names=("shard",))
     control = dist.new_group(backend="gloo", timeout=timeout) if world_size > 1 else dist.group.WORLD
     assert control is not None

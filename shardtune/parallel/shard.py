@@ -1,4 +1,4 @@
-"""Who holds what? One function: gather precision, then `fully_shard` on each decoder layer and the rest, then prefetch."""
+"""Who holds what? One function: precision, then `fully_shard` on each decoder layer and the rest, then prefetch."""
 
 from __future__ import annotations
 
@@ -98,10 +98,10 @@ def local_bytes(model: nn.Module) -> int:
 
 
 def _prefetch(layers: list[FSDPModule], forward: int, backward: int) -> None:
-    # FSDP2 gathers one layer ahead by itself in backward only from hooks issued on the host; naming the layers makes it
-    # explicit in both directions (accelerate sets neither).
+    # accelerate sets neither direction. Left alone, FSDP2 prefetches nothing in forward and one unit in backward; an
+    # empty list means "left alone", so "none" is said by naming the layer itself, which is gathered by then.
     for index, layer in enumerate(layers):
         if ahead := layers[index + 1 : index + 1 + forward]:
             layer.set_modules_to_forward_prefetch(ahead)
-        if before := layers[max(0, index - backward) : index][::-1]:
-            layer.set_modules_to_backward_prefetch(before)
+        before = layers[max(0, index - backward) : index][::-1]
+        layer.set_modules_to_backward_prefetch(before or [layer])

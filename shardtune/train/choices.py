@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -28,7 +29,9 @@ def settle_autos(resolved: ResolvedConfig, *, device: str, processes_here: int) 
     if config.data.train_on == "auto":
         templated = config.data.prompt_template is not None
         resolved = resolved.with_auto(
-            "data.train_on", "completion" if templated else "all", f"prompt_template is {'given' if templated else 'null'}"
+            "data.train_on",
+            "completion" if templated else "all",
+            f"prompt_template is {'given' if templated else 'null'}",
         )
     return resolved
 
@@ -37,12 +40,13 @@ def slow_precision_notice(torch_dtype: str, device: str) -> str | None:
     """What to tell someone who trains in bfloat16 on a CPU that has no units for it."""
     if device != "cpu" or torch_dtype != "bfloat16":
         return None
-    import torch
-
-    flags = torch.backends.cpu.get_cpu_capability(), torch.cpu._is_avx512_bf16_supported(), torch.cpu._is_amx_tile_supported()
-    if flags[1] or flags[2]:
+    try:
+        flags = set(Path("/proc/cpuinfo").read_text(encoding="utf-8").split())
+    except OSError:
+        return None  # not Linux: nothing to go by
+    if flags & {"avx512_bf16", "amx_bf16", "bf16"}:
         return None
     return (
-        f"model.torch_dtype is bfloat16, but this CPU ({flags[0]}) has no bfloat16 units: expect steps many times slower. "
+        "model.torch_dtype is bfloat16, but this CPU has no bfloat16 units: expect steps many times slower. "
         "Set model.torch_dtype: float32."
     )

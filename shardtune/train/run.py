@@ -99,10 +99,10 @@ def train(resolved: ResolvedConfig, *, run_id: str | None = None) -> int:
 def _open_scene(resolved: ResolvedConfig, processes: Processes, run_id: str | None) -> Scene:
     """Agree on the run's folder (our launcher has made one; otherwise rank 0 makes it)."""
     given = os.environ.get(FOLDER_VARIABLE)
-    made: object = None
+    made = ""
     if given is None and processes.is_main:
         made = str(create_run_folder(resolved.config.train.output_dir, run_id))
-    folder = Path(given or str(processes.share_from_main(made)))
+    folder = Path(given or processes.share_from_main(made))
     folder.mkdir(parents=True, exist_ok=True)  # nodes may not share a disk
     return Scene(processes, folder, Console(quiet=not processes.is_main), EventLog(folder, processes.rank))
 
@@ -158,9 +158,10 @@ def _tell_plan(
     scene: Scene, config: RunConfig, data: Data, math: TrainingMath, coverage: Coverage, sharding: Sharding
 ) -> None:
     batch, steps = summary.math_lines(math)
+    frozen = coverage.total - coverage.trainable
     compute = "bfloat16" if config.train.bf16 else config.model.torch_dtype
     lines = {
-        "model": f"{config.model.model_name_or_path} ({coverage.total - coverage.trainable:,} parameters, computed in {compute})",
+        "model": f"{config.model.model_name_or_path} ({frozen:,} parameters, computed in {compute})",
         "data": summary.data_line(data.counts),
         "eval": summary.data_line(data.val_counts) if data.val_counts else "none (data.val_split is null)",
         "sharding": summary.sharding_line(sharding, scene.processes),
@@ -227,7 +228,8 @@ def _end_early(scene: Scene, trainer: ShardedSFTTrainer, stop: StopRequest, math
         trainer._save_checkpoint(trainer.model, None)
     scene.events.write("run_end", status="stopped", step=step)
     scene.console.print(
-        f"Stopped on request after step {step} of {math.steps}. Checkpoint: {trainer.store.path(step)}", highlight=False,
+        f"Stopped on request after step {step} of {math.steps}. Checkpoint: {trainer.store.path(step)}",
+        highlight=False,
         soft_wrap=True,
     )
     # A rank that got no signal itself leaves like the others.
@@ -235,7 +237,7 @@ def _end_early(scene: Scene, trainer: ShardedSFTTrainer, stop: StopRequest, math
 
 
 def _load_best(scene: Scene, model: PeftModel, store: CheckpointStore, step: int) -> None:
-    tensors = read_adapter(store.path(step)) if scene.processes.is_main else None
+    tensors = read_adapter(store.path(step)) if scene.processes.is_main else {}
     put_adapter(model, scene.processes.share_from_main(tensors))
 
 
@@ -256,8 +258,13 @@ def _tell_end(scene: Scene, trainer: ShardedSFTTrainer, seconds: float, best: in
     evals = {entry["step"]: entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry}
     shown = best if best is not None else trainer.state.global_step
     scene.events.write(
-        "run_end", status="done", step=trainer.state.global_step, seconds=round(seconds, 2),
-        loss=losses[-1] if losses else None, eval_loss=evals.get(shown), adapter=str(scene.folder / "final"),
+        "run_end",
+        status="done",
+        step=trainer.state.global_step,
+        seconds=round(seconds, 2),
+        loss=losses[-1] if losses else None,
+        eval_loss=evals.get(shown),
+        adapter=str(scene.folder / "final"),
     )
     text = f"{trainer.state.global_step} steps in {clock(seconds)}"
     if losses:

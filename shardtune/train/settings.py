@@ -44,7 +44,7 @@ def trainer_settings(config: RunConfig, run_folder: Path, math: TrainingMath, *,
         "eval_steps": train.eval_steps,
         "save_strategy": train.save_strategy,
         "save_steps": train.save_steps,
-        "save_only_model": True,  # our store writes checkpoints; Trainer refuses to save the optimizer of a sharded model
+        "save_only_model": True,  # our store writes checkpoints; Trainer refuses to save a sharded model's optimizer
         "metric_for_best_model": "eval_loss",
         "greater_is_better": False,
         "report_to": train.report_to,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from transformers import TrainerCallback
@@ -112,7 +113,7 @@ class ShardedSFTTrainer(SFTTrainer):
         loss_per_token = (total[0] / total[1]).item()
         self.paused_seconds += time.perf_counter() - began
         return EvalLoopOutput(
-            predictions=None,
+            predictions=np.empty(0),  # never gathered: the loss is all that is asked for
             label_ids=None,
             metrics={f"{metric_key_prefix}_loss": loss_per_token, f"{metric_key_prefix}_tokens": int(total[1])},
             num_samples=len(dataloader.dataset),

@@ -1,0 +1,94 @@
+"""`shardtune config`: show, validate, schema, reference. Says what a config means without starting anything."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from shardtune.config import ResolvedConfig
+
+app = typer.Typer(help="Check a config and see what it means.", no_args_is_help=True)
+
+Config = Annotated[Path, typer.Argument(metavar="CONFIG", help="The run's YAML file.", show_default=False)]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--override", "-o", metavar="KEY=VALUE", help="Set one value, e.g. train.seed=1. Repeatable."),
+]
+AccelerateConfig = Annotated[
+    Path | None, typer.Option("--accelerate-config", metavar="FILE", help="An accelerate config file to translate.")
+]
+
+
+@app.command()
+def show(
+    config: Config,
+    override: Overrides = None,
+    accelerate_config: AccelerateConfig = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Values, origins, notices and verdicts as JSON.")] = False,
+) -> None:
+    """Print every setting with where its value came from."""
+    from shardtune.config import load_config, render, render_yaml
+
+    resolved = load_config(config, override or (), accelerate_config)
+    if as_json:
+        typer.echo(json.dumps(render.as_json(resolved), indent=2, ensure_ascii=False))
+        return
+    if sys.stdout.isatty():
+        for text, comment in render.render_lines(resolved):
+            dimmed = typer.style(f"  # {comment}", dim=True) if comment else ""
+            typer.echo(f"{text:<{render.COMMENT_COLUMN}}{dimmed}" if comment else text)
+    else:
+        typer.echo(render_yaml(resolved), nl=False)
+    for notice in resolved.notices:
+        typer.echo(f"notice: {notice}", err=True)
+
+
+@app.command()
+def validate(
+    config: Config,
+    override: Overrides = None,
+    accelerate_config: AccelerateConfig = None,
+) -> None:
+    """Check a config: all problems at once, or ok."""
+    from shardtune.config import load_config
+
+    resolved = load_config(config, override or (), accelerate_config)
+    typer.echo(f"ok: {config}: {_summary(resolved)}")
+    for notice in resolved.notices:
+        typer.echo(f"notice: {notice}")
+    if resolved.verdicts:
+        from rich.console import Console
+
+        from shardtune.config.accelerate_file import verdict_table
+
+        Console().print(verdict_table(resolved.verdicts))
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON Schema of a config, for editors."""
+    from shardtune.config.json_schema import json_schema
+
+    typer.echo(json.dumps(json_schema(), indent=2, ensure_ascii=False))
+
+
+@app.command()
+def reference() -> None:
+    """Print the reference page of all settings (Markdown)."""
+    from shardtune.config.reference import reference_page
+
+    typer.echo(reference_page(), nl=False)
+
+
+def _summary(resolved: ResolvedConfig) -> str:
+    run = resolved.config
+    length = f"{run.train.max_steps} steps" if run.train.max_steps > 0 else f"{run.train.num_train_epochs:g} epochs"
+    return (
+        f"{run.model.model_name_or_path}, LoRA r={run.lora.r}, on {run.data.dataset_name_or_path}, "
+        f"{length}, learning rate {run.train.learning_rate:g}"
+    )

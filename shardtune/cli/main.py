@@ -1,0 +1,49 @@
+"""Which commands are there? Each lives in its own file and imports what it needs when it is called."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from shardtune import __version__
+from shardtune.cli import config, quickstart, train
+from shardtune.errors import ShardtuneError
+from shardtune.launch.failure import render
+
+app = typer.Typer(
+    name="shardtune",
+    help="Fine-tune large language models with LoRA on sharded GPUs (PyTorch FSDP2), from one YAML.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("train", epilog=train.EPILOG)(train.train)
+app.command("quickstart")(quickstart.quickstart)
+app.add_typer(config.app, name="config")
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        print(f"shardtune {__version__}")
+        raise typer.Exit()
+
+
+@app.callback()
+def _options(
+    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version."),
+) -> None:
+    pass
+
+
+def main() -> None:
+    """Run the command line; a failure with an answer is printed without a traceback."""
+    try:
+        app()
+    except ShardtuneError as error:
+        print(render(error), file=sys.stderr)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        print("Interrupted.", file=sys.stderr)
+        sys.exit(130)

@@ -1,0 +1,610 @@
+"""What does each key of an accelerate config file come to here? The table behind the translation and its docs page.
+
+Read in accelerate 1.15 (`commands/config/config_args.py`, `commands/launch.py`, `utils/launch.py`,
+`FullyShardedDataParallelPlugin`, `fsdp_utils.py`). A test asks the installed accelerate for its keys, so that a key a
+new version adds fails there instead of passing without a word here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+VerdictName = Literal["honoured", "implied by FSDP2", "no effect", "conflicts"]
+ValueKind = Literal["switch", "choice", "number", "names", "section", "anything"]
+
+# Keys of `Key.values` beside the spelled-out values: every other value, a section with nothing in it, and a number that
+# is the number of processes.
+ANY = "anything else"
+EMPTY = "empty"
+ALL_PROCESSES = "num_processes"
+
+
+class _FromFile:
+    """Stands for the value as it is written in the file."""
+
+    def __repr__(self) -> str:
+        return "<value>"
+
+
+FROM_FILE = _FromFile()
+
+
+@dataclass(frozen=True)
+class Meaning:
+    """What one value of one key comes to: a verdict and maybe a shardtune setting, or a problem that stops the run."""
+
+    verdict: VerdictName | Literal["problem"]
+    why: str
+    path: str = ""
+    value: Any = None
+    change: str = ""
+
+
+@dataclass(frozen=True)
+class Key:
+    """One key accelerate knows (or people write), how its value is read, and what each value means.
+
+    Args:
+        section: "" for the top level, else the mapping it stands in.
+        aliases: Values accelerate also takes (enum numbers), by the name they stand for.
+        expects: Words for the values allowed where they are not a list of choices.
+        many_machines: Added to the reason when num_machines > 1; {nodes}, {share}, {address} and {port} are filled in.
+        settled_by: A shardtune setting that makes a problem with this key moot when the user gives it himself.
+    """
+
+    name: str
+    kind: ValueKind
+    values: Mapping[str, Meaning]
+    section: str = ""
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    expects: str = ""
+    minimum: int = 0
+    many_machines: str = ""
+    settled_by: str = ""
+
+    @property
+    def allowed(self) -> str:
+        """The values this key takes, in words."""
+        if self.expects:
+            return self.expects
+        return "true or false" if self.kind == "switch" else ", ".join(v for v in self.values if v not in (ANY, EMPTY))
+
+
+def _honoured(why: str, path: str = "", value: Any = None) -> Meaning:
+    return Meaning("honoured", why, path, value)
+
+
+def _implied(why: str) -> Meaning:
+    return Meaning("implied by FSDP2", why)
+
+
+def _nothing(why: str) -> Meaning:
+    return Meaning("no effect", why)
+
+
+def _problem(why: str, change: str) -> Meaning:
+    return Meaning("problem", why, change=change)
+
+
+_RESHARD = "parallel.reshard_after_forward"
+_RESHARD_TRUE = "A layer's gathered weights are freed after its forward pass."
+_RESHARD_FALSE = "Gathered weights are kept from forward to backward: less traffic, more memory."
+_NO_HYBRID = _problem(
+    "hybrid sharding (shards inside a machine, copies across machines) is not in this version",
+    "Use FULL_SHARD (or fsdp_reshard_after_forward: true): shards over all processes, least memory.",
+)
+# Both keys take these words: today's `accelerate config` writes FSDP1's under fsdp_reshard_after_forward, where
+# `accelerate launch` then overrules them with its default FULL_SHARD.
+_STRATEGIES = {
+    "FULL_SHARD": _honoured(_RESHARD_TRUE, _RESHARD, True),
+    "SHARD_GRAD_OP": _honoured(_RESHARD_FALSE, _RESHARD, False),
+    "NO_SHARD": _problem(
+        "FSDP2 has no mode that leaves the weights whole on each process",
+        "Use SHARD_GRAD_OP (or fsdp_reshard_after_forward: false): the nearest, with the same results.",
+    ),
+    "HYBRID_SHARD": _NO_HYBRID,
+    "HYBRID_SHARD_ZERO2": _NO_HYBRID,
+}
+_STRATEGY_NUMBERS = {str(number): name for number, name in enumerate(_STRATEGIES, start=1)}
+
+_CHECKPOINTS = "Checkpoints always hold the gathered adapter, never the base."
+_STATE_DICTS = {
+    "FULL_STATE_DICT": _nothing(f"{_CHECKPOINTS} (In accelerate this gathers the whole base on rank 0 at each save.)"),
+    "LOCAL_STATE_DICT": _nothing(f"{_CHECKPOINTS} (FSDP2 has no local form at all.)"),
+    "SHARDED_STATE_DICT": _nothing(f"{_CHECKPOINTS} (In the Trainer this makes save_model() write no adapter.)"),
+}
+
+_FSDP_KEYS = (
+    Key(
+        "fsdp_version",
+        "choice",
+        {
+            "1": _nothing("Sharding is always FSDP2; this file's FSDP1 settings are translated."),
+            "2": _honoured("Sharding is FSDP2."),
+        },
+    ),
+    Key("fsdp_sharding_strategy", "choice", _STRATEGIES, aliases=_STRATEGY_NUMBERS),
+    Key(
+        "fsdp_reshard_after_forward",
+        "choice",
+        {
+            "true": _honoured(_RESHARD_TRUE, _RESHARD, True),
+            "false": _honoured(_RESHARD_FALSE, _RESHARD, False),
+            **_STRATEGIES,
+        },
+        expects="true or false (or FSDP1's FULL_SHARD, SHARD_GRAD_OP)",
+    ),
+    Key(
+        "fsdp_auto_wrap_policy",
+        "choice",
+        {
+            "TRANSFORMER_BASED_WRAP": _honoured("Every decoder layer is a unit of its own."),
+            "SIZE_BASED_WRAP": _nothing("Units are decoder layers, whatever their size."),
+            "NO_WRAP": _nothing("Units are decoder layers; one single unit would gather the whole model at once."),
+        },
+    ),
+    Key(
+        "fsdp_transformer_layer_cls_to_wrap",
+        "names",
+        {ANY: _honoured("Layers of this class are the units.", "parallel.transformer_layer_cls_to_wrap", FROM_FILE)},
+        expects="a class name, several with commas between, or a list",
+    ),
+    Key(
+        "fsdp_min_num_params",
+        "anything",
+        {ANY: _nothing("Belongs to SIZE_BASED_WRAP; units are decoder layers, whatever their size.")},
+    ),
+    Key(
+        "fsdp_offload_params",
+        "switch",
+        {
+            "true": _honoured(
+                "Parameter shards, gradients and optimizer state stay in host memory (slow; GPUs only).",
+                "parallel.offload_params",
+                True,
+            ),
+            "false": _honoured("Everything stays on the device.", "parallel.offload_params", False),
+        },
+    ),
+    Key(
+        "fsdp_forward_prefetch",
+        "switch",
+        {
+            "true": _honoured(
+                "The next layer is gathered while one computes (accelerate leaves this out with FSDP2).",
+                "parallel.forward_prefetch",
+                1,
+            ),
+            "false": _honoured("No layer is gathered ahead in forward.", "parallel.forward_prefetch", 0),
+        },
+    ),
+    Key(
+        "fsdp_backward_prefetch",
+        "choice",
+        {
+            "BACKWARD_PRE": _honoured(
+                "The next layer is gathered before this one's gradients are computed.", "parallel.backward_prefetch", 1
+            ),
+            # FSDP2 prefetches in its pre-backward hook only. What BACKWARD_POST buys over PRE is memory (one layer
+            # gathered at a time), and that is what no prefetch keeps.
+            "BACKWARD_POST": _honoured(
+                "FSDP2 cannot start a gather after the gradients; none ahead keeps the memory this asks for.",
+                "parallel.backward_prefetch",
+                0,
+            ),
+            "NO_PREFETCH": _honoured("No layer is gathered ahead in backward.", "parallel.backward_prefetch", 0),
+        },
+        aliases={"1": "BACKWARD_PRE", "2": "BACKWARD_POST"},
+    ),
+    Key(
+        "fsdp_state_dict_type",
+        "choice",
+        _STATE_DICTS,
+        aliases={str(number): name for number, name in enumerate(_STATE_DICTS, start=1)},
+    ),
+    Key(
+        "fsdp_state_dict_cpu_offload",
+        "switch",
+        {
+            "true": _nothing("Only the adapter is gathered for a save, megabytes; accelerate drops this key silently."),
+            "false": _nothing(
+                "Only the adapter is gathered for a save, megabytes; accelerate drops this key silently."
+            ),
+        },
+    ),
+    Key(
+        "fsdp_cpu_ram_efficient_loading",
+        "switch",
+        {
+            "true": _nothing(
+                "Each process reads the checkpoint itself, nothing is broadcast. (accelerate's way holds full-size "
+                "zeros on the other ranks.)"
+            ),
+            "false": _nothing("Each process reads the checkpoint itself, as this asks."),
+        },
+    ),
+    Key(
+        "fsdp_sync_module_states",
+        "switch",
+        {
+            "true": _implied("All ranks start from the same weights: the same files, the same seed for adapters."),
+            "false": _nothing("All ranks start from the same weights in any case."),
+        },
+    ),
+    Key(
+        "fsdp_use_orig_params",
+        "switch",
+        {
+            "true": _implied("FSDP2 always keeps the original parameters, frozen and trained side by side."),
+            "false": _nothing("FSDP2 has no flattened parameters, which false asks for."),
+        },
+    ),
+    Key(
+        "fsdp_limit_all_gathers",
+        "switch",
+        {
+            "true": _implied("FSDP2 bounds the gathers in flight by its prefetch; it needs no limiter."),
+            "false": _nothing("FSDP2 bounds the gathers in flight by its prefetch; there is no limiter to turn off."),
+        },
+    ),
+    Key(
+        "fsdp_activation_checkpointing",
+        "switch",
+        {
+            "true": _honoured(
+                "Done by shardtune's own checkpointing (accelerate's saves an empty adapter with LoRA).",
+                "train.gradient_checkpointing",
+                True,
+            ),
+            # Files for the Trainer say false because the Trainer's own gradient_checkpointing is on: both on raises.
+            "false": _nothing("Turns off accelerate's own wrapping only; train.gradient_checkpointing decides."),
+        },
+    ),
+    Key(
+        "fsdp_activation_checkpointing_offload",
+        "switch",
+        {
+            "true": _nothing("Not in this version: the layers' inputs stay on the device. Plan memory for them."),
+            "false": _nothing("The layers' inputs stay on the device, as this asks."),
+        },
+    ),
+    Key(
+        "fsdp_ignored_modules",
+        "anything",
+        {ANY: _nothing("Every parameter is sharded, these too: same results, less memory.")},
+    ),
+)
+
+_NOT_THIS_VERSION = "is not in this version: shardtune shards the model over all processes and nothing else"
+_ONLY_WITH = "Matters only with a {} above 1, which is not in this version."
+
+
+def _degree(name: str, what: str) -> Key:
+    return Key(
+        f"parallelism_config_{name}",
+        "number",
+        {
+            "1": _nothing("1 means off."),
+            ANY: _problem(f"{what} {_NOT_THIS_VERSION}", "Set it to 1, or remove parallelism_config."),
+        },
+        expects="a whole number from 1",
+        minimum=1,
+    )
+
+
+_PARALLELISM_KEYS = (
+    _degree("dp_replicate_size", "replicating the shards (hybrid sharding)"),
+    Key(
+        "parallelism_config_dp_shard_size",
+        "number",
+        {
+            "1": _nothing("The model is sharded over all processes, however many there are."),
+            ALL_PROCESSES: _honoured("The model is sharded over all processes."),
+            ANY: _problem(
+                "the model is always sharded over all processes, and this is another number",
+                "Set it to num_processes, or remove parallelism_config.",
+            ),
+        },
+        expects="a whole number from 1",
+        minimum=1,
+    ),
+    _degree("tp_size", "tensor parallelism"),
+    _degree("cp_size", "context parallelism"),
+    _degree("sp_size", "sequence parallelism"),
+    *(
+        Key(f"parallelism_config_{name}", "anything", {ANY: _nothing(_ONLY_WITH.format(size))})
+        for name, size in (
+            ("cp_backend", "cp_size"),
+            ("cp_comm_strategy", "cp_size"),
+            ("sp_backend", "sp_size"),
+            ("sp_seq_length", "sp_size"),
+            ("sp_seq_length_is_variable", "sp_size"),
+            ("sp_attn_implementation", "sp_size"),
+        )
+    ),
+)
+
+_NOT_FSDP = (
+    "Set distributed_type: FSDP (with an fsdp_config), or leave this file out: shardtune shards with FSDP2 by itself."
+)
+_NO_DEVICE = "shardtune computes on NVIDIA GPUs or the CPU"
+_FP16 = _problem(
+    "half precision is refused: it needs loss scaling and loses range where bf16 does not",
+    "Set mixed_precision: bf16.",
+)
+_EMPTY_SECTION = _nothing("Empty.")
+# A launcher or scheduler tells each process where it belongs; a file that is the same on every machine cannot.
+_RENDEZVOUS = "Taken from the environment of each process: RANK, MASTER_ADDR, MASTER_PORT (or PET_*)."
+_SEE_MACHINES = "See num_machines for the command."
+_ON_EACH_MACHINE = (
+    "On each machine: torchrun --nnodes {nodes} --nproc-per-node {share} --node-rank RANK --master-addr {address} "
+    "--master-port {port} -m shardtune train CONFIG"
+)
+
+_TOP_KEYS = (
+    Key(
+        "compute_environment",
+        "choice",
+        {
+            "LOCAL_MACHINE": _honoured("Runs where it is started."),
+            "AMAZON_SAGEMAKER": _problem(
+                "shardtune does not submit to SageMaker", "Start `shardtune train` inside the SageMaker job instead."
+            ),
+        },
+    ),
+    Key(
+        "distributed_type",
+        "choice",
+        {
+            "FSDP": _honoured("Sharded with FSDP2, on GPUs and on the CPU (where accelerate silently takes DDP)."),
+            "MULTI_GPU": _nothing("Sharded with FSDP2 all the same: the results of DDP, less memory."),
+            "MULTI_CPU": _honoured("Sharded with FSDP2, on the CPU.", "parallel.device", "cpu"),
+            "NO": _nothing("FSDP2 is used on a single process too; num_processes says how many."),
+            "DEEPSPEED": _problem("DeepSpeed is not FSDP; shardtune has no DeepSpeed engine", _NOT_FSDP),
+            "MEGATRON_LM": _problem("Megatron-LM is not FSDP; shardtune has no Megatron engine", _NOT_FSDP),
+            **{
+                name: _problem(f"{_NO_DEVICE}, not on {device}", "Set distributed_type: FSDP, or MULTI_CPU.")
+                for name, device in (
+                    ("XLA", "TPUs"),
+                    ("TPU", "TPUs"),
+                    ("MULTI_NPU", "Ascend NPUs"),
+                    ("MULTI_MLU", "Cambricon MLUs"),
+                    ("MULTI_SDAA", "SDAA devices"),
+                    ("MULTI_MUSA", "MUSA devices"),
+                    ("MULTI_XPU", "Intel XPUs"),
+                    ("MULTI_HPU", "Gaudi HPUs"),
+                    ("MULTI_NEURON", "Neuron cores"),
+                )
+            },
+        },
+        expects="FSDP, MULTI_GPU, MULTI_CPU or NO",
+    ),
+    Key(
+        "mixed_precision",
+        "choice",
+        {
+            "bf16": _honoured("Computes in bfloat16; the adapters' master weights stay float32.", "train.bf16", True),
+            "no": _honoured("Computes in the dtypes the weights are held in.", "train.bf16", False),
+            "fp16": _FP16,
+            "fp8": _problem("training in FP8 is not in this version", "Set mixed_precision: bf16."),
+        },
+        expects="bf16 or no",
+        settled_by="train.bf16",
+    ),
+    Key(
+        "fp16",
+        "switch",
+        {"true": _FP16, "false": _nothing("An old name of mixed_precision: fp16, off.")},
+        settled_by="train.bf16",
+    ),
+    Key(
+        "num_processes",
+        "number",
+        {
+            "-1": _nothing("-1 leaves the number to whoever starts the run; parallel.nproc stays."),
+            # Divided by num_machines: see accelerate_file._share_of_processes.
+            ANY: _honoured("Processes started on this machine.", "parallel.nproc", FROM_FILE),
+        },
+        expects="a whole number from 1",
+        minimum=1,
+        settled_by="parallel.nproc",
+    ),
+    Key(
+        "num_machines",
+        "number",
+        {
+            "1": _honoured("All processes start on this machine."),
+            ANY: _honoured("`shardtune train` starts this machine's share only.", "cluster.nodes", FROM_FILE),
+        },
+        expects="a whole number from 1",
+        minimum=1,
+        many_machines=_ON_EACH_MACHINE,
+    ),
+    *(
+        Key(name, "anything", {ANY: _nothing(_RENDEZVOUS)}, many_machines=_SEE_MACHINES)
+        for name in ("machine_rank", "main_process_ip", "main_process_port", "rdzv_backend", "same_network")
+    ),
+    Key(
+        "use_cpu",
+        "switch",
+        {
+            "true": _honoured("Computes on the CPU, and really sharded there.", "parallel.device", "cpu"),
+            "false": _honoured("parallel.device stays auto: a GPU where there is one."),
+        },
+    ),
+    Key(
+        "gpu_ids",
+        "anything",
+        {
+            "all": _honoured("All GPUs the processes can see."),
+            ANY: _nothing("shardtune picks no GPUs: start it with CUDA_VISIBLE_DEVICES set to these."),
+        },
+    ),
+    Key(
+        "enable_cpu_affinity",
+        "switch",
+        {
+            "true": _nothing("Processes are not pinned to cores in this version; numactl can do it."),
+            "false": _honoured("Processes are not pinned to cores."),
+        },
+    ),
+    Key(
+        "debug",
+        "switch",
+        {
+            "true": _nothing(
+                "It checks shapes in accelerate's own gather calls; FSDP2's do not pass there. "
+                "TORCH_DISTRIBUTED_DEBUG=DETAIL checks them."
+            ),
+            "false": _nothing("Off; it checks accelerate's own gather calls only."),
+        },
+    ),
+    Key(
+        "main_training_function",
+        "anything",
+        {ANY: _nothing("Names a function in a user's script for TPU launches; here the program is shardtune.")},
+    ),
+    *(
+        Key(
+            name,
+            "section",
+            {EMPTY: _EMPTY_SECTION, ANY: _nothing(why)},
+            expects="a mapping of settings",
+        )
+        for name, why in (
+            ("deepspeed_config", "Belongs to distributed_type: DEEPSPEED."),
+            ("megatron_lm_config", "Belongs to distributed_type: MEGATRON_LM."),
+            ("fp8_config", "Belongs to mixed_precision: fp8, which is not in this version."),
+            ("dynamo_config", "The model is not compiled in this version: same results, another speed."),
+            ("mpirun_config", "Processes are started by torch's elastic launcher, not by mpirun."),
+        )
+    ),
+    *(
+        Key(name, "section", {EMPTY: _EMPTY_SECTION}, expects="a mapping of settings")
+        for name in ("fsdp_config", "parallelism_config")
+    ),
+    Key(
+        "dynamo_backend",
+        "anything",
+        {
+            "NO": _honoured("The model is not compiled."),
+            ANY: _nothing("The model is not compiled in this version: same results, another speed."),
+        },
+    ),
+    *(
+        Key(name, "anything", {ANY: _nothing("For TPUs only.")})
+        for name in (
+            "downcast_bf16",
+            "tpu_name",
+            "tpu_zone",
+            "tpu_use_cluster",
+            "tpu_use_sudo",
+            "tpu_vm",
+            "tpu_env",
+            "command_file",
+            "commands",
+        )
+    ),
+    *(
+        Key(name, "anything", {ANY: _nothing("For SageMaker only.")})
+        for name in (
+            "ec2_instance_type",
+            "iam_role_name",
+            "image_uri",
+            "profile",
+            "region",
+            "base_job_name",
+            "pytorch_version",
+            "transformers_version",
+            "py_version",
+            "sagemaker_inputs_file",
+            "sagemaker_metrics_file",
+            "additional_args",
+        )
+    ),
+)
+
+SECTIONS: dict[str, dict[str, Key]] = {
+    "": {key.name: key for key in _TOP_KEYS},
+    "fsdp_config": {key.name: key for key in _FSDP_KEYS},
+    "parallelism_config": {key.name: key for key in _PARALLELISM_KEYS},
+}
+
+# Spellings found in articles and older files. accelerate drops each without a word; what is meant is plain.
+OTHER_SPELLINGS = {
+    "fsdp_backward_prefetch_policy": "fsdp_backward_prefetch",
+    "fsdp_transformer_cls_to_wrap": "fsdp_transformer_layer_cls_to_wrap",
+    "fsdp_transformer_cls_names_to_wrap": "fsdp_transformer_layer_cls_to_wrap",
+    "fsdp_cpu_offload": "fsdp_offload_params",
+}
+
+
+@dataclass(frozen=True)
+class LaunchDefault:
+    """What `accelerate launch` puts into a variable when nobody said anything.
+
+    Args:
+        say: A value like this still gets its verdict. False where it only repeats shardtune's own default, or says that
+            something is off.
+    """
+
+    value: str
+    say: bool = False
+
+
+# `accelerate launch` writes all of these for every FSDP run, so a default in the environment is no sign of a wish.
+LAUNCH_DEFAULTS = {
+    "ACCELERATE_MIXED_PRECISION": LaunchDefault("no", say=True),
+    "ACCELERATE_USE_CPU": LaunchDefault("false"),
+    "ACCELERATE_DYNAMO_BACKEND": LaunchDefault("no"),
+    "FSDP_VERSION": LaunchDefault("1", say=True),
+    "FSDP_SHARDING_STRATEGY": LaunchDefault("full_shard"),
+    "FSDP_RESHARD_AFTER_FORWARD": LaunchDefault("true"),
+    "FSDP_OFFLOAD_PARAMS": LaunchDefault("false"),
+    "FSDP_MIN_NUM_PARAMS": LaunchDefault("100000000"),
+    "FSDP_FORWARD_PREFETCH": LaunchDefault("false", say=True),
+    "FSDP_USE_ORIG_PARAMS": LaunchDefault("true", say=True),
+    "FSDP_CPU_RAM_EFFICIENT_LOADING": LaunchDefault("true", say=True),
+    "FSDP_SYNC_MODULE_STATES": LaunchDefault("true", say=True),
+    "FSDP_ACTIVATION_CHECKPOINTING": LaunchDefault("false"),
+    "FSDP_ACTIVATION_CHECKPOINTING_OFFLOAD": LaunchDefault("false"),
+}
+
+# Variable -> key of the file it comes from. The engines come first: they decide whether the rest means anything.
+ENGINE_VARIABLES = {
+    "ACCELERATE_USE_FSDP": "FSDP",
+    "ACCELERATE_USE_DEEPSPEED": "DEEPSPEED",
+    "ACCELERATE_USE_MEGATRON_LM": "MEGATRON_LM",
+}
+VARIABLES = {
+    "ACCELERATE_MIXED_PRECISION": "mixed_precision",
+    "ACCELERATE_USE_CPU": "use_cpu",
+    "ACCELERATE_DYNAMO_BACKEND": "dynamo_backend",
+}
+FSDP_VARIABLES = {
+    **{
+        name.upper(): name
+        for name in SECTIONS["fsdp_config"]
+        # These three never reach the workers: accelerate writes no variable for them.
+        if name not in ("fsdp_transformer_layer_cls_to_wrap", "fsdp_limit_all_gathers", "fsdp_state_dict_cpu_offload")
+    },
+    "FSDP_TRANSFORMER_CLS_TO_WRAP": "fsdp_transformer_layer_cls_to_wrap",
+}
+PARALLELISM_VARIABLES = {name.upper(): name for name in SECTIONS["parallelism_config"]}
+
+# What a worker takes out of its environment: Trainer's own Accelerator would act on each behind the config's back
+# (ACCELERATE_MIXED_PRECISION turns autocast on whatever train.bf16 says, ACCELERATE_USE_FSDP makes it build an FSDP
+# plugin of its own). ACCELERATE_DEBUG_MODE and ACCELERATE_CPU_AFFINITY stay: they work, and change no result.
+ACCELERATE_VARIABLES: tuple[str, ...] = (
+    *ENGINE_VARIABLES,
+    *VARIABLES,
+    "ACCELERATE_USE_PARALLELISM_CONFIG",
+    "ACCELERATE_DYNAMO_MODE",
+    "ACCELERATE_DYNAMO_USE_FULLGRAPH",
+    "ACCELERATE_DYNAMO_USE_DYNAMIC",
+    "ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION",
+    *FSDP_VARIABLES,
+    *PARALLELISM_VARIABLES,
+)

@@ -1,0 +1,147 @@
+"""Do the settings fit each other? Each check looks at a few settings that are valid alone and may not be together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from string import Formatter
+
+from shardtune.config.schema import RunConfig
+from shardtune.config.suggestions import nearest
+from shardtune.config.trl_fields import TrlSourceError, check_extra, trl_fields
+
+# Their state is made of plain element-wise tensors that DTensor shards as it does the parameters.
+OPTIMIZERS = ("adamw_torch", "adamw_torch_fused", "sgd")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Settings that do not fit: the first path is the one to point at, all of them took part in the judgement."""
+
+    paths: tuple[str, ...]
+    what: str
+    fix: str
+
+
+def cross_checks(config: RunConfig) -> Iterator[Finding]:
+    """Everything that is wrong between settings."""
+    for check in CHECKS:
+        yield from check(config)
+
+
+def effective_eval_strategy(config: RunConfig) -> str:
+    """When is evaluated, once `auto` is read? It follows from whether there is anything to evaluate on."""
+    if config.train.eval_strategy == "auto":
+        return "steps" if config.data.val_split is not None else "no"
+    return config.train.eval_strategy
+
+
+def half_precision(config: RunConfig) -> Iterator[Finding]:
+    train = config.train
+    if train.fp16 and train.bf16 is True:
+        what = "bf16 and fp16 are both on; a run computes in one of them"
+        yield Finding(("train.fp16", "train.bf16"), what, "keep bf16: true and remove fp16")
+    elif train.fp16:
+        what = "fp16 is not supported: it needs loss scaling, and overflows where bf16 does not"
+        yield Finding(("train.fp16",), what, "use bf16: true")
+
+
+def optimizer(config: RunConfig) -> Iterator[Finding]:
+    name = config.train.optim
+    if name in OPTIMIZERS:
+        return
+    if any(mark in name.lower() for mark in ("8bit", "4bit", "paged", "bnb", "bitsandbytes")):
+        what = (
+            f"'{name}' keeps its state in bitsandbytes' own blocks, which do not understand sharded tensors; "
+            "and there is little to save: the AdamW state of a LoRA is megabytes"
+        )
+        yield Finding(("train.optim",), what, "use adamw_torch")
+        return
+    close = nearest(name, OPTIMIZERS, cutoff=0.5) or "adamw_torch"
+    what = f"'{name}' is not an optimizer that handles sharded tensors here (there are {', '.join(OPTIMIZERS)})"
+    yield Finding(("train.optim",), what, f"did you mean `{close}`?")
+
+
+def evaluation_needs_rows(config: RunConfig) -> Iterator[Finding]:
+    if config.train.eval_strategy in ("steps", "epoch") and config.data.val_split is None:
+        what = f"eval_strategy is {config.train.eval_strategy}, but data.val_split is not given: nothing to evaluate on"
+        fix = "set data.val_split (such as validation, or train[90%:]), or eval_strategy: no"
+        yield Finding(("train.eval_strategy", "data.val_split"), what, fix)
+
+
+def best_checkpoint(config: RunConfig) -> Iterator[Finding]:
+    train = config.train
+    if not train.load_best_model_at_end:
+        return
+    me = "train.load_best_model_at_end"
+    when = effective_eval_strategy(config)
+    if config.data.val_split is None or when == "no":
+        what = "the best checkpoint is found by validation loss, and this run does not evaluate"
+        fix = "set data.val_split and eval_strategy: steps, or load_best_model_at_end: false"
+        yield Finding((me, "data.val_split", "train.eval_strategy"), what, fix)
+    elif train.save_strategy != when:
+        what = (
+            f"checkpoints are written by '{train.save_strategy}' but evaluated by '{when}', so the best may not be kept"
+        )
+        paths = (me, "train.save_strategy", "train.eval_strategy", "data.val_split")
+        yield Finding(paths, what, f"set save_strategy: {when}")
+    elif when == "steps" and train.save_steps % train.eval_steps:
+        what = (
+            f"save_steps ({train.save_steps}) is not a multiple of eval_steps ({train.eval_steps}), "
+            "so some checkpoints would have no validation loss"
+        )
+        fix = f"set save_steps: {max(1, round(train.save_steps / train.eval_steps)) * train.eval_steps}"
+        others = ("train.save_steps", "train.eval_steps", "train.eval_strategy", "data.val_split")
+        yield Finding((me, *others), what, fix)
+
+
+def completion_needs_template(config: RunConfig) -> Iterator[Finding]:
+    if config.data.train_on == "completion" and config.data.prompt_template is None:
+        what = "train_on is completion, but without a prompt_template a row has no prompt and no answer"
+        fix = "set prompt_template (such as '{question}\\n{answer}'), or train_on: all"
+        yield Finding(("data.train_on", "data.prompt_template"), what, fix)
+
+
+def template_names_columns(config: RunConfig) -> Iterator[Finding]:
+    template = config.data.prompt_template
+    if template is None:
+        return
+    paths = ("data.prompt_template",)
+    try:
+        parts = list(Formatter().parse(template))
+    except ValueError as error:
+        fix = "write {column} for a column and {{ or }} for a literal brace"
+        yield Finding(paths, f"broken braces ({error})", fix)
+        return
+    fields = [(name, spec, conversion) for _, name, spec, conversion in parts if name is not None]
+    if not fields:
+        yield Finding(paths, "no {column} in it, so every row would read the same", "name the columns: '{text}'")
+    for name, spec, conversion in fields:
+        if not name.isidentifier() or spec or conversion:
+            given = name + (f"!{conversion}" if conversion else "") + (f":{spec}" if spec else "")
+            fix = "write {column} with a plain column name, and {{ }} for literal braces"
+            yield Finding(paths, f"{{{given}}} does not name a column", fix)
+
+
+def extra_is_known_to_trl(config: RunConfig) -> Iterator[Finding]:
+    if not config.train.extra:
+        return
+    try:
+        fields = trl_fields()
+    except TrlSourceError:
+        return  # `notices` says that nothing was checked
+    for name, value in config.train.extra.items():
+        wrong = check_extra(name, value, fields)
+        if wrong:
+            yield Finding((f"train.extra.{name}",), *wrong)
+
+
+CHECKS: tuple[Callable[[RunConfig], Iterator[Finding]], ...] = (
+    half_precision,
+    optimizer,
+    evaluation_needs_rows,
+    best_checkpoint,
+    completion_needs_template,
+    template_names_columns,
+    extra_is_known_to_trl,
+)

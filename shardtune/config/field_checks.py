@@ -1,0 +1,217 @@
+"""Does what was said fit the schema? Every key and value is looked at, and all that is wrong is reported together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from shardtune.config.expected import accepts, expected, literal_words
+from shardtune.config.problems import Problem, shown
+from shardtune.config.schema import RunConfig, Section
+from shardtune.config.suggestions import (
+    FOREIGN_KEYS,
+    FOREIGN_VALUES,
+    nearest,
+    section_fields,
+    suggest_in_section,
+    suggest_top_level,
+)
+from shardtune.config.trl_fields import OWNED, TrlSourceError, trl_fields
+from shardtune.config.yaml_reader import Node
+
+# Values that are understood and refused: the type alone would not say why.
+_REFUSED_VALUES = {
+    ("train.packing", True): ("packing is not in this version", "leave it out, or write packing: false"),
+    ("model.torch_dtype", "float16"): (
+        "half precision is not supported: it needs loss scaling and loses range",
+        "use bfloat16, or float32",
+    ),
+}
+
+
+@dataclass
+class Checked:
+    """A config that can be looked at further, and what was wrong on the way.
+
+    `config` holds what was valid; an invalid value is at its default and a missing required one at a placeholder.
+    `wrong` are the dotted paths of both, so that no later check draws conclusions from them.
+    """
+
+    config: RunConfig
+    leaves: dict[str, Node]
+    problems: list[Problem] = field(default_factory=list)
+    wrong: set[str] = field(default_factory=set)
+
+
+def check_fields(said: Node) -> Checked:
+    """Checks a merged config tree against the schema."""
+    walk = _Walk()
+    walk.top(said)
+    values = walk.values
+    try:
+        config = RunConfig.model_validate(values)
+    except ValidationError as error:
+        walk.judge(error.errors(include_url=False), said)
+        config = RunConfig.model_validate(values)
+    return Checked(config, walk.leaves, walk.problems, walk.wrong)
+
+
+class _Walk:
+    """Goes through the tree once, keeping what has a place in the schema and reporting the rest."""
+
+    def __init__(self) -> None:
+        # Every section is there from the start, so that a missing `model:` is reported as its missing key.
+        self.values: dict[str, dict[str, Any]] = {name: {} for name in section_fields()}
+        self.leaves: dict[str, Node] = {}
+        self.problems: list[Problem] = []
+        self.wrong: set[str] = set()
+
+    def top(self, said: Node) -> None:
+        for key, node in said.value.items():
+            section = section_fields().get(key)
+            if section is None:
+                fix = suggest_top_level(key, is_mapping=node.is_mapping)
+                if key == "extends":
+                    fix = "`extends` works in files, not in overrides"
+                self.problems.append(Problem(node.key_place, key, "unknown key", fix))
+            elif node.problem:
+                self.problems.append(node.problem)
+                self.wrong.update(f"{key}.{name}" for name in section.model_fields)
+            elif node.is_mapping:
+                self._section(key, section, node)
+            elif node.value is not None:  # `lora:` with everything under it commented out says nothing
+                what = f"expected a section (indented `key: value` lines); got {shown(node.plain())}"
+                self.problems.append(Problem(node.place, key, what))
+                self.wrong.update(f"{key}.{name}" for name in section.model_fields)
+
+    def _section(self, name: str, section: type[Section], node: Node) -> None:
+        for key, value in node.value.items():
+            path = f"{name}.{key}"
+            info = section.model_fields.get(key)
+            if info is None:
+                fix = _extra_hint(key) if name == "train" else ""
+                fix = fix or suggest_in_section(key, name)
+                self.problems.append(Problem(value.key_place, path, "unknown key", fix))
+                continue
+            broken = value.problems()
+            if broken:
+                self.problems += broken
+                self.wrong.add(path)
+                continue
+            holds_mapping = accepts(info.annotation, dict)
+            if value.is_mapping and not holds_mapping:
+                self._not_a_mapping(path, value, expected(info))
+                continue
+            if holds_mapping and value.value is None:
+                value = replace(value, value={})
+            self.leaves[path] = value
+            self.values[name][key] = value.plain()
+
+    def _not_a_mapping(self, path: str, node: Node, words: str) -> None:
+        self.wrong.add(path)
+        inner, first = next(iter(node.value.items()), ("", node))
+        what = f"expected {words}; got keys below it (`{inner}`)" if inner else f"expected {words}; got {{}}"
+        self.problems.append(Problem(first.key_place, path, what))
+
+    def judge(self, errors: Iterable[ErrorDetails], said: Node) -> None:
+        """One problem per setting, however many branches of a union pydantic tried; takes the setting out."""
+        by_setting: dict[tuple[str, str], list[tuple[int | str, ...]]] = {}
+        for error in errors:
+            section, key, *rest = error["loc"]
+            by_setting.setdefault((str(section), str(key)), []).append(tuple(rest))
+        for (section, key), inner in by_setting.items():
+            path = f"{section}.{key}"
+            if path in self.wrong:
+                pass  # given, but broken (an unset ${VAR}), and reported as that
+            elif path not in self.leaves:
+                self._missing(section, key, said)
+            elif self.leaves[path].is_mapping:
+                self._wrong_entries(path, inner)
+            else:
+                self._wrong_value(section, key, _item(self.leaves[path], inner))
+            self.wrong.add(path)
+            self.values[section].pop(key, None)
+            info = section_fields()[section].model_fields[key]
+            if info.is_required():
+                self.values[section][key] = "(not given)"
+
+    def _missing(self, section: str, key: str, said: Node) -> None:
+        info = section_fields()[section].model_fields[key]
+        node = said.value.get(section)
+        place = node.key_place if node is not None else said.place
+        example = f"; for example {info.examples[0]}" if info.examples else ""
+        self.problems.append(
+            Problem(place, f"{section}.{key}", "this key is required", f"{info.description}".rstrip(".") + example)
+        )
+
+    def _wrong_entries(self, path: str, inner: list[tuple[int | str, ...]]) -> None:
+        """A mapping of texts with something else in it (`env: {A: 1}`)."""
+        for name in dict.fromkeys(str(rest[0]) for rest in inner if rest):
+            node = self.leaves[path].value[name]
+            what = f"expected text; got {shown(node.plain())}"
+            self.problems.append(Problem(node.place, f"{path}.{name}", what, _quote_hint(node)))
+
+    def _wrong_value(self, section: str, key: str, at: tuple[Node, str]) -> None:
+        node, index = at
+        path = f"{section}.{key}"
+        info = section_fields()[section].model_fields[key]
+        value = node.plain()
+        # A list cannot be a dictionary key, and no list is among the refused values.
+        refused = _REFUSED_VALUES.get((path, _as_word(value))) if not isinstance(value, list) else None
+        if refused:
+            self.problems.append(Problem(node.place, path, *refused))
+            return
+        words = "text" if index else expected(info)
+        fix = _meant_value(value, literal_words(info.annotation))
+        if not fix and accepts(info.annotation, str):
+            fix = _quote_hint(node)
+        self.problems.append(Problem(node.place, path + index, f"expected {words}; got {shown(value)}", fix))
+
+
+def _item(node: Node, inner: list[tuple[int | str, ...]]) -> tuple[Node, str]:
+    """The list item that is wrong rather than the whole list, where the error is about one."""
+    for rest in inner:
+        index = rest[-1] if rest else None
+        if isinstance(index, int) and isinstance(node.value, tuple) and index < len(node.value):
+            return node.value[index], f"[{index}]"
+    return node, ""
+
+
+def _as_word(value: Any) -> Any:
+    if isinstance(value, str):
+        word = value.lower().removeprefix("torch.")
+        return {"yes": True, "on": True, "true": True, "fp16": "float16", "half": "float16"}.get(word, word)
+    return value
+
+
+def _meant_value(value: Any, words: list[str]) -> str:
+    if not isinstance(value, str):
+        return ""
+    foreign = FOREIGN_VALUES.get(value.lower())
+    close = foreign if foreign in words else nearest(value, words)
+    return f"did you mean `{close}`?" if close else ""
+
+
+def _quote_hint(node: Node) -> str:
+    if not isinstance(node.value, int | float):
+        return ""
+    return "put quotes around it if it is meant as text"
+
+
+def _extra_hint(key: str) -> str:
+    """A setting of TRL that stands in `train` needs only to move."""
+    if key in FOREIGN_KEYS or any(key in section.model_fields for section in section_fields().values()):
+        return ""
+    try:
+        known = trl_fields()
+    except TrlSourceError:
+        return ""
+    if key not in known:
+        return ""
+    if key in OWNED:
+        return f"it is a setting of TRL that cannot be passed on: {OWNED[key]}"
+    return f"it is a setting of TRL: put it under `train.extra`, as `extra: {{{key}: …}}`"

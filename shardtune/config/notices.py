@@ -1,0 +1,59 @@
+"""Which settings are accepted but change nothing? The user is told, because a setting is never dropped silently."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+from shardtune.config.cross_checks import effective_eval_strategy
+from shardtune.config.schema import ClusterSection, RunConfig
+from shardtune.config.trl_fields import TrlSourceError, trl_fields
+
+
+def notices(config: RunConfig, given: Collection[str]) -> Iterator[str]:
+    """One sentence for each setting with no effect; `given` are the dotted paths the user set himself."""
+    for notice in (_model, _warmup, _lengths, _evaluation, _elsewhere):
+        yield from notice(config, given)
+
+
+def _model(config: RunConfig, given: Collection[str]) -> Iterator[str]:
+    model = config.model
+    if model.device_map is not None:
+        yield f"model.device_map ({model.device_map}) has no effect: sharding places the weights."
+    if model.use_cache:
+        yield "model.use_cache has no effect: the key/value cache serves generation, not training."
+    if model.revision is not None and Path(model.model_name_or_path).expanduser().is_dir():
+        yield f"model.revision ({model.revision}) has no effect: model_name_or_path is a local folder."
+
+
+def _warmup(config: RunConfig, given: Collection[str]) -> Iterator[str]:
+    if "train.warmup_ratio" in given and config.train.warmup_steps is not None:
+        yield "train.warmup_ratio has no effect: train.warmup_steps is given, and wins."
+
+
+def _lengths(config: RunConfig, given: Collection[str]) -> Iterator[str]:
+    if "train.num_train_epochs" in given and config.train.max_steps > 0:
+        yield "train.num_train_epochs has no effect: train.max_steps is given, and wins."
+    if "data.text_field" in given and config.data.prompt_template is not None:
+        yield "data.text_field has no effect: data.prompt_template makes the text."
+
+
+def _evaluation(config: RunConfig, given: Collection[str]) -> Iterator[str]:
+    when = effective_eval_strategy(config)
+    if "train.eval_steps" in given and when != "steps":
+        why = "there is no data.val_split" if config.data.val_split is None else f"eval_strategy is {when}"
+        yield f"train.eval_steps has no effect: {why}."
+    if "train.save_steps" in given and config.train.save_strategy != "steps":
+        yield f"train.save_steps has no effect: save_strategy is {config.train.save_strategy}."
+
+
+def _elsewhere(config: RunConfig, given: Collection[str]) -> Iterator[str]:
+    if config.train.ddp_find_unused_parameters is not None:
+        yield "train.ddp_find_unused_parameters has no effect: it belongs to DDP, and sharding is FSDP2."
+    if config.cluster != ClusterSection():
+        yield "the section `cluster` is not read by `train`; it describes the job for a scheduler."
+    if config.train.extra:
+        try:
+            trl_fields()
+        except TrlSourceError as error:
+            yield f"train.extra could not be checked against TRL: {error}."

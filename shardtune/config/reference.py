@@ -1,0 +1,79 @@
+"""What can be set, on one page? Markdown made from the fields, so that it cannot say anything else than they do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from pydantic.fields import FieldInfo
+
+from shardtune.config.expected import expected
+from shardtune.config.render import flow
+from shardtune.config.schema import Section
+from shardtune.config.suggestions import section_fields
+from shardtune.config.trl_fields import OWNED
+
+_HEAD = """\
+# Config reference
+
+<!-- Generated: shardtune config reference > docs/config-reference.md -->
+
+One YAML describes a run. Only `model.model_name_or_path` and `data.dataset_name_or_path` are required.
+
+- **Files**: `extends: base.yaml` (or a list) merges other files under this one; paths are relative to the file that
+  says it, later files win, mappings are merged, lists replaced.
+- **Overrides**: `-o train.learning_rate=5e-5 -o lora.target_modules=[q_proj,v_proj] -o data.val_split=null`. They win
+  over the file.
+- **Environment**: `${VAR}` and `${VAR:-default}` in values; `$${` is a literal `${`. The resolved config, expanded, is
+  written to the run folder: keep secrets in the environment.
+- **Numbers and words**: `1e-4` is a number; only `true` and `false` are truth values, so `eval_strategy: no` is the
+  word (a setting that is true or false still takes yes/no/on/off).
+- `shardtune config show CONFIG` prints every value with where it came from; `config validate` checks; `config schema`
+  prints the JSON Schema for your editor.
+"""
+
+_EXTRA = """\
+
+## `train.extra`
+
+Settings of TRL's `SFTConfig` (and of transformers' `TrainingArguments` below it) that shardtune does not have itself:
+
+```yaml
+train:
+  extra:
+    adam_beta2: 0.95
+    dataloader_num_workers: 2
+```
+
+Names and types are checked against the installed TRL. These are refused, because shardtune decides them:
+
+| setting | why |
+|---|---|
+"""
+
+
+def reference_page() -> str:
+    """docs/config-reference.md."""
+    parts = [_HEAD]
+    for name, section in section_fields().items():
+        parts.append(f"\n## `{name}`\n\n{section.__doc__}\n\n| key | value | default | meaning |\n|---|---|---|---|\n")
+        parts += _rows(section)
+    parts.append(_EXTRA)
+    parts += [f"| `{name}` | {_cell(why)} |\n" for name, why in OWNED.items()]
+    return "".join(parts)
+
+
+def _rows(section: type[Section]) -> Iterator[str]:
+    for key, field in section.model_fields.items():
+        yield f"| `{key}` | {_cell(expected(field))} | {_default(field)} | {_cell(field.description or '')} |\n"
+
+
+def _default(field: FieldInfo) -> str:
+    if field.is_required():
+        return "**required**"
+    value: Any = field.get_default(call_default_factory=True)
+    return f"`{flow(value)}`"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")

@@ -1,0 +1,222 @@
+"""What does the user want, all sources together? Defaults < accelerate < config file < overrides, each value traced."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from shardtune.config.cross_checks import cross_checks
+from shardtune.config.extends import read_config
+from shardtune.config.field_checks import Checked, check_fields
+from shardtune.config.notices import notices
+from shardtune.config.overrides import read_overrides
+from shardtune.config.problems import ConfigError, Place, Problem
+from shardtune.config.schema import RunConfig
+from shardtune.config.yaml_reader import Node, merge
+from shardtune.errors import UserInputError
+
+if TYPE_CHECKING:
+    from shardtune.config.accelerate_file import Translation, Verdict
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a value came from: the kind of source, and the spot in it (`run.yaml:3:5`, `-o train.seed=1`)."""
+
+    source: Literal["default", "file", "override", "accelerate", "auto"]
+    where: str = ""
+
+
+@dataclass(frozen=True)
+class ResolvedConfig:
+    """A config that passed every check.
+
+    Attributes:
+        config: The values.
+        origins: Where each came from, by dotted path (`train.learning_rate`, `train.extra.adam_beta1`).
+        notices: What to tell the user: settings with no effect.
+        verdicts: What became of each key of accelerate's file.
+    """
+
+    config: RunConfig
+    origins: dict[str, Origin]
+    notices: tuple[str, ...] = ()
+    verdicts: tuple[Verdict, ...] = ()
+
+    def with_auto(self, path: str, value: object, why: str) -> ResolvedConfig:
+        """This config after an `auto` was settled: the value set, and the reason kept as its origin.
+
+        Example:
+            >>> resolved.with_auto("train.bf16", True, "the model is held in bfloat16").config.train.bf16
+            True
+        """
+        section, _, key = path.partition(".")
+        values = self.config.model_dump()
+        if key not in values.get(section, {}):
+            raise KeyError(f"there is no setting {path}")
+        values[section][key] = value
+        config = RunConfig.model_validate(values)
+        return replace(self, config=config, origins={**self.origins, path: Origin("auto", why)})
+
+
+def load_config(
+    path: Path,
+    overrides: Sequence[str] = (),
+    accelerate_config: Path | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> ResolvedConfig:
+    """Reads, merges and checks a run's settings.
+
+    Args:
+        path: The config file.
+        overrides: `section.key=value` texts of the command line; they win over the file.
+        accelerate_config: An accelerate file from the command line; wins over `parallel.accelerate_config`.
+        environ: For ${VAR}, and for what `accelerate launch` hands over; the process's own if None.
+
+    Raises:
+        ConfigError: with every problem found.
+    """
+    environ = os.environ if environ is None else environ
+    path = Path(path)
+    said, problems = read_config(path, environ)
+    asked, more = read_overrides(overrides, environ)
+    problems += more
+    if said is None:
+        raise ConfigError(problems, str(path))
+    said = replace(merge(said, asked), place=said.place)
+    said, translation, more = _with_accelerate(said, path, accelerate_config, environ)
+    problems += more
+    checked = check_fields(said)
+    problems += checked.problems + _cross_problems(checked, said.place)
+    if problems:
+        raise ConfigError(problems, str(path))
+    told = [*notices(checked.config, checked.leaves), *_unread_launch_settings(checked.config, environ)]
+    verdicts = translation.verdicts if translation is not None else ()
+    return ResolvedConfig(checked.config, _origins(checked), tuple(told), verdicts)
+
+
+def _cross_problems(checked: Checked, top: Place) -> list[Problem]:
+    """What does not fit together, but only between settings that are themselves valid."""
+    found = []
+    for finding in cross_checks(checked.config):
+        settings = {".".join(path.split(".")[:2]) for path in finding.paths}
+        if not settings & checked.wrong:
+            said = (_place(path, checked.leaves) for path in finding.paths)
+            place = next((spot for spot in said if spot is not None), top)
+            found.append(Problem(place, finding.paths[0], finding.what, finding.fix))
+    return found
+
+
+def _place(path: str, leaves: Mapping[str, Node]) -> Place | None:
+    section, key, *inner = path.split(".", 2)
+    node = leaves.get(f"{section}.{key}")
+    if node is None:
+        return None
+    return node.value[inner[0]].key_place if inner else node.place
+
+
+def _origins(checked: Checked) -> dict[str, Origin]:
+    """One origin per setting; a mapping such as `train.extra` has one per entry."""
+    found: dict[str, Origin] = {}
+    for section, values in checked.config:
+        for key in type(values).model_fields:
+            path = f"{section}.{key}"
+            node = checked.leaves.get(path)
+            if node is None:
+                found[path] = Origin("default")
+            elif node.is_mapping and node.value:
+                found |= {f"{path}.{name}": _origin(entry) for name, entry in node.value.items()}
+            else:
+                found[path] = _origin(node)
+    return found
+
+
+def _origin(node: Node) -> Origin:
+    return Origin(node.key_place.kind, str(node.key_place))
+
+
+def _with_accelerate(
+    said: Node, path: Path, from_command_line: Path | None, environ: Mapping[str, str]
+) -> tuple[Node, Translation | None, list[Problem]]:
+    """Puts accelerate's settings, from its file or from `accelerate launch`, below what the user said himself."""
+    said, file, place = _accelerate_path(said, from_command_line)
+    if file is None and not _comes_from_launch(environ):
+        return said, None, []
+    from shardtune.config.accelerate_file import settle_conflicts, translate_environment, translate_file
+
+    try:
+        translation = translate_file(file) if file is not None else translate_environment(environ)
+    except UserInputError as error:
+        text = " ".join(part for part in (error.what, error.why) if part)
+        return said, None, [Problem(place, "parallel.accelerate_config", text, error.fix)]
+    if translation is None:
+        return said, None, []
+    translation = settle_conflicts(translation, dict(_explicit(said)))
+    name = file.name if file is not None else "accelerate launch"
+    problems = [_accelerate_problem(name, *problem) for problem in translation.problems]
+    for dotted, value in translation.values.items():
+        source = Place(f"{name}:{translation.sources.get(dotted, '')}".rstrip(":"), kind="accelerate")
+        node = _tree(value, source)
+        for part in reversed(dotted.split(".")):
+            node = Node({part: node}, source, source)
+        said = replace(merge(node, said), place=said.place)
+    return said, translation, problems
+
+
+def _comes_from_launch(environ: Mapping[str, str]) -> bool:
+    """A quick look, so that the translation is imported only where there may be something to translate."""
+    return any(name.startswith(("ACCELERATE_", "FSDP_", "PARALLELISM_")) for name in environ)
+
+
+def _unread_launch_settings(config: RunConfig, environ: Mapping[str, str]) -> Iterator[str]:
+    """With an accelerate file given, what `accelerate launch` says beside it is not read; the user must know."""
+    if config.parallel.accelerate_config is not None and _comes_from_launch(environ):
+        from shardtune.config.accelerate_file import translate_environment
+
+        if translate_environment(environ) is not None:
+            yield "what `accelerate launch` handed over is not read: parallel.accelerate_config names a file, and wins."
+
+
+def _accelerate_path(said: Node, from_command_line: Path | None) -> tuple[Node, Path | None, Place]:
+    """The accelerate file that is meant, absolute in the config too, so that the resolved YAML works from anywhere.
+
+    A path in a YAML file is relative to that file, one on the command line to the current folder.
+    """
+    section = said.value.get("parallel")
+    named = section.value.get("accelerate_config") if section is not None and section.is_mapping else None
+    if from_command_line is not None:
+        place = Place(f"--accelerate-config {from_command_line}", kind="override")
+        file = from_command_line
+    elif named is not None and not named.problem and isinstance(named.value, str) and named.value:
+        place = named.place
+        folder = Path(place.source).parent if place.kind == "file" else Path()
+        file = folder / Path(named.value).expanduser()
+    else:
+        return said, None, said.place
+    file = file.expanduser().absolute()
+    key_place = named.key_place if named is not None and from_command_line is None else place
+    node = Node({"accelerate_config": Node(str(file), place, key_place)}, place, place)
+    return replace(merge(said, Node({"parallel": node}, place, place)), place=said.place), file, place
+
+
+def _explicit(said: Node) -> Iterator[tuple[str, Any]]:
+    for section, node in said.value.items():
+        if node.is_mapping:
+            yield from ((f"{section}.{key}", leaf.plain()) for key, leaf in node.value.items())
+
+
+def _tree(value: Any, place: Place) -> Node:
+    if isinstance(value, list):
+        return Node(tuple(_tree(item, place) for item in value), place, place)
+    return Node(value, place, place)
+
+
+def _accelerate_problem(name: str, key: str, what: str, fix: str) -> Problem:
+    """The translation says `fsdp.yaml:3: what` in one text; the report wants the place apart."""
+    match = re.match(rf"({re.escape(name)}(?::\d+)?): ", what)
+    where = match.group(1) if match else name
+    return Problem(Place(where, kind="accelerate"), key, what[match.end() :] if match else what, fix)

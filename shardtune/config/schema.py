@@ -1,0 +1,296 @@
+"""What may a config say? Typed sections; each field's description is its help text, schema entry and reference page.
+
+A field left out of REQUIREMENTS' list of classic keys keeps TRL's own default, so that a config moved over from a TRL
+script means the same thing here.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+
+def _not_a_bool(value: Any) -> Any:
+    # pydantic takes `true` for 1; nobody who writes `r: true` means rank 1.
+    if isinstance(value, bool):
+        raise ValueError("expected a number, not true/false")
+    return value
+
+
+def _yaml_no(value: Any) -> Any:
+    # A bare `no` or `off` is the boolean false in YAML 1.1; for a strategy or a tracker it means the word.
+    return "no" if value is False or _is_no(value) else value
+
+
+def _no_is_false(value: Any) -> Any:
+    return False if _is_no(value) else value
+
+
+def _is_no(value: Any) -> bool:
+    return isinstance(value, str) and value.lower() in ("no", "off", "false", "none")
+
+
+def _none_word(value: Any) -> Any:
+    return "none" if value in (False, None) or _is_no(value) else value
+
+
+def _comma_list(value: Any) -> Any:
+    # `-o lora.target_modules=q_proj,v_proj` is how people write a list on a command line. A regular expression may
+    # hold a comma too (`.{1,2}_proj`), so only plain names are taken apart.
+    if isinstance(value, str) and "," in value and re.fullmatch(r"[\w\s.,-]+", value):
+        return [part.strip() for part in value.split(",") if part.strip()]
+    return value
+
+
+Int = Annotated[int, BeforeValidator(_not_a_bool)]
+Float = Annotated[float, BeforeValidator(_not_a_bool)]
+Strategy = Annotated[Literal["no", "steps", "epoch"], BeforeValidator(_yaml_no)]
+AutoStrategy = Annotated[Literal["auto", "no", "steps", "epoch"], BeforeValidator(_yaml_no)]
+
+
+class Section(BaseModel):
+    """Base of all sections: unknown keys are errors, defaults are checked, descriptions come from the fields."""
+
+    # YAML can say .inf and .nan, and 1e999 overflows to infinity: no setting means any of them.
+    model_config = ConfigDict(extra="forbid", validate_default=True, protected_namespaces=(), allow_inf_nan=False)
+
+
+class ModelSection(Section):
+    """Which model is trained and how its weights are held."""
+
+    model_name_or_path: str = Field(
+        min_length=1, description="A local folder with config.json and safetensors, or a hub name.",
+        examples=["mistralai/Mistral-Small-4-119B-2603", "/models/llama-3.1-8b"],
+    )  # fmt: skip
+    revision: str | None = Field(
+        default=None, description="Hub revision (branch, tag or commit). Ignored for a local folder."
+    )
+    tokenizer_name_or_path: str | None = Field(
+        default=None, description="Where the tokenizer comes from, when it is not beside the model."
+    )
+    torch_dtype: Literal["bfloat16", "float32", "auto"] = Field(
+        default="bfloat16",
+        description="How the frozen weights are held. `auto` keeps the checkpoint's own dtype. "
+        "On a CPU without bf16 units float32 is many times faster.",
+    )
+    device_map: str | None = Field(
+        default=None,
+        description="Kept for configs written for transformers. Sharding places the weights here, so any value other "
+        "than null has no effect, and the run says so.",
+    )
+    use_cache: bool = Field(
+        default=False,
+        description="The key/value cache of generation. Useless in training; true is answered with a notice.",
+    )
+    attn_implementation: Literal["auto", "eager", "sdpa", "flash_attention_2", "flash_attention_3"] = Field(
+        default="auto", description="Attention code path of transformers. `auto` = sdpa."
+    )
+    trust_remote_code: bool = Field(
+        default=False, description="Run Python code that ships with the checkpoint. Only for sources you trust."
+    )
+
+
+class LoraSection(Section):
+    """Which adapters are trained."""
+
+    r: Int = Field(default=16, ge=1, description="Rank of the adapters.")
+    lora_alpha: Float = Field(
+        default=32, gt=0, description="Scale of the adapters: their output is multiplied by alpha / r."
+    )
+    lora_dropout: Float = Field(
+        default=0.05, ge=0, lt=1, description="Dropout on the adapters' input while training, from 0 to below 1."
+    )
+    target_modules: Annotated[str | list[str], BeforeValidator(_comma_list)] = Field(
+        default="all-linear",
+        min_length=1,
+        description="What gets an adapter: `all-linear` (every linear layer but the output head), or module names "
+        "(`q_proj`), or a regular expression over full module names. Each entry must match something.",
+        examples=[["q_proj", "k_proj", "v_proj", "o_proj"]],
+    )
+    bias: Literal["none", "all", "lora_only"] = Field(
+        default="none",
+        description="Which bias vectors train too: none, all of the model's, or those of adapted layers.",
+    )
+    task_type: Literal["CAUSAL_LM"] = Field(
+        default="CAUSAL_LM", description="PEFT's task type; only causal language models."
+    )
+    use_rslora: bool = Field(
+        default=False, description="Scale by alpha / sqrt(r) instead of alpha / r (rank-stabilised LoRA)."
+    )
+
+
+class DataSection(Section):
+    """What is trained on."""
+
+    dataset_name_or_path: str = Field(
+        min_length=1,
+        description="A local file (.jsonl .json .parquet .csv .arrow .txt), a folder of such files, a folder written "
+        "by `datasets`, or a hub name.",
+        examples=["data/train.jsonl", "wikitext"],
+    )
+    dataset_config_name: str | None = Field(
+        default=None, description="Configuration of a hub dataset, e.g. wikitext-2-raw-v1."
+    )
+    text_field: str = Field(default="text", description="Column that holds the text, when no prompt_template is given.")
+    prompt_template: str | None = Field(
+        default=None,
+        description="A row's text from its columns, such as '{instruction}\\n\\n{response}'. The last column named is "
+        "the answer; what stands before it is the prompt. Literal braces are doubled: {{ }}.",
+    )
+    train_on: Literal["auto", "completion", "all"] = Field(
+        default="auto",
+        description="Which tokens carry loss: the answer only (`completion`, needs prompt_template), or `all`. "
+        "`auto` = completion with a prompt_template, else all.",
+    )
+    train_split: str = Field(
+        default="train", min_length=1, description="Split to train on (slices such as train[:90%] work)."
+    )
+    val_split: str | None = Field(default=None, description="Split to evaluate on; null trains without evaluation.")
+    max_length: Int = Field(
+        default=1024, ge=2, description="Longest row in tokens; what is longer is cut, and counted."
+    )
+    append_eos: bool = Field(
+        default=True,
+        description="End every row with the tokenizer's end-of-sequence token, so that the model learns to stop.",
+    )
+
+
+class TrainSection(Section):
+    """How it is trained."""
+
+    output_dir: str = Field(
+        default="runs", min_length=1, description="Each run gets a folder of its own, <output_dir>/<run-id>."
+    )
+    num_train_epochs: Float = Field(
+        default=3.0, gt=0, description="Passes over the training data (fractions are allowed)."
+    )
+    max_steps: Int = Field(default=-1, ge=-1, description="Stop after so many optimizer steps; -1 = by epochs.")
+    per_device_train_batch_size: Int = Field(default=8, ge=1, description="Rows one process sees in one forward pass.")
+    per_device_eval_batch_size: Int = Field(default=8, ge=1, description="The same for evaluation.")
+    gradient_accumulation_steps: Int = Field(
+        default=1,
+        ge=1,
+        description="Forward passes per optimizer step. Effective batch = per-device × processes × this.",
+    )
+    gradient_checkpointing: bool = Field(
+        default=True, description="Recompute activations in the backward pass: less memory, about a third more compute."
+    )
+    optim: str = Field(
+        default="adamw_torch",
+        description="Optimizer: adamw_torch, adamw_torch_fused or sgd (those that handle sharded tensors).",
+    )
+    learning_rate: Float = Field(default=1e-4, gt=0, description="Peak learning rate.")
+    lr_scheduler_type: Literal[
+        "linear", "cosine", "cosine_with_restarts", "polynomial", "constant", "constant_with_warmup", "inverse_sqrt"
+    ] = Field(default="cosine", description="How the learning rate falls after warm-up.")
+    warmup_ratio: Float = Field(
+        default=0.05, ge=0, lt=1, description="Share of the steps spent raising the learning rate."
+    )
+    warmup_steps: Int | None = Field(
+        default=None, ge=0, description="Warm-up in steps; wins over warmup_ratio when given."
+    )
+    weight_decay: Float = Field(default=0.01, ge=0, description="AdamW's decoupled weight decay.")
+    max_grad_norm: Float = Field(default=1.0, ge=0, description="Gradients are scaled down to this norm; 0 = never.")
+    bf16: bool | Literal["auto"] = Field(
+        default="auto",
+        description="Compute in bfloat16 while the adapters' master weights stay float32. `auto` = when the model is "
+        "held in bfloat16.",
+    )
+    fp16: bool = Field(
+        default=False,
+        description="Kept for configs written elsewhere. Not supported: half precision needs loss scaling and loses "
+        "range where bf16 does not; true is refused with that answer.",
+    )
+    packing: Annotated[Literal[False], BeforeValidator(_no_is_false)] = Field(
+        default=False, description="Several rows in one sequence. Not in this version; true is refused."
+    )
+    logging_steps: Int = Field(default=25, ge=1, description="A line of loss, speed and time left every so many steps.")
+    eval_strategy: AutoStrategy = Field(
+        default="auto",
+        description="When to evaluate: no, steps, epoch. `auto` = steps when data.val_split is given, else no.",
+    )
+    eval_steps: Int = Field(default=200, ge=1, description="Evaluate every so many steps (eval_strategy: steps).")
+    save_strategy: Strategy = Field(default="steps", description="When to write a checkpoint: no, steps, epoch.")
+    save_steps: Int = Field(default=200, ge=1, description="Checkpoint every so many steps (save_strategy: steps).")
+    save_total_limit: Int | None = Field(
+        default=3, ge=1, description="Checkpoints kept (the best one is never deleted); null keeps all."
+    )
+    load_best_model_at_end: bool = Field(
+        default=False,
+        description="`final/` holds the checkpoint with the lowest validation loss instead of the last step.",
+    )
+    report_to: Annotated[str | list[str], BeforeValidator(_none_word), BeforeValidator(_comma_list)] = Field(
+        default="none",
+        description="Experiment trackers of transformers (tensorboard, wandb, mlflow, trackio), or none.",
+    )
+    seed: Int = Field(default=42, ge=0, le=2**32 - 1, description="Seeds adapters, data order and dropout.")
+    ddp_find_unused_parameters: bool | None = Field(
+        default=None,
+        description="Kept for configs written for DDP. FSDP2 has no such setting; any value is answered with a notice.",
+    )
+    debug_freq: Int = Field(
+        default=25, ge=1, description="Detailed profile line every so many steps (also --debug-freq)."
+    )
+    extra: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Further settings of TRL's SFTConfig, checked against the installed TRL and passed on as they are.",
+    )
+
+
+class ParallelSection(Section):
+    """Who holds what: processes and sharding (FSDP2)."""
+
+    nproc: Annotated[int, Field(ge=1), BeforeValidator(_not_a_bool)] | Literal["auto"] = Field(
+        default="auto", description="Processes on this machine; `auto` = one per GPU, or one on a machine without."
+    )
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        default="auto", description="Where to compute; `auto` = cuda where there is one."
+    )
+    accelerate_config: str | None = Field(
+        default=None, description="An accelerate config file (fsdp.yaml) to translate; every key gets a verdict."
+    )
+    transformer_layer_cls_to_wrap: Annotated[str | list[str] | None, BeforeValidator(_comma_list)] = Field(
+        default=None, description="Class of the layers that are sharded one by one; null = found in the model."
+    )
+    reshard_after_forward: bool = Field(
+        default=True,
+        description="Free a layer's gathered weights after its forward pass and gather them again for backward.",
+    )
+    forward_prefetch: Int = Field(default=1, ge=0, le=8, description="Layers gathered ahead in the forward pass.")
+    backward_prefetch: Int = Field(default=1, ge=0, le=8, description="Layers gathered ahead in the backward pass.")
+    offload_params: bool = Field(
+        default=False,
+        description="Keep parameter shards, gradients and optimizer state in host memory (slow; GPUs only).",
+    )
+    reduce_dtype: Literal["float32", "bfloat16"] = Field(
+        default="float32", description="Dtype gradients are summed in across ranks."
+    )
+    timeout_minutes: Float = Field(
+        default=30, gt=0, description="A collective that takes longer than this fails the run."
+    )
+
+
+class ClusterSection(Section):
+    """Where it runs, when not here. `train` does not read it; it describes the job for a scheduler."""
+
+    target: Literal["local", "runai", "trainjob", "pytorchjob", "jobset"] = Field(
+        default="local", description="Which scheduler the job is meant for."
+    )
+    nodes: Int = Field(default=1, ge=1, description="Machines (pods).")
+    gpus_per_node: Int | None = Field(default=None, ge=0, description="GPUs on each.")
+    image: str | None = Field(default=None, description="Container image.")
+    namespace: str | None = Field(default=None, description="Kubernetes namespace, or Run:ai project.")
+    env: dict[str, str] = Field(default_factory=dict, description="Environment variables of the job.")
+
+
+class RunConfig(Section):
+    """One YAML describes a run."""
+
+    model: ModelSection = Field(description="Which model is trained and how its weights are held.")
+    lora: LoraSection = Field(default_factory=LoraSection, description="Which adapters are trained.")
+    data: DataSection = Field(description="What is trained on.")
+    train: TrainSection = Field(default_factory=TrainSection, description="How it is trained.")
+    parallel: ParallelSection = Field(default_factory=ParallelSection, description="Processes and sharding (FSDP2).")
+    cluster: ClusterSection = Field(default_factory=ClusterSection, description="Where it runs, when not here.")

@@ -1,0 +1,90 @@
+"""Does it work, here, on something real? Data, a score before, `shardtune train`, a score after, side by side."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from shardtune.launch.run_folder import new_run_id
+from shardtune.launch.start import start
+from shardtune.observe.summary import say
+from shardtune.quickstart import sentences
+from shardtune.quickstart.recipe import REAL, TINY, Recipe, config_text
+from shardtune.quickstart.weights import default_cache, model_folder, tiny_model
+
+if TYPE_CHECKING:
+    from shardtune.quickstart.score import Score
+
+
+def show(*, model: str | None, output_dir: Path, seed: int, nproc: int, tiny: bool) -> int:
+    """Run the quickstart; returns the exit code of its training.
+
+    Args:
+        model: Folder or hub name; None finds the weights itself.
+        tiny: A random toy model instead, for tests.
+    """
+    console, began = Console(), time.perf_counter()
+    recipe = TINY if tiny else REAL
+    work = output_dir.expanduser().absolute()
+    weights = (
+        tiny_model(work / "toy-model", seed)
+        if tiny
+        else model_folder(model, default_cache(), say=lambda line: say(console, "weights", line))
+    )
+    sentences.write_dataset(work / "data", seed, recipe.n_train, recipe.n_val, recipe.n_test)
+    test_rows = [json.loads(line) for line in (work / "data" / "test.jsonl").read_text(encoding="utf-8").splitlines()]
+    config = work / "quickstart.yaml"
+    config.write_text(
+        config_text(weights, work / "data", work, recipe=recipe, seed=seed, nproc=nproc), encoding="utf-8"
+    )
+    say(
+        console,
+        "task",
+        f"turn a sentence into JSON; {len(test_rows)} held-out test rows, e.g. {test_rows[0]['sentence']!r}",
+    )
+    say(console, "before", "asking the untrained model …")
+    before = _score(weights, None, test_rows, recipe)
+    run_id = new_run_id()
+    say(console, "train", f"shardtune train {config}")
+    code = start(config, [], None, run_id, os.environ)
+    if code:
+        return code
+    say(console, "after", "asking the model with its adapter …")
+    final = work / run_id / "final"
+    after = _score(weights, final, test_rows, recipe)
+    (work / run_id / "quickstart.json").write_text(
+        json.dumps({"before": before.as_dict(), "after": after.as_dict()}, indent=2) + "\n", encoding="utf-8"
+    )
+    _tell(console, before, after, final, time.perf_counter() - began)
+    return 0
+
+
+def _score(weights: Path, adapter: Path | None, rows: list[dict[str, str]], recipe: Recipe) -> Score:
+    """Plain transformers and peft in this process: what anybody would load the adapter with."""
+    import torch
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging
+
+    from shardtune.quickstart.score import score
+
+    logging.disable_progress_bar()
+    model = AutoModelForCausalLM.from_pretrained(weights, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(adapter or weights)
+    if adapter is not None:
+        model = PeftModel.from_pretrained(model, adapter).merge_and_unload()
+    return score(model, tokenizer, rows, batch_size=recipe.score_batch_size, max_new_tokens=recipe.max_new_tokens)
+
+
+def _tell(console: Console, before: Score, after: Score, final: Path, seconds: float) -> None:
+    from shardtune.observe.progress import clock
+    from shardtune.quickstart.score import comparison
+
+    console.print(comparison(before, after))
+    say(console, "adapter", str(final))
+    say(console, "time", f"{clock(seconds)} in all")

@@ -1,0 +1,87 @@
+"""Does `shardtune config` answer as a user expects, with exit codes and without a traceback?"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jsonschema
+import pytest
+from small_configs import SMALLEST
+
+import shardtune
+
+ROOT = Path(shardtune.__file__).parents[1]
+
+
+@pytest.fixture(autouse=True)
+def _files(folder: Path) -> None:
+    (folder / "run.yaml").write_text(SMALLEST)
+    (folder / "bad.yaml").write_text(SMALLEST + "train:\n  learnng_rate: 1\n  seed: -1\n")
+
+
+def shardtune_config(*arguments: str) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join(part for part in (str(ROOT), os.environ.get("PYTHONPATH", "")) if part)
+    command = [sys.executable, "-m", "shardtune", "config", *arguments]
+    return subprocess.run(
+        command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path, "COLUMNS": "80"}
+    )
+
+
+def test_validate_says_ok_and_what_the_config_is_about() -> None:
+    done = shardtune_config("validate", "run.yaml", "-o", "lora.r=4", "--override", "model.device_map=auto")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == [
+        "ok: run.yaml: gpt2, LoRA r=4, on rows.jsonl, 3 epochs, learning rate 0.0001",
+        "notice: model.device_map (auto) has no effect: sharding places the weights.",
+    ]
+
+
+def test_validate_lists_the_problems_and_leaves_with_2() -> None:
+    done = shardtune_config("validate", "bad.yaml")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "bad.yaml:4:3  train.learnng_rate\n    unknown key; did you mean `learning_rate`?" in done.stderr
+    assert "bad.yaml:5:9  train.seed" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_validate_shows_what_became_of_each_key_of_an_accelerate_file(folder: Path) -> None:
+    (folder / "fsdp.yaml").write_text(
+        "distributed_type: FSDP\nfsdp_config:\n  fsdp_version: 2\n  fsdp_offload_params: true\n"
+    )
+    done = shardtune_config("validate", "run.yaml", "--accelerate-config", "fsdp.yaml")
+    assert done.returncode == 0
+    assert "fsdp_offload_params" in done.stdout
+    assert "parallel.offload_params = true" in done.stdout
+
+
+def test_show_prints_yaml_with_origins_that_validates_again(folder: Path) -> None:
+    done = shardtune_config("show", "run.yaml", "-o", "train.seed=5")
+    assert "  seed: 5                                     # -o train.seed=5" in done.stdout.splitlines()
+    (folder / "again.yaml").write_text(done.stdout)
+    assert shardtune_config("validate", "again.yaml").returncode == 0
+
+
+def test_show_as_json_has_values_origins_and_notices() -> None:
+    shown = json.loads(shardtune_config("show", "run.yaml", "--json", "-o", "model.use_cache=true").stdout)
+    assert shown["config"]["model"]["use_cache"] is True
+    assert shown["origins"]["model.use_cache"] == {"source": "override", "where": "-o model.use_cache=true"}
+    assert shown["origins"]["train.seed"] == {"source": "default", "where": ""}
+    assert "model.use_cache has no effect" in shown["notices"][0]
+
+
+def test_show_of_a_wrong_config_leaves_with_2() -> None:
+    done = shardtune_config("show", "bad.yaml")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "did you mean `learning_rate`?" in done.stderr
+
+
+def test_schema_prints_a_json_schema() -> None:
+    jsonschema.Draft202012Validator.check_schema(json.loads(shardtune_config("schema").stdout))
+
+
+def test_reference_prints_the_page_in_docs() -> None:
+    assert shardtune_config("reference").stdout == (ROOT / "docs" / "config-reference.md").read_text(encoding="utf-8")

@@ -1,0 +1,163 @@
+"""Does a wrong config get one report that names every mistake, its place, and what was meant?"""
+
+from __future__ import annotations
+
+import pytest
+from small_configs import SMALLEST, Load, Report
+
+from shardtune.config import ConfigError
+
+
+def test_all_problems_of_a_file_stand_in_one_report_in_the_file_s_order(report: Report) -> None:
+    said = report(
+        "model: {model_name_or_path: gpt2}\n"
+        "lora:\n  r: 0\n  lora_dropout: 1.5\n"
+        "data:\n  max_length: 0\n"
+        "train:\n  learnng_rate: 1e-4\n  bf16: true\n  fp16: true\n"
+    )
+    assert said.startswith("run.yaml: 6 problems found, nothing was started.")
+    expected = [
+        "run.yaml:3:6 lora.r expected a whole number, at least 1; got 0",
+        "run.yaml:4:17 lora.lora_dropout expected a number, at least 0 and below 1; got 1.5",
+        "run.yaml:5:1 data.dataset_name_or_path this key is required.",
+        "run.yaml:6:15 data.max_length expected a whole number, at least 2; got 0",
+        "run.yaml:8:3 train.learnng_rate unknown key; did you mean `learning_rate`?",
+        "run.yaml:10:9 train.fp16 bf16 and fp16 are both on",
+    ]
+    spots = [said.index(text) for text in expected]
+    assert spots == sorted(spots)
+
+
+def test_more_problems_than_fit_on_a_screen_are_counted(load: Load) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(SMALLEST + "train:\n" + "".join(f"  zzz{n}: 1\n" for n in range(40)))
+    text = str(caught.value)
+    assert len(caught.value.problems) == 40
+    assert text.count("unknown key") == 15
+    assert text.endswith("… and 25 more, shown once these are fixed.")
+    assert max(len(line) for line in text.splitlines()) <= 80
+    assert len(text.splitlines()) <= 40
+
+
+def test_problems_with_long_texts_are_cut_at_a_screen_too(load: Load) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(SMALLEST + "lora:\n" + "".join(f"  zzz{n}: 1\n" for n in range(40)))
+    text = str(caught.value)
+    assert len(text.splitlines()) <= 40
+    assert f"… and {40 - text.count('unknown key')} more" in text
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("learning_rate: 3", "run.yaml:3:1 learning_rate unknown key; `learning_rate` belongs in `train`"),
+        ("lora: {learning_rate: 3}", "run.yaml:3:8 lora.learning_rate unknown key; `learning_rate` belongs in `train`"),
+        ("max_seq_length: 3", "unknown key; did you mean `data.max_length`?"),
+        ("train: {max_seq_length: 3}", "train.max_seq_length unknown key; did you mean `data.max_length`?"),
+        ("lora: {lora_r: 3}", "lora.lora_r unknown key; did you mean `r`?"),
+        ("train: {evaluation_strategy: no}", "unknown key; did you mean `eval_strategy`?"),
+        ("train: {dtype: bf16}", "unknown key; did you mean `model.torch_dtype`?"),
+        ("train: {dataset_text_field: x}", "unknown key; did you mean `data.text_field`?"),
+        ("train: {Learning-Rate: 3}", "unknown key; did you mean `learning_rate`?"),
+        ("training: {seed: 1}", "training unknown key; did you mean the section `train`?"),
+        ("paralel: {nproc: 1}", "paralel unknown key; did you mean the section `parallel`?"),
+        ("qqq: 1", "the sections are: model, lora, data, train, parallel, cluster"),
+        ("lora: {qqq: 1}", "the keys of `lora` are r, lora_alpha"),
+        ("lora: {train: {seed: 1}}", "`train` is a section of its own; check the indentation"),
+        ("lora: {extends: x}", "`extends` goes to the top of the file"),
+        ("train: {adam_beta1: 0.9}", "it is a setting of TRL: put it under `train.extra`, as `extra: {adam_beta1: …}`"),
+        ("train: {deepspeed: x}", "it is a setting of TRL that cannot be passed on: shardtune shards with FSDP2 only"),
+    ],
+)  # fmt: skip
+def test_an_unknown_key_is_answered_with_the_one_that_was_meant(report: Report, line: str, expected: str) -> None:
+    assert expected in report(SMALLEST + line + "\n")
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("train: {bf16: 3}", "run.yaml:3:15 train.bf16 expected true or false, or auto; got 3"),
+        ("train: {seed: one}", "train.seed expected a whole number, at least 0 and at most 4294967295; got 'one'"),
+        ("train: {seed: true}", "expected a whole number, at least 0 and at most 4294967295; got true"),
+        ("train: {seed: 1.5}", "got 1.5"),
+        ("train: {seed: null}", "got nothing (null)"),
+        ("train: {learning_rate: -1}", "expected a number, above 0; got -1"),
+        ("train: {learning_rate: .nan}", "expected a number, above 0; got nan"),
+        ("train: {learning_rate: 1e999}", "expected a number, above 0; got inf"),
+        ("train: {learning_rate: [1]}", "expected a number, above 0; got [1]"),
+        ("train: {save_total_limit: 0}", "expected a whole number, at least 1, or null; got 0"),
+        ("train: {lr_scheduler_type: cosin}", "got 'cosin'; did you mean `cosine`?"),
+        ("train: {eval_strategy: step}", "expected one of: auto, no, steps, epoch; got 'step'; did you mean `steps`?"),
+        ("train: {seed: {a: 1}}", "run.yaml:3:16 train.seed expected a whole number, at least 0 and at most 4294967295; got keys below it (`a`)"),
+        ("train: {packing: true}", "run.yaml:3:18 train.packing packing is not in this version"),
+        ("train: {packing: yes}", "train.packing packing is not in this version"),
+        ("train: {extra: 5}", "train.extra expected a mapping; got 5"),
+        ("parallel: {nproc: 0}", "parallel.nproc expected a whole number, at least 1, or auto; got 0"),
+        ("lora: {target_modules: [q_proj, 3]}", "run.yaml:3:33 lora.target_modules[1] expected text; got 3; put quotes around it"),
+        ("lora: {target_modules: []}", "lora.target_modules expected text (not empty), or a list of texts; got []"),
+        ("cluster: {env: {A: 1, B: x, C: [2]}}", "run.yaml:3:20 cluster.env.A expected text; got 1; put quotes around it"),
+        ("lora: 5", "run.yaml:3:7 lora expected a section (indented `key: value` lines); got 5"),
+        ("lora: [r, 5]", "lora expected a section (indented `key: value` lines); got ['r', 5]"),
+    ],
+)  # fmt: skip
+def test_a_wrong_value_gets_exactly_one_problem_in_plain_words(load: Load, line: str, expected: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(SMALLEST + line + "\n")
+    assert expected in " ".join(str(caught.value).split())
+    assert len(caught.value.problems) == (2 if "env" in line else 1)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("bf16", "did you mean `bfloat16`?"),
+        ("fp16", "half precision is not supported"),
+        ("torch.float16", "use bfloat16"),
+    ],
+)
+def test_a_dtype_in_another_tool_s_spelling_is_understood(report: Report, value: str, expected: str) -> None:
+    said = report(f"model: {{model_name_or_path: gpt2, torch_dtype: {value}}}\ndata: {{dataset_name_or_path: d}}\n")
+    assert expected in said
+
+
+def test_a_text_that_reads_as_a_number_is_told_to_take_quotes(report: Report) -> None:
+    said = report("model: {model_name_or_path: gpt2, revision: 123}\ndata: {dataset_name_or_path: d}\n")
+    assert "model.revision expected text, or null; got 123; put quotes around it if it is meant as text" in said
+
+
+def test_missing_required_keys_are_named_even_when_their_section_is_missing(report: Report) -> None:
+    said = report("train: {seed: 1}\n")
+    assert "model.model_name_or_path this key is required" in said
+    assert "data.dataset_name_or_path this key is required" in said
+
+
+def test_cross_checks_draw_no_conclusion_from_a_setting_that_is_itself_wrong(load: Load) -> None:
+    # eval_steps is wrong, so its default must not be compared with save_steps.
+    text = "model: {model_name_or_path: gpt2}\ndata: {dataset_name_or_path: d, val_split: v}\n"
+    text += "train: {load_best_model_at_end: true, eval_steps: many, save_steps: 30}\n"
+    with pytest.raises(ConfigError) as caught:
+        load(text)
+    assert [problem.key for problem in caught.value.problems] == ["train.eval_steps"]
+
+
+def test_a_section_with_everything_commented_out_says_nothing(load: Load) -> None:
+    resolved = load(SMALLEST + "lora:\n#  r: 4\ntrain:\n  extra:\n")
+    assert (resolved.config.lora.r, resolved.config.train.extra) == (16, {})
+
+
+@pytest.mark.parametrize("word", ["no", "off", "No", "false", "'no'"])
+def test_eval_strategy_no_means_the_word(load: Load, word: str) -> None:
+    assert load(SMALLEST + f"train: {{eval_strategy: {word}}}\n").config.train.eval_strategy == "no"
+
+
+@pytest.mark.parametrize(("word", "value"), [("yes", True), ("on", True), ("no", False), ("off", False)])
+def test_a_switch_still_takes_yes_and_no(load: Load, word: str, value: bool) -> None:
+    assert load(SMALLEST + f"train: {{gradient_checkpointing: {word}}}\n").config.train.gradient_checkpointing is value
+
+
+def test_a_comma_list_of_names_is_a_list_but_a_regular_expression_is_not(load: Load) -> None:
+    assert load(SMALLEST + "lora: {target_modules: 'q_proj, v_proj'}\n").config.lora.target_modules == [
+        "q_proj",
+        "v_proj",
+    ]
+    assert load(SMALLEST + "lora: {target_modules: '[qv]{1,2}_proj'}\n").config.lora.target_modules == "[qv]{1,2}_proj"

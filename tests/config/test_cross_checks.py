@@ -1,0 +1,104 @@
+"""Are settings that are valid alone, and wrong together, refused with what to change?"""
+
+from __future__ import annotations
+
+import pytest
+from small_configs import SMALLEST, Load, Report
+
+VALIDATED = "model: {model_name_or_path: gpt2}\ndata: {dataset_name_or_path: d, val_split: v}\n"
+
+
+def test_bf16_and_fp16_both_on_are_refused(report: Report) -> None:
+    said = report(SMALLEST + "train:\n  bf16: true\n  fp16: true\n")
+    assert "1 problem found" in said
+    assert "run.yaml:5:9 train.fp16 bf16 and fp16 are both on" in said
+
+
+def test_fp16_alone_is_refused_because_it_needs_loss_scaling(report: Report) -> None:
+    said = report(SMALLEST + "train: {fp16: true}\n")
+    assert "run.yaml:3:15 train.fp16 fp16 is not supported: it needs loss scaling" in said
+    assert "use bf16: true" in said
+
+
+@pytest.mark.parametrize("name", ["adamw_bnb_8bit", "paged_adamw_32bit", "adamw_8bit", "ademamix_8bit"])
+def test_a_bitsandbytes_optimizer_is_refused_with_the_reason(report: Report, name: str) -> None:
+    said = report(SMALLEST + f"train: {{optim: {name}}}\n")
+    assert f"run.yaml:3:16 train.optim '{name}'" in said
+    assert "do not understand sharded tensors" in said
+    assert "the AdamW state of a LoRA is megabytes; use adamw_torch" in said
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"), [("adamw", "adamw_torch"), ("adamw_torch_fussed", "adamw_torch_fused"), ("SGD", "sgd")]
+)
+def test_another_optimizer_is_answered_with_the_nearest(report: Report, name: str, meant: str) -> None:
+    assert f"did you mean `{meant}`?" in report(SMALLEST + f"train: {{optim: {name}}}\n")
+
+
+@pytest.mark.parametrize("name", ["adamw_torch", "adamw_torch_fused", "sgd"])
+def test_the_optimizers_that_handle_sharded_tensors_pass(load: Load, name: str) -> None:
+    assert load(SMALLEST + f"train: {{optim: {name}}}\n").config.train.optim == name
+
+
+@pytest.mark.parametrize("strategy", ["steps", "epoch"])
+def test_evaluation_without_a_validation_split_is_refused(report: Report, strategy: str) -> None:
+    said = report(SMALLEST + f"train: {{eval_strategy: {strategy}}}\n")
+    assert f"run.yaml:3:24 train.eval_strategy eval_strategy is {strategy}, but data.val_split is not given" in said
+
+
+@pytest.mark.parametrize("text", [SMALLEST, VALIDATED + "#"])
+def test_the_best_checkpoint_needs_an_evaluation(report: Report, text: str) -> None:
+    off = ", eval_strategy: no" if text != SMALLEST else ""
+    said = report(text + f"\ntrain: {{load_best_model_at_end: true{off}}}\n")
+    assert "train.load_best_model_at_end the best checkpoint is found by validation loss, and this run does not" in said
+
+
+def test_the_best_checkpoint_needs_saving_and_evaluating_at_the_same_kind_of_time(report: Report) -> None:
+    said = report(VALIDATED + "train: {load_best_model_at_end: true, save_strategy: epoch}\n")
+    assert "checkpoints are written by 'epoch' but evaluated by 'steps'" in said
+    assert "set save_strategy: steps" in said
+
+
+def test_the_best_checkpoint_needs_save_steps_that_are_a_multiple_of_eval_steps(report: Report) -> None:
+    said = report(VALIDATED + "train: {load_best_model_at_end: true, save_steps: 250, eval_steps: 100}\n")
+    assert "save_steps (250) is not a multiple of eval_steps (100)" in said
+    assert "set save_steps: 200" in said
+
+
+@pytest.mark.parametrize(
+    "line", ["save_steps: 400, eval_steps: 100", "save_strategy: epoch, eval_strategy: epoch, save_steps: 3"]
+)
+def test_a_best_checkpoint_that_can_be_found_passes(load: Load, line: str) -> None:
+    assert load(VALIDATED + f"train: {{load_best_model_at_end: true, {line}}}\n").config.train.load_best_model_at_end
+
+
+def test_training_on_the_completion_needs_a_template(report: Report) -> None:
+    said = report("model: {model_name_or_path: gpt2}\ndata: {dataset_name_or_path: d, train_on: completion}\n")
+    assert "run.yaml:2:43 data.train_on train_on is completion, but without a prompt_template" in said
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        ("no column", "no {column} in it"),
+        ("{{literal}}", "no {column} in it"),
+        ("{a", "broken braces"),
+        ("a } b", "broken braces"),
+        ("{} {b}", "{} does not name a column"),
+        ("{0}", "{0} does not name a column"),
+        ("{a:>3}", "{a:>3} does not name a column"),
+        ("{a!r}", "{a!r} does not name a column"),
+        ("{a.b}", "{a.b} does not name a column"),
+    ],
+)
+def test_a_template_must_name_columns(report: Report, template: str, expected: str) -> None:
+    said = report(
+        f"model: {{model_name_or_path: gpt2}}\ndata: {{dataset_name_or_path: d, prompt_template: '{template}'}}\n"
+    )
+    assert "run.yaml:2:50 data.prompt_template" in said
+    assert expected in said
+
+
+def test_a_sound_template_passes(load: Load) -> None:
+    text = "model: {model_name_or_path: gpt2}\ndata: {dataset_name_or_path: d, prompt_template: '{{x}} {q} {a}', train_on: completion}\n"
+    assert load(text).config.data.prompt_template == "{{x}} {q} {a}"
