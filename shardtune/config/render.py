@@ -26,7 +26,7 @@ def render_yaml(resolved: ResolvedConfig, *, origins: bool = True) -> str:
 
     Example:
         >>> print(render_yaml(resolved).splitlines()[1])
-          model_name_or_path: gpt2                  # run.yaml:2:3
+          model_name_or_path: gpt2                  # file: run.yaml:2:3
     """
     lines = []
     for text, comment in render_lines(resolved):
@@ -62,9 +62,7 @@ def as_json(resolved: ResolvedConfig) -> dict[str, Any]:
 
 
 def _comment(origin: Origin) -> str:
-    text = "default" if origin.source == "default" else origin.where
-    if origin.source in ("auto", "accelerate"):
-        text = f"{origin.source}: {origin.where}"
+    text = f"{origin.source}: {origin.where}" if origin.where else origin.source
     return " ".join(text.split())  # a comment ends with its line
 
 

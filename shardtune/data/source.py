@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import logging
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,9 +31,12 @@ def check_dataset_path(section: DataSection) -> None:
             f"'{name}' has the ending '{path.suffix}', which is not a known data format.",
             fix=f"Known endings: {' '.join(_READERS)}.",
         )
-    if path.is_file() and path.stat().st_size == 0:
-        raise UserInputError(f"The dataset file '{name}' is empty.", fix=f"Check {_KEY}.")
     if path.exists():
+        files = list(_data_files(path))
+        if files and not any(file.stat().st_size for file in files):
+            raise UserInputError(
+                f"The dataset '{name}' is empty.", why="Its files have no bytes in them.", fix=f"Check {_KEY}."
+            )
         return
     written_like_a_path = (
         name.startswith(("/", "./", "../", "~")) or name.count("/") > 1 or path.suffix.lower() in _READERS
@@ -54,31 +59,28 @@ def read_split(section: DataSection, split: str, key: str) -> Dataset:
     Raises:
         UserInputError: no such dataset or split, or a file that cannot be parsed.
     """
-    from datasets import load_dataset, load_from_disk
-    from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError
+    from datasets.exceptions import DatasetGenerationCastError, DatasetGenerationError, DatasetNotFoundError
 
     check_dataset_path(section)
     path = Path(section.dataset_name_or_path).expanduser()
     try:
-        if (path / "dataset_dict.json").is_file() or (path / "state.json").is_file():
-            return _split_from_disk(load_from_disk(str(path)), split, key, section)
-        if path.is_file():
-            files = {_bare(split): str(path)} if _bare(split) == "train" else {"train": str(path)}
-            return load_dataset(_READERS[path.suffix.lower()], data_files=files, split=split)
-        return load_dataset(section.dataset_name_or_path, section.dataset_config_name, split=split)
-    except DatasetNotFoundError as error:
+        return _load(section, path, split)
+    except (DatasetNotFoundError, ConnectionError) as error:
         raise UserInputError(
             f"The dataset '{section.dataset_name_or_path}' was not found.",
-            why=_first_line(error),
+            why=f"No file or folder of that name is here, and the hub says: {_one_line(error)}",
             fix=f"Check {_KEY} and data.dataset_config_name; without a network, use a local file or folder.",
         ) from error
     except DatasetGenerationError as error:
+        columns_differ = isinstance(error, DatasetGenerationCastError)
         raise UserInputError(
             f"The dataset '{section.dataset_name_or_path}' could not be read.",
-            why=_first_line(error.__cause__ or error),
-            fix="Check that every line or row of the file is well formed.",
+            why=_broken_json(path) or _one_line(error if columns_differ else error.__cause__ or error),
+            fix="Give all files the same columns, or keep those that differ in another folder."
+            if columns_differ
+            else "Check that every line or row of the file is well formed.",
         ) from error
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, RuntimeError) as error:
         raise _read_error(section, split, key, error) from error
 
 
@@ -93,12 +95,71 @@ def require_columns(dataset: Dataset, columns: list[str], key: str, split: str) 
         )
 
 
-def _split_from_disk(loaded: Any, split: str, key: str, section: DataSection) -> Dataset:
-    if not hasattr(loaded, "keys"):
-        loaded = {"train": loaded}
-    if split not in loaded:
-        raise _unknown_split(section, split, key, list(loaded))
-    return loaded[split]
+def _load(section: DataSection, path: Path, split: str) -> Dataset:
+    from datasets import Features, Value, load_dataset, load_from_disk
+
+    if (path / "dataset_dict.json").is_file() or (path / "state.json").is_file():
+        return _slice(load_from_disk(str(path)), split)
+    if path.is_file():
+        # A single file is one split, called train.
+        source: dict[str, Any] = {"path": _READERS[path.suffix.lower()], "data_files": {"train": str(path)}}
+    else:
+        where = str(path) if path.is_dir() else section.dataset_name_or_path
+        source = {"path": where, "name": section.dataset_config_name}
+    if not any(file.suffix.lower() == ".csv" for file in _data_files(path)):
+        return load_dataset(**source, split=split)
+    # pandas would read NA and None as nothing, 007 as 7 and 1.50 as 1.5: a cell's text is what stands in the file.
+    source |= {"keep_default_na": False, "na_values": [""]}
+    columns = load_dataset(**source, split=split).column_names
+    return load_dataset(**source, split=split, features=Features({name: Value("string") for name in columns}))
+
+
+def _slice(loaded: Any, split: str) -> Dataset:
+    """`split` of what `load_from_disk` gave, which (unlike `load_dataset`) knows no slices."""
+    from datasets import ReadInstruction, concatenate_datasets
+
+    splits = loaded if hasattr(loaded, "keys") else {"train": loaded}
+    parts = ReadInstruction.from_spec(split).to_absolute({name: len(rows) for name, rows in splits.items()})
+    return concatenate_datasets([splits[part.splitname].select(range(part.from_, part.to)) for part in parts])
+
+
+def _data_files(path: Path) -> Iterator[Path]:
+    """The file itself, or the data files below a folder, in a fixed order."""
+    files = sorted(path.rglob("*")) if path.is_dir() else [path]
+    return (file for file in files if file.is_file() and file.suffix.lower() in _READERS)
+
+
+def _broken_json(path: Path) -> str | None:
+    """File and line at which JSON breaks. (pyarrow names a row of the block it was reading, which is no line number.)"""
+    for file in _data_files(path):
+        if file.suffix.lower() not in (".json", ".jsonl"):
+            continue
+        try:
+            if file.suffix.lower() == ".json":
+                json.loads(file.read_text(encoding="utf-8-sig"))
+            else:
+                _check_json_lines(file)
+        except json.JSONDecodeError as error:
+            return f"{file}, line {error.lineno}: {error.msg}."
+        except UnicodeDecodeError as error:
+            return f"{file} is not UTF-8: {error}."
+    return None
+
+
+def _check_json_lines(file: Path) -> None:
+    with file.open(encoding="utf-8-sig") as lines:
+        for number, line in enumerate(lines, start=1):
+            if not line.strip():
+                continue
+            try:
+                value = json.loads(line)
+            except json.JSONDecodeError as error:
+                error.lineno = number
+                raise
+            if not isinstance(value, dict):
+                error = json.JSONDecodeError("Not an object with named columns", line, 0)
+                error.lineno = number
+                raise error
 
 
 def _read_error(section: DataSection, split: str, key: str, error: Exception) -> UserInputError:
@@ -106,9 +167,14 @@ def _read_error(section: DataSection, split: str, key: str, error: Exception) ->
     if "Unknown split" in text:
         found = text[text.find("[") :].strip("[]. ").replace("'", "") if "[" in text else ""
         return _unknown_split(section, split, key, [part.strip() for part in found.split(",") if part.strip()])
+    if "corresponds to no data" in text:
+        return UserInputError(
+            f"The split '{split}' of the dataset '{section.dataset_name_or_path}' has no rows.",
+            fix=f"Check the file, or set {key} to a larger part.",
+        )
     return UserInputError(
         f"The dataset '{section.dataset_name_or_path}' could not be read.",
-        why=_first_line(error),
+        why=_one_line(error),
         fix=f"Check {_KEY}, data.dataset_config_name and {key}.",
     )
 
@@ -121,10 +187,7 @@ def _unknown_split(section: DataSection, split: str, key: str, found: list[str])
     )
 
 
-def _bare(split: str) -> str:
-    return split.split("[", 1)[0]
-
-
-def _first_line(error: BaseException) -> str:
-    text = str(error).strip()
-    return text.splitlines()[0][:300] if text else type(error).__name__
+def _one_line(error: BaseException) -> str:
+    """An error of a library on one line, cut to what fits a screen."""
+    text = " ".join(str(error).split())
+    return (text[:400] + (" …" if len(text) > 400 else "")) or type(error).__name__

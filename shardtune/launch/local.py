@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -13,6 +14,8 @@ from shardtune.launch.failure import ERRORS_VARIABLE, first_failure
 from shardtune.launch.place import Node
 
 _STOP_SECONDS = 90  # workers finish a step and save after Ctrl-C; torch's default of 30 s kills them in the save
+
+_STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
 
 
 def process_count(asked: int | str, device: str) -> int:
@@ -68,7 +71,7 @@ def launch(arguments: list[str], node: Node, nproc: int) -> int:
         try:
             elastic_launch(config, sys.executable)("-m", "shardtune", *arguments)
         except ChildFailedError as error:
-            return _explain(Path(errors), error.get_first_failure()[1].exitcode)
+            return _explain(Path(errors), {rank: failure.exitcode for rank, failure in error.failures.items()})
         except SignalException as stopped:
             failure = first_failure(Path(errors))
             if failure:
@@ -77,17 +80,25 @@ def launch(arguments: list[str], node: Node, nproc: int) -> int:
     return 0
 
 
-def _explain(errors: Path, exit_code: int) -> int:
+def _explain(errors: Path, exit_codes: dict[int, int]) -> int:
+    """Say what ended the run. `exit_codes` by rank, in the order they were noticed."""
+    # A killed worker cannot speak; what the others say then ("connection reset") is only its echo.
+    killed = [(rank, -code) for rank, code in exit_codes.items() if code < 0 and -code != signal.SIGTERM]
+    if killed:
+        rank, number = killed[0]
+        print(f"error: Rank {rank} was killed by signal {number} ({signal.Signals(number).name}).", file=sys.stderr)
+        if number == signal.SIGKILL:
+            print("  why: Linux does that when memory runs out; so does an operator or a scheduler.", file=sys.stderr)
+            print(
+                "  fix: Look for 'Out of memory' in dmesg; give the job more memory or a smaller batch.",
+                file=sys.stderr,
+            )
+        return 128 + number
     failure = first_failure(errors)
     if failure:
         print(failure[0], file=sys.stderr)
         return failure[1]
-    if exit_code in (130, 143):
-        return exit_code  # stopped on request; the worker said so
-    cause = (
-        "killed by signal 9, which is what Linux does when memory runs out"
-        if exit_code == -9
-        else f"exit code {exit_code}"
-    )
-    print(f"error: A worker ended without a word ({cause}).", file=sys.stderr)
-    return exit_code if exit_code > 0 else 128 - exit_code
+    code = next(iter(exit_codes.values()))
+    if code not in _STOPPED:  # stopped on request: the worker has said so
+        print(f"error: A worker ended with exit code {code} without a word.", file=sys.stderr)
+    return code if code > 0 else 128 - code

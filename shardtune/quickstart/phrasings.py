@@ -264,7 +264,7 @@ TEST_PHRASINGS: dict[str, tuple[str, ...]] = {
         "I'm in the mood for some {genre}",
         "Would you play {song} by {artist}?",
         "Let me hear {song}",
-        "Please get {song} by {artist} going",
+        "Please start {song} by {artist}",
         "Can we have a bit of {genre}?",
         "Play anything by {artist}",
         "Play the song {song}",

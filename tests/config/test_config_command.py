@@ -60,7 +60,7 @@ def test_validate_shows_what_became_of_each_key_of_an_accelerate_file(folder: Pa
 
 def test_show_prints_yaml_with_origins_that_validates_again(folder: Path) -> None:
     done = shardtune_config("show", "run.yaml", "-o", "train.seed=5")
-    assert "  seed: 5                                     # -o train.seed=5" in done.stdout.splitlines()
+    assert "  seed: 5                                     # override: -o train.seed=5" in done.stdout.splitlines()
     (folder / "again.yaml").write_text(done.stdout)
     assert shardtune_config("validate", "again.yaml").returncode == 0
 

@@ -1,0 +1,60 @@
+"""What tests share: toys made once, and the command line as users call it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from toys import toy_llama, toy_rows
+
+REPOSITORY = Path(__file__).parent.parent
+Command = Callable[..., subprocess.CompletedProcess[str]]
+
+# Set before anything imports the libraries: a test never asks a hub.
+os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
+
+
+@pytest.fixture(scope="session")
+def toy_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return toy_llama(tmp_path_factory.mktemp("toy-model"))
+
+
+@pytest.fixture(scope="session")
+def toy_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return toy_rows(tmp_path_factory.mktemp("toy-data"))
+
+
+@pytest.fixture(scope="session")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The environment of a user without any rank variables, with caches of its own."""
+    ours = {k: v for k, v in os.environ.items() if not k.startswith(("PET_", "SHARDTUNE_", "ACCELERATE_", "FSDP_"))}
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS"):
+        ours.pop(name, None)
+    return {**ours, "HF_HOME": str(tmp_path_factory.mktemp("hf-home")), "PYTHONPATH": str(REPOSITORY), "COLUMNS": "120"}
+
+
+@pytest.fixture(scope="session")
+def shardtune(environment: dict[str, str]) -> Command:
+    """Run `shardtune ARGS` in a process of its own."""
+
+    def run(*args: object, env: dict[str, str] | None = None, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "shardtune", *map(str, args)],
+            env={**environment, **(env or {})},
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+        )
+
+    return run
+
+
+def events(run: Path, kind: str, rank: int = 0) -> list[dict]:
+    """The events of one kind that one rank of a run has written."""
+    lines = (run / f"events-rank{rank}.jsonl").read_text(encoding="utf-8").splitlines()
+    return [event for event in map(json.loads, lines) if event["event"] == kind]

@@ -1,0 +1,200 @@
+"""The same command under our launcher, torchrun, accelerate and a scheduler; and how it stops."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from conftest import Command, events
+from toys import toy_config
+
+ACCELERATE_FILE = """\
+compute_environment: LOCAL_MACHINE
+distributed_type: FSDP
+mixed_precision: bf16
+num_machines: 1
+num_processes: 2
+main_process_port: 0
+fsdp_config:
+  fsdp_version: 2
+  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP
+  fsdp_transformer_layer_cls_to_wrap: LlamaDecoderLayer
+  fsdp_reshard_after_forward: false
+  fsdp_state_dict_type: FULL_STATE_DICT
+"""
+
+
+@pytest.fixture
+def config(tmp_path: Path, toy_model: Path, toy_data: Path) -> Path:
+    return toy_config(tmp_path, toy_model, toy_data, train={"max_steps": 2})
+
+
+@pytest.fixture(scope="module")
+def expected(
+    shardtune: Command, toy_model: Path, toy_data: Path, tmp_path_factory: pytest.TempPathFactory
+) -> list[float]:
+    """The losses of two steps on two processes under our own launcher."""
+    folder = tmp_path_factory.mktemp("ours")
+    result = shardtune("train", toy_config(folder, toy_model, toy_data, train={"max_steps": 2}), "--nproc", 2)
+    assert result.returncode == 0, result.stderr
+    return losses(folder)
+
+
+def losses(folder: Path) -> list[float]:
+    (run,) = (folder / "runs").iterdir()
+    assert {path.name for path in run.glob("events-*")} == {"events-rank0.jsonl", "events-rank1.jsonl"}
+    return [event["loss"] for event in events(run, "step")]
+
+
+def run(
+    environment: dict[str, str], *command: object, timeout: float = 120, **env: str
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        list(map(str, command)), env={**environment, "OMP_NUM_THREADS": "1", **env}, capture_output=True, text=True,
+        timeout=timeout,
+    )  # fmt: skip
+
+
+def test_torchrun_starts_workers(config: Path, environment: dict[str, str], expected: list[float]) -> None:
+    result = run(
+        environment, sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1",
+        "--nproc-per-node", 2, "-m", "shardtune", "train", config,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    assert losses(config.parent) == pytest.approx(expected, rel=1e-6)
+
+
+def test_accelerate_launch_starts_workers_and_its_file_is_honoured(config: Path, environment: dict[str, str]) -> None:
+    file = config.parent / "fsdp.yaml"
+    file.write_text(ACCELERATE_FILE)
+    result = run(
+        environment, sys.executable, "-m", "accelerate.commands.accelerate_cli", "launch", "--config_file", file,
+        "-m", "shardtune", "train", config,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    assert len(losses(config.parent)) == 2
+    (made,) = (config.parent / "runs").iterdir()
+    text = (made / "config.yaml").read_text()
+    assert "reshard_after_forward: false " in text and "bf16: true " in text
+    assert "transformer_layer_cls_to_wrap: LlamaDecoderLayer" in text
+    assert "FSDP2 over 2 processes on cpu" in result.stdout  # and not accelerate's own idea of it
+    shares = [events(made, "plan", rank)[0]["sharding"] for rank in range(2)]
+    assert sum(share["local_bytes"] for share in shares) == shares[0]["total_bytes"]
+
+
+def test_accelerates_file_given_to_train_does_the_same(config: Path, shardtune: Command) -> None:
+    file = config.parent / "fsdp.yaml"
+    file.write_text(ACCELERATE_FILE)
+    result = shardtune("train", config, "--accelerate-config", file)
+    assert result.returncode == 0, result.stderr
+    assert "no effect" in result.stdout and "fsdp_state_dict_type" in result.stdout
+    assert len(losses(config.parent)) == 2
+
+
+def test_two_pods_of_a_trainjob_become_two_nodes(
+    config: Path, environment: dict[str, str], expected: list[float]
+) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    pods = [
+        subprocess.Popen(
+            [sys.executable, "-m", "shardtune", "train", str(config), "--run-id", "pods"],
+            env={
+                **environment, "OMP_NUM_THREADS": "1", "PET_NNODES": "2", "PET_NPROC_PER_NODE": "1",
+                "PET_NODE_RANK": str(rank), "PET_MASTER_ADDR": "127.0.0.1", "PET_MASTER_PORT": str(port),
+            },
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    outputs = [pod.communicate(timeout=120) for pod in pods]
+    assert [pod.returncode for pod in pods] == [0, 0], outputs
+    assert losses(config.parent) == pytest.approx(expected, rel=1e-6)
+
+
+def start_long_run(config: Path, environment: dict[str, str], nproc: int) -> tuple[subprocess.Popen[str], Path]:
+    """A run that would take for ever, with its first step behind it."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "shardtune", "train", str(config), "--nproc", str(nproc), "--run-id", "long",
+         "-o", "train.max_steps=100000"],
+        env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    folder = config.parent / "runs" / "long"
+    deadline = time.monotonic() + 90
+    while time.monotonic() < deadline and process.poll() is None:
+        log = folder / "events-rank0.jsonl"
+        if log.exists() and '"event": "step"' in log.read_text():
+            return process, folder
+        time.sleep(0.1)
+    process.kill()
+    pytest.fail(f"no first step: {process.communicate()}")
+
+
+@pytest.mark.parametrize(
+    ("number", "nproc", "whole_group"),
+    [(signal.SIGINT, 2, True), (signal.SIGINT, 1, False), (signal.SIGTERM, 2, False)],
+)
+def test_a_signal_stops_after_the_step_and_keeps_what_was_learnt(
+    config: Path, environment: dict[str, str], number: signal.Signals, nproc: int, whole_group: bool
+) -> None:
+    """Ctrl-C in a terminal reaches the whole process group; `kill` the launcher alone."""
+    process, folder = start_long_run(config, environment, nproc)
+    try:
+        os.killpg(process.pid, number) if whole_group else process.send_signal(number)
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 128 + number, err
+    assert "Stopped on request after step" in out
+    assert "Traceback" not in err
+    (checkpoint,) = (folder / "checkpoints").iterdir()
+    step = json.loads((checkpoint / "state.json").read_text())["step"]
+    assert checkpoint.name == f"step-{step:06d}" and (checkpoint / "adapter_model.safetensors").stat().st_size > 0
+    assert events(folder, "run_end")[0] | {"time": 0} == {
+        "v": 1, "time": 0, "rank": 0, "event": "run_end", "status": "stopped", "step": step,
+    }  # fmt: skip
+    assert not (folder / "final").exists()
+    assert_gone(folder)
+
+
+def test_a_worker_that_is_killed_ends_the_run_and_says_so(config: Path, environment: dict[str, str]) -> None:
+    process, folder = start_long_run(config, environment, 2)
+    try:
+        os.kill(worker_pids(folder)[1], signal.SIGKILL)
+        _, err = process.communicate(timeout=100)
+    finally:
+        process.kill()
+    assert process.returncode == 137, err
+    assert "Rank 1 was killed by signal 9 (SIGKILL)" in err and "memory" in err
+    assert "Traceback" not in err
+    assert_gone(folder)
+
+
+def worker_pids(folder: Path) -> list[int]:
+    """Processes that have this run's folder in their environment, rank by rank."""
+    found = {}
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            variables = dict(
+                entry.split("=", 1) for entry in (path / "environ").read_text().split("\0") if "=" in entry
+            )
+        except (OSError, UnicodeDecodeError):
+            continue
+        if variables.get("SHARDTUNE_RUN_DIR") == str(folder) and "RANK" in variables:
+            found[int(variables["RANK"])] = int(path.name)
+    return [found[rank] for rank in sorted(found)]
+
+
+def assert_gone(folder: Path) -> None:
+    deadline = time.monotonic() + 10
+    while worker_pids(folder) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert worker_pids(folder) == []

@@ -1,0 +1,106 @@
+"""Who holds what: DTensors on CPU too, each rank its part, and the whole adapter back out of the parts."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from shardtune.errors import UserInputError
+from shardtune.parallel.shard import decoder_layers
+
+WORKER = Path(__file__).parent / "sharded_worker.py"
+
+
+def run_workers(environment: dict[str, str], nproc: int, *args: object) -> None:
+    result = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1",
+         "--nproc-per-node", str(nproc), str(WORKER), *map(str, args)],
+        env={**environment, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+
+
+@pytest.fixture(scope="module")
+def two_ranks(environment: dict[str, str], toy_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("two-ranks")
+    run_workers(environment, 2, toy_model, out, "float32")
+    return out
+
+
+def test_every_parameter_is_sharded_on_cpu_too(two_ranks: Path) -> None:
+    seen = [json.loads((two_ranks / f"rank{rank}.json").read_text()) for rank in range(2)]
+    assert all(rank["all_dtensors"] for rank in seen)
+    assert sum(rank["local_bytes"] for rank in seen) == seen[0]["total_bytes"]
+    assert all(rank["local_bytes"] == pytest.approx(rank["total_bytes"] / 2, rel=0.02) for rank in seen)
+    assert seen[0]["units"] == 2
+
+
+def test_an_adapter_gathered_from_shards_gives_the_live_models_logits_in_plain_peft(
+    two_ranks: Path, toy_model: Path
+) -> None:
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    base = AutoModelForCausalLM.from_pretrained(toy_model, dtype=torch.float32)
+    ids = torch.arange(5, 45).view(2, 20)
+    with torch.no_grad():
+        untrained = base(ids).logits
+        loaded = PeftModel.from_pretrained(base, two_ranks / "adapter")(ids).logits
+    live = torch.load(two_ranks / "logits.pt", weights_only=True)
+    torch.testing.assert_close(loaded, live, rtol=1e-5, atol=1e-5)
+    assert (loaded - untrained).abs().max() > 0.01  # the adapter does something
+
+
+def test_an_adapter_put_back_into_a_sharded_model_restores_every_slice(two_ranks: Path) -> None:
+    for rank in range(2):
+        assert json.loads((two_ranks / f"rank{rank}.json").read_text())["restored"] < 1e-6
+
+
+def test_ranks_agree_on_a_flag_and_hear_rank_0(two_ranks: Path) -> None:
+    for rank in range(2):
+        seen = json.loads((two_ranks / f"rank{rank}.json").read_text())
+        assert seen["agree"] == [True, False]
+        assert seen["shared"] == "from 0"
+
+
+def test_bf16_gathers_in_bf16_while_the_shards_stay_float32(
+    environment: dict[str, str], toy_model: Path, tmp_path: Path
+) -> None:
+    run_workers(environment, 2, toy_model, tmp_path, "bf16")
+    seen = json.loads((tmp_path / "rank0.json").read_text())
+    assert seen["gathered_dtype"] == "torch.bfloat16"
+    assert seen["local_bytes"] == pytest.approx(seen["total_bytes"] / 2, rel=0.02)
+    from safetensors.torch import load_file
+
+    tensors = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
+    assert {t.dtype for t in tensors.values()} == {torch.float32}
+
+
+class _Layer(nn.Module):
+    pass
+
+
+class _Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([_Layer(), _Layer()])
+
+
+def test_a_layer_class_that_is_not_there_is_named_with_those_that_are() -> None:
+    with pytest.raises(UserInputError) as caught:
+        decoder_layers(_Model(), "LlamaDecoderLayer")
+    assert "LlamaDecoderLayer" in caught.value.what
+    assert "_Layer (×2)" in caught.value.why
+
+
+def test_a_model_that_names_no_layers_asks_for_the_class() -> None:
+    with pytest.raises(UserInputError) as caught:
+        decoder_layers(_Model(), None)
+    assert "transformer_layer_cls_to_wrap" in caught.value.fix
+    assert len(decoder_layers(_Model(), "_Layer")) == 2
