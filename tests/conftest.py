@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from running import REPOSITORY, Command
 from toys import toy_llama, toy_rows
-
-REPOSITORY = Path(__file__).parent.parent
-Command = Callable[..., subprocess.CompletedProcess[str]]
 
 # Set before anything imports the libraries: a test never asks a hub.
 os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
@@ -52,9 +48,3 @@ def shardtune(environment: dict[str, str]) -> Command:
         )
 
     return run
-
-
-def events(run: Path, kind: str, rank: int = 0) -> list[dict]:
-    """The events of one kind that one rank of a run has written."""
-    lines = (run / f"events-rank{rank}.jsonl").read_text(encoding="utf-8").splitlines()
-    return [event for event in map(json.loads, lines) if event["event"] == kind]

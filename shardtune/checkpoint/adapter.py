@@ -54,7 +54,7 @@ def put_adapter(model: PeftModel, tensors: dict[str, torch.Tensor]) -> None:
     """Put whole tensors (as `read_adapter` gives them, the same on every rank) into a sharded model.
 
     Raises:
-        ShardtuneError: a tensor of the model is missing, or one is there that the model has not.
+        ShardtuneError: a tensor of the model is missing, has another shape, or one is there that the model has not.
     """
     trainable = {_disk_name(name): p for name, p in model.named_parameters() if p.requires_grad}
     if set(tensors) != set(trainable):
@@ -62,6 +62,15 @@ def put_adapter(model: PeftModel, tensors: dict[str, torch.Tensor]) -> None:
         raise ShardtuneError(
             "The adapter does not fit the model.",
             why=f"Missing: {missing[:3] or 'none'}; unknown: {surplus[:3] or 'none'}.",
+            fix="Load it with the lora settings it was trained with.",
+        )
+    other = [name for name, p in trainable.items() if tensors[name].shape != p.shape]
+    if other:  # copying would stretch an adapter of rank 1 over any rank
+        name = other[0]
+        raise ShardtuneError(
+            "The adapter does not fit the model.",
+            why=f"{len(other)} tensors have another shape, such as {name}: {list(tensors[name].shape)} instead of "
+            f"{list(trainable[name].shape)}.",
             fix="Load it with the lora settings it was trained with.",
         )
     with torch.no_grad():

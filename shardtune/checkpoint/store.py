@@ -15,7 +15,7 @@ _NAME = re.compile(r"step-(\d+)")
 class CheckpointStore:
     """The folder `checkpoints/` of a run. One process (rank 0) writes.
 
-    After a crash at any line: every `step-N` folder is complete; at most a `.staging-*` folder is left, which the next
+    After a crash at any line: every `step-N` folder is complete; at most `.staging-*` folders are left, which the next
     `write` removes and nobody reads.
 
     Args:
@@ -34,7 +34,7 @@ class CheckpointStore:
         """Steps of the complete checkpoints, oldest first."""
         if not self.folder.is_dir():
             return []
-        matches = (_NAME.fullmatch(p.name) for p in self.folder.iterdir())
+        matches = (_NAME.fullmatch(p.name) for p in self.folder.iterdir() if p.is_dir())
         return sorted(int(m.group(1)) for m in matches if m)
 
     def write(self, step: int, fill: Callable[[Path], None], state: dict, best_step: int | None) -> Path:
@@ -59,7 +59,7 @@ class CheckpointStore:
         surplus = steps[: -self.keep] if self.keep else []
         for step in surplus:
             if step != best_step:
-                shutil.rmtree(self.path(step))
+                _remove(self.path(step))
 
 
 def publish(folder: Path, fill: Callable[[Path], None]) -> Path:
@@ -74,10 +74,17 @@ def publish(folder: Path, fill: Callable[[Path], None]) -> Path:
         _fsync(file)
     _fsync(staging)
     if folder.exists():
-        shutil.rmtree(folder)
+        _remove(folder)
     staging.rename(folder)
     _fsync(folder.parent)
     return folder
+
+
+def _remove(folder: Path) -> None:
+    """Delete a published folder. Renamed first: a crash among its files must not leave half of it under its name."""
+    doomed = folder.parent / f".staging-old-{folder.name}"
+    folder.rename(doomed)
+    shutil.rmtree(doomed)
 
 
 def _fsync(path: Path) -> None:

@@ -4,24 +4,16 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from shardtune.cli.options import AccelerateConfig, Config, Overrides
 
 if TYPE_CHECKING:
     from shardtune.config import ResolvedConfig
 
 app = typer.Typer(help="Check a config and see what it means.", no_args_is_help=True)
-
-Config = Annotated[Path, typer.Argument(metavar="CONFIG", help="The run's YAML file.", show_default=False)]
-Overrides = Annotated[
-    list[str] | None,
-    typer.Option("--override", "-o", metavar="KEY=VALUE", help="Set one value, e.g. train.seed=1. Repeatable."),
-]
-AccelerateConfig = Annotated[
-    Path | None, typer.Option("--accelerate-config", metavar="FILE", help="An accelerate config file to translate.")
-]
 
 
 @app.command()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+from typing import Annotated
 
 import typer
 
 from shardtune import __version__
 from shardtune.cli import config, quickstart, train
+from shardtune.cli.options import WithSettings
 from shardtune.errors import ShardtuneError
 from shardtune.launch.failure import render
 
@@ -19,7 +21,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("train", epilog=train.EPILOG)(train.train)
+app.command("train", cls=WithSettings)(train.train)
 app.command("quickstart")(quickstart.quickstart)
 app.add_typer(config.app, name="config")
 
@@ -32,7 +34,9 @@ def _version(asked: bool) -> None:
 
 @app.callback()
 def _options(
-    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version."),
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
 ) -> None:
     pass
 

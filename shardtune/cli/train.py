@@ -4,43 +4,39 @@ from __future__ import annotations
 
 import os
 import sys
-from pathlib import Path
+from typing import Annotated
 
 import typer
 
-EPILOG = "Settings and their meaning: `shardtune config reference`. Exit codes: 0 done, 2 wrong input, 130/143 stopped."
+from shardtune.cli.options import AccelerateConfig, Config, Overrides
 
 
 def train(
-    config: Path = typer.Argument(help="The run's YAML.", metavar="CONFIG"),
-    override: list[str] = typer.Option(
-        [],
-        "--override",
-        "-o",
-        metavar="KEY=VALUE",
-        help="Change a setting, e.g. -o train.learning_rate=1e-4. Repeatable.",
-    ),
-    nproc: str = typer.Option(
-        "", "--nproc", metavar="N|auto", help="Processes on this machine; auto = one per GPU, else one."
-    ),
-    accelerate_config: Path | None = typer.Option(
-        None, "--accelerate-config", metavar="FILE", help="Translate an accelerate FSDP file; every key gets a verdict."
-    ),
-    debug_freq: int | None = typer.Option(None, "--debug-freq", metavar="N", help="Short for -o train.debug_freq=N."),
-    run_id: str | None = typer.Option(
-        None,
-        "--run-id",
-        metavar="NAME",
-        help="Name of the run's folder under train.output_dir (default: date and time).",
-    ),
+    config: Config,
+    override: Overrides = None,
+    nproc: Annotated[
+        str, typer.Option("--nproc", metavar="N|auto", help="Processes on this machine; auto = one per GPU, else one.")
+    ] = "",
+    accelerate_config: AccelerateConfig = None,
+    debug_freq: Annotated[
+        int | None, typer.Option("--debug-freq", metavar="N", help="Short for -o train.debug_freq=N.")
+    ] = None,
+    run_id: Annotated[
+        str | None,
+        typer.Option(
+            "--run-id", metavar="NAME", help="Folder of the run under train.output_dir; default: date and time."
+        ),
+    ] = None,
 ) -> None:
     """Train a LoRA adapter as CONFIG says, sharded over the processes of this machine.
 
     Under torchrun, accelerate launch or a scheduler's RANK/WORLD_SIZE it becomes one of their workers.
+
+    Exit codes: 0 done; 2 wrong input, nothing was trained; 130 or 143 stopped by Ctrl-C or SIGTERM, checkpoint saved.
     """
     from shardtune.launch.start import start
 
-    overrides = list(override)
+    overrides = list(override or ())
     if nproc:
         overrides.append(f"parallel.nproc={nproc}")
     if debug_freq is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic.fields import FieldInfo
 
@@ -12,6 +12,9 @@ from shardtune.config.render import flow
 from shardtune.config.schema import Section
 from shardtune.config.suggestions import section_fields
 from shardtune.config.trl_fields import OWNED
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 _HEAD = """\
 # Config reference
@@ -61,6 +64,22 @@ def reference_page() -> str:
     parts.append(_EXTRA)
     parts += [f"| `{name}` | {_cell(why)} |\n" for name, why in OWNED.items()]
     return "".join(parts)
+
+
+def settings_table() -> RenderableType:
+    """Every setting with its default and meaning, for a terminal."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title="Settings of CONFIG, and for --override", title_justify="left", box=None, padding=(0, 1))
+    table.add_column("setting", no_wrap=True)
+    table.add_column("default and meaning", ratio=1)
+    for name, section in section_fields().items():
+        for key, field in section.model_fields.items():
+            default = "required" if field.is_required() else flow(field.get_default(call_default_factory=True))
+            table.add_row(f"{name}.{key}", Text(f"{default}  ", style="dim") + Text(field.description or ""))
+        table.add_section()
+    return table
 
 
 def _rows(section: type[Section]) -> Iterator[str]:

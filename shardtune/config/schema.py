@@ -231,7 +231,7 @@ class TrainSection(Section):
         description="Kept for configs written for DDP. FSDP2 has no such setting; any value is answered with a notice.",
     )
     debug_freq: Int = Field(
-        default=25, ge=1, description="Detailed profile line every so many steps (also --debug-freq)."
+        default=25, ge=1, description="Time and memory of a step, every so many steps (also --debug-freq)."
     )
     extra: dict[str, Any] = Field(
         default_factory=dict,

@@ -72,11 +72,12 @@ def read_split(section: DataSection, split: str, key: str) -> Dataset:
             fix=f"Check {_KEY} and data.dataset_config_name; without a network, use a local file or folder.",
         ) from error
     except DatasetGenerationError as error:
-        columns_differ = isinstance(error, DatasetGenerationCastError)
+        cause = error.__cause__ or error
+        columns_differ = isinstance(error, DatasetGenerationCastError) or "column names don't match" in str(cause)
         raise UserInputError(
             f"The dataset '{section.dataset_name_or_path}' could not be read.",
-            why=_broken_json(path) or _one_line(error if columns_differ else error.__cause__ or error),
-            fix="Give all files the same columns, or keep those that differ in another folder."
+            why=_broken_json(path) or _one_line(cause),
+            fix="Give all files of the folder the same columns, or keep those that differ in another folder."
             if columns_differ
             else "Check that every line or row of the file is well formed.",
         ) from error
@@ -130,36 +131,36 @@ def _data_files(path: Path) -> Iterator[Path]:
 
 
 def _broken_json(path: Path) -> str | None:
-    """File and line at which JSON breaks. (pyarrow names a row of the block it was reading, which is no line number.)"""
+    """File and line at which JSON breaks. (pyarrow names a row of the block it was reading: no line of the file.)"""
     for file in _data_files(path):
         if file.suffix.lower() not in (".json", ".jsonl"):
             continue
         try:
-            if file.suffix.lower() == ".json":
-                json.loads(file.read_text(encoding="utf-8-sig"))
-            else:
-                _check_json_lines(file)
-        except json.JSONDecodeError as error:
-            return f"{file}, line {error.lineno}: {error.msg}."
+            broken = _broken_line(file)
         except UnicodeDecodeError as error:
             return f"{file} is not UTF-8: {error}."
+        if broken:
+            return f"{file}, line {broken}"
     return None
 
 
-def _check_json_lines(file: Path) -> None:
+def _broken_line(file: Path) -> str | None:
+    if file.suffix.lower() == ".json":
+        try:
+            json.loads(file.read_text(encoding="utf-8-sig"))
+            return None
+        except json.JSONDecodeError as error:
+            if error.msg != "Extra data":  # otherwise it holds one object per line, as a .jsonl does
+                return f"{error.lineno}: {error.msg}."
     with file.open(encoding="utf-8-sig") as lines:
         for number, line in enumerate(lines, start=1):
-            if not line.strip():
-                continue
             try:
-                value = json.loads(line)
+                value = json.loads(line) if line.strip() else {}
             except json.JSONDecodeError as error:
-                error.lineno = number
-                raise
+                return f"{number}: {error.msg}."
             if not isinstance(value, dict):
-                error = json.JSONDecodeError("Not an object with named columns", line, 0)
-                error.lineno = number
-                raise error
+                return f"{number}: not an object with named columns."
+    return None
 
 
 def _read_error(section: DataSection, split: str, key: str, error: Exception) -> UserInputError:

@@ -24,22 +24,25 @@ class Template:
     def parse(cls, text: str) -> Template:
         """Raises UserInputError for unbalanced braces, positional or computed fields, or no field at all."""
         try:
-            parsed = [(literal, name) for literal, name, spec, conversion in Formatter().parse(text)]
-            plain = all(not spec and not conversion for _, _, spec, conversion in Formatter().parse(text))
+            fields = list(Formatter().parse(text))
         except ValueError as error:
             raise UserInputError(
                 "data.prompt_template has unbalanced braces.",
                 why=str(error),
                 fix="Write {column} for a column and {{ or }} for a literal brace.",
             ) from error
-        names = [name for _, name in parsed if name is not None]
-        if not names or not plain or not all(name.isidentifier() for name in names):
+        written = [
+            name + (f"!{conversion}" if conversion else "") + (f":{spec}" if spec else "")
+            for _, name, spec, conversion in fields
+            if name is not None
+        ]
+        if not written or not all(name.isidentifier() for name in written):
             raise UserInputError(
                 "data.prompt_template must name columns as {column}.",
-                why=f"Found: {', '.join('{' + name + '}' for name in names) or 'no column'}.",
-                fix="For example '{instruction}\\n\\n{response}'; double the braces {{ }} that are meant literally.",
+                why=f"Found: {', '.join('{' + name + '}' for name in written) or 'no column'}.",
+                fix='For example "{instruction}\\n\\n{response}"; double the braces {{ }} that are meant literally.',
             )
-        return cls(tuple(parsed))
+        return cls(tuple((literal, name) for literal, name, _, _ in fields))
 
     @property
     def columns(self) -> list[str]:

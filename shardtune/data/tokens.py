@@ -44,18 +44,27 @@ def tokenise_split(
     Raises:
         UserInputError: a column is missing, or no row is left.
     """
-    rows = read_split(section, split, key)
+    rows = read_split(section, split, key).with_format(None)
     template = Template.parse(section.prompt_template) if section.prompt_template is not None else None
     columns = template.columns if template else [section.text_field]
     require_columns(rows, columns, "data.prompt_template" if template else "data.text_field", split)
-    encoded = rows.map(
-        _encoder(section, template, tokenizer),
-        batched=True,
-        remove_columns=rows.column_names,
-        desc=None,
-        load_from_cache_file=False,  # fingerprints of tokenizers are not stable between processes
-        keep_in_memory=True,
-    )
+    if not len(rows):  # `map` would leave them as they are
+        raise UserInputError(f"The split '{split}' has no rows.", fix=f"Check the data, or set {key} to a larger part.")
+    try:
+        encoded = rows.map(
+            _encoder(section, template, tokenizer),
+            batched=True,
+            remove_columns=rows.column_names,
+            desc=None,
+            load_from_cache_file=False,  # fingerprints of tokenizers are not stable between processes
+            keep_in_memory=True,
+        )
+    except UnicodeDecodeError as error:  # pyarrow takes the bytes of a JSON file unseen
+        raise UserInputError(
+            f"The split '{split}' of '{section.dataset_name_or_path}' is not UTF-8.",
+            why=str(error),
+            fix="Save the file as UTF-8 (for example: iconv -f latin1 -t utf-8).",
+        ) from error
     status = encoded["status"]
     kept = encoded.filter(lambda batch: [s == "ok" for s in batch], input_columns="status", batched=True)
     counts = TokenCounts(
@@ -81,6 +90,18 @@ def _encoder(
 ) -> Callable[[dict[str, list[Any]]], dict[str, list[Any]]]:
     completion_only = template is not None and section.train_on in ("auto", "completion")
     bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_id
+    if completion_only and not tokenizer.is_fast:
+        raise UserInputError(
+            "This tokenizer cannot tell which tokens belong to the answer.",
+            why=f"{type(tokenizer).__name__} does not say which characters a token stands for.",
+            fix="Use a folder with tokenizer.json (model.tokenizer_name_or_path), or set data.train_on: all.",
+        )
+    if section.append_eos and eos is None:
+        raise UserInputError(
+            "data.append_eos is true, but the tokenizer has no end-of-sequence token.",
+            why="The model would never learn to stop.",
+            fix="Set eos_token in its tokenizer_config.json, or data.append_eos: false.",
+        )
 
     def encode(batch: dict[str, list[Any]]) -> dict[str, list[Any]]:
         prompts, texts = _texts(batch, section, template)
@@ -95,8 +116,10 @@ def _encoder(
             labels = [t if e > len(prompt) else IGNORED for t, e in zip(ids, ends, strict=True)] if ends else list(ids)
             if bos is not None and ids[:2] == [bos, bos]:  # the template wrote it and the tokenizer added it
                 ids, labels = ids[1:], labels[1:]
-            if section.append_eos and eos is not None and texts[index] and ids[-1:] != [eos]:
-                ids, labels = [*ids, eos], [*labels, eos]
+            if section.append_eos and texts[index]:
+                # Some tokenizers add it themselves, at no place in the text: it is to be learnt all the same.
+                seen = len(ids) - (ids[-1:] == [eos])
+                ids, labels = [*ids[:seen], eos], [*labels[:seen], eos]
             _append(out, ids, labels, section.max_length, empty=not texts[index].strip())
         return out
 
@@ -107,6 +130,7 @@ def _texts(batch: dict[str, list[Any]], section: DataSection, template: Template
     columns = template.columns if template else [section.text_field]
     prompts, texts = [], []
     for values in zip(*(batch[column] for column in columns), strict=True):
+        _require_text(columns, values)
         if any(value is None for value in values):
             prompts.append("")
             texts.append("")  # counted as an empty row
@@ -118,6 +142,22 @@ def _texts(batch: dict[str, list[Any]], section: DataSection, template: Template
             prompts.append(prompt)
             texts.append(prompt + completion)
     return prompts, texts
+
+
+def _require_text(columns: list[str], values: tuple[Any, ...]) -> None:
+    """A list of messages or a date would be trained on as Python prints it."""
+    for column, value in zip(columns, values, strict=True):
+        if value is None or isinstance(value, str | int | float):
+            continue
+        date = hasattr(value, "isoformat")
+        raise UserInputError(
+            f"The column '{column}' holds values of the type {type(value).__name__}, not text.",
+            why=f"The first is {str(value)[:80]}."
+            + (" Where all strings of a JSON column look like dates, they are read as dates." if date else ""),
+            fix="Store the text as it is to be learnt, in a column of strings (parquet and csv keep dates as written)."
+            if date
+            else "Name a column of strings in data.text_field or data.prompt_template.",
+        )
 
 
 def _append(out: dict[str, list[Any]], ids: list[int], labels: list[int], limit: int, *, empty: bool) -> None:

@@ -28,15 +28,19 @@ def report_failure(error: BaseException, rank: int) -> int:
         "exit_code": error.exit_code if isinstance(error, ShardtuneError) else 1,
     }
     folder = os.environ.get(ERRORS_VARIABLE)
-    if folder:
-        target = Path(folder) / f"rank{rank}.json"
+    if not (folder and _left_for_launcher(Path(folder), record)):
+        print(record["text"] if known and rank == 0 else f"rank {rank}: {record['text']}", file=sys.stderr)
+    return int(str(record["exit_code"]))
+
+
+def _left_for_launcher(folder: Path, record: dict[str, object]) -> bool:
+    target = folder / f"rank{record['rank']}.json"
+    try:
         target.with_suffix(".tmp").write_text(json.dumps(record), encoding="utf-8")
         target.with_suffix(".tmp").rename(target)
-    elif known and rank == 0:
-        print(record["text"], file=sys.stderr)
-    else:
-        print(f"rank {rank}: {record['text']}", file=sys.stderr)
-    return int(str(record["exit_code"]))
+    except OSError:  # the launcher is gone, or the disk is full, which may well be the failure to tell
+        return False
+    return True
 
 
 def first_failure(folder: Path) -> tuple[str, int] | None:

@@ -38,6 +38,12 @@ def process_count(asked: int | str, device: str) -> int:
     return count
 
 
+def threads_per_process(nproc: int) -> int:
+    """The cores this process may use, shared out."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, cores // nproc)
+
+
 def launch(arguments: list[str], node: Node, nproc: int) -> int:
     """Run `python -m shardtune <arguments>` in `nproc` processes on this node; returns the exit code.
 
@@ -50,8 +56,7 @@ def launch(arguments: list[str], node: Node, nproc: int) -> int:
     for name in logging.root.manager.loggerDict:
         if name.startswith("torch.distributed.elastic"):  # its boxes repeat what we print ourselves
             logging.getLogger(name).setLevel(logging.CRITICAL)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores // nproc)))
+    os.environ.setdefault("OMP_NUM_THREADS", str(threads_per_process(nproc)))
     # A variable, not LaunchConfig's field: torch 2.11 does not have that yet (and keeps to its 30 s).
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(_STOP_SECONDS))
     with tempfile.TemporaryDirectory(prefix="shardtune-errors-") as errors:

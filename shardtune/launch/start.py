@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import MutableMapping
 from pathlib import Path
 
 from shardtune.config import ResolvedConfig, load_config
 from shardtune.config.accelerate_file import neutralise
 from shardtune.data.source import check_dataset_path
+from shardtune.errors import UserInputError
 from shardtune.launch.failure import report_failure
+from shardtune.launch.local import launch, process_count, threads_per_process
 from shardtune.launch.place import Node, Worker, read_place
 from shardtune.launch.run_folder import FOLDER_VARIABLE, create_run_folder
 from shardtune.model.locate import check_model_folder
@@ -34,19 +37,20 @@ def start(
     check_model_folder(resolved.config.model.model_name_or_path)
     check_dataset_path(resolved.config.data)
     nproc = _processes(place, resolved)
-    if place.nnodes == 1:
-        folder = create_run_folder(resolved.config.train.output_dir, run_id)
-        environ[FOLDER_VARIABLE] = str(folder)
-    if place.nnodes * nproc == 1:
-        return _work(config, overrides, accelerate_config, run_id, Worker(0, 1, 0), environ)
-    from shardtune.launch.local import launch
-
-    return launch(_arguments(config, overrides, accelerate_config, run_id), place, nproc)
+    if place.nnodes > 1:  # rank 0 makes the folder, wherever it is
+        return launch(_arguments(config, overrides, accelerate_config, run_id), place, nproc)
+    folder = create_run_folder(resolved.config.train.output_dir, run_id)
+    environ[FOLDER_VARIABLE] = str(folder)
+    if nproc == 1:
+        code = _work(config, overrides, accelerate_config, run_id, Worker(0, 1, 0), environ)
+    else:
+        code = launch(_arguments(config, overrides, accelerate_config, run_id), place, nproc)
+    if code == UserInputError.exit_code:
+        shutil.rmtree(folder)  # nothing was trained, and the name is free for the corrected command
+    return code
 
 
 def _processes(node: Node, resolved: ResolvedConfig) -> int:
-    from shardtune.launch.local import process_count
-
     asked = resolved.config.parallel.nproc
     if asked == "auto" and node.nproc is not None:
         asked = node.nproc
@@ -61,6 +65,8 @@ def _work(
     place: Worker,
     environ: MutableMapping[str, str],
 ) -> int:
+    # accelerate warns when it is unset, and then sets what torch takes anyway.
+    environ.setdefault("OMP_NUM_THREADS", str(threads_per_process(int(environ.get("LOCAL_WORLD_SIZE", "1")))))
     environ.update(RANK=str(place.rank), WORLD_SIZE=str(place.world_size), LOCAL_RANK=str(place.local_rank))
     try:
         resolved = load_config(config, overrides, accelerate_config, environ)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError, safe_open
 
 from shardtune.config.schema import ModelSection
 from shardtune.errors import ShardtuneError, UserInputError
-from shardtune.model.locate import check_model_folder
+from shardtune.model.locate import check_model_folder, local_or_hub, looks_local
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -31,18 +34,26 @@ def load_model(section: ModelSection) -> PreTrainedModel:
     check_model_folder(section.model_name_or_path)
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
-            section.model_name_or_path,
+            local_or_hub(section.model_name_or_path),
             revision=section.revision or "main",
             dtype=_DTYPES[section.torch_dtype],
             attn_implementation="sdpa" if section.attn_implementation == "auto" else section.attn_implementation,
             trust_remote_code=section.trust_remote_code,
             output_loading_info=True,
+            ignore_mismatched_sizes=True,  # told below, with names; transformers would point to a report we silence
         )
-    except (OSError, ValueError, KeyError, ImportError) as error:
+    except SafetensorError as error:
+        raise UserInputError(
+            f"The weights of '{section.model_name_or_path}' are damaged: {_damaged(section.model_name_or_path)}.",
+            why=_first_line(error),
+            fix="Copy or download them again (a file of a few lines is git-lfs's pointer: run git lfs pull).",
+        ) from error
+    except (OSError, ValueError, KeyError, ImportError, StrictDataclassError) as error:
         raise UserInputError(
             f"'{section.model_name_or_path}' could not be loaded as a causal language model.",
             why=_first_line(error),
-            fix="Check model.model_name_or_path (and model.revision); without a network, use a local folder.",
+            fix="Check model.model_name_or_path, model.revision and model.attn_implementation; without a network, use "
+            "a local folder.",
         ) from error
     model: PreTrainedModel = loaded[0]
     _refuse_random_weights(section.model_name_or_path, loaded[1])
@@ -56,9 +67,18 @@ def load_tokenizer(section: ModelSection) -> PreTrainedTokenizerBase:
 
     source = section.tokenizer_name_or_path or section.model_name_or_path
     key = "model.tokenizer_name_or_path" if section.tokenizer_name_or_path else "model.model_name_or_path"
+    if looks_local(source) and not Path(source).expanduser().exists():
+        raise UserInputError(
+            f"The tokenizer's folder '{source}' does not exist.",
+            why=f"{key} is written like a local path, so the hub is not asked.",
+            fix=f"Set {key} to a folder with tokenizer.json, or to a hub name such as org/model.",
+        )
     try:
         tokenizer = AutoTokenizer.from_pretrained(
-            source, revision=section.revision or "main", trust_remote_code=section.trust_remote_code
+            local_or_hub(source),
+            # model.revision is one of the model's repository; another one may not have it.
+            revision=(section.revision or "main") if source == section.model_name_or_path else "main",
+            trust_remote_code=section.trust_remote_code,
         )
     except (OSError, ValueError, KeyError, ImportError) as error:
         raise UserInputError(
@@ -79,9 +99,12 @@ def load_tokenizer(section: ModelSection) -> PreTrainedTokenizerBase:
 def _refuse_random_weights(name: str, info: dict) -> None:
     # transformers only prints a report when a checkpoint's names do not fit: the model comes out random.
     missing = sorted(info.get("missing_keys") or ())
-    mismatched = sorted(str(entry[0]) for entry in info.get("mismatched_keys") or ())
+    mismatched = sorted(
+        f"{key} ({list(there)} there, {list(here)} in the model)"
+        for key, there, here in info.get("mismatched_keys") or ()
+    )
     if missing or mismatched:
-        bad = missing + mismatched
+        bad = mismatched + missing
         shown = ", ".join(bad[:5]) + (f" and {len(bad) - 5} more" if len(bad) > 5 else "")
         raise ShardtuneError(
             f"{len(bad)} parameters of the model are not in the checkpoint '{name}' and would stay random: {shown}.",
@@ -91,6 +114,17 @@ def _refuse_random_weights(name: str, info: dict) -> None:
     if info.get("unexpected_keys"):
         extra = sorted(info["unexpected_keys"])
         log.warning("%d tensors of the checkpoint are not part of the model, e.g. %s", len(extra), extra[0])
+
+
+def _damaged(name: str) -> str:
+    """Which file it is: the error of safetensors does not say."""
+    for file in sorted(Path(local_or_hub(name)).glob("*.safetensors")):
+        try:
+            with safe_open(file, framework="pt"):
+                pass
+        except SafetensorError:
+            return f"{file.name} ({file.stat().st_size:,} bytes) is not a whole safetensors file"
+    return "a file is not a whole safetensors file"
 
 
 def _first_line(error: BaseException) -> str:

@@ -16,6 +16,11 @@ def looks_local(name: str) -> bool:
     return name.startswith(("/", "./", "../", "~", ".\\")) or Path(name).expanduser().exists() or name.count("/") > 1
 
 
+def local_or_hub(name: str) -> str:
+    """What transformers is to be asked for: `~` means nothing to it."""
+    return str(Path(name).expanduser()) if looks_local(name) else name
+
+
 def check_model_folder(name: str, key: str = _KEY) -> None:
     """Raise if `name` is a local path that cannot be a model. A hub name passes: only loading can tell.
 
@@ -44,11 +49,15 @@ def check_model_folder(name: str, key: str = _KEY) -> None:
             fix=f"Set {key} to a folder written by save_pretrained or downloaded from a hub.",
         )
     try:
-        json.loads(config.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        content = json.loads(config.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise UserInputError(
             f"'{config}' is not readable JSON.", why=str(error), fix="Copy or download the model again."
         ) from error
+    if not isinstance(content, dict):
+        raise UserInputError(
+            f"'{config}' does not describe a model: it holds no JSON object.", fix="Copy or download the model again."
+        )
     if not any(next(folder.glob(pattern), None) for pattern in _WEIGHT_PATTERNS):
         other = ", ".join(sorted(p.name for p in folder.glob("*.bin"))[:3])
         raise UserInputError(

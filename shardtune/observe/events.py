@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from pathlib import Path
 from typing import IO
@@ -20,15 +21,27 @@ class EventLog:
     def __init__(self, folder: Path, rank: int) -> None:
         self.rank = rank
         self.path = folder / f"events-rank{rank}.jsonl"
+        torn = _is_torn(self.path)
         self._file: IO[str] = self.path.open("a", encoding="utf-8", buffering=1)
+        if torn:
+            self._file.write("\n")  # what a crash has cut stays a line of its own
 
     def write(self, event: str, **fields: object) -> None:
         record = {"v": VERSION, "time": round(time.time(), 3), "rank": self.rank, "event": event, **fields}
         # json would write a bare NaN, which is not JSON; a diverged loss must still be readable by every tool.
-        self._file.write(json.dumps(_finite(record), ensure_ascii=False) + "\n")
+        # ASCII alone: a name that is not UTF-8 cannot break the write, nor a U+2028 in a text the line.
+        self._file.write(json.dumps(_finite(record)) + "\n")
 
     def close(self) -> None:
         self._file.close()
+
+
+def _is_torn(path: Path) -> bool:
+    if not path.exists() or not path.stat().st_size:
+        return False
+    with path.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read(1) != b"\n"
 
 
 def _finite(value: object) -> object:

@@ -39,7 +39,7 @@ def data_line(counts: TokenCounts) -> str:
 def math_lines(math: TrainingMath) -> tuple[str, str]:
     """The batch and the steps, each with how it was counted."""
     batch = (
-        f"{math.per_device} per device × {math.processes} processes × {math.accumulation} accumulation "
+        f"{math.per_device} per device × {count(math.processes, 'process', 'es')} × {math.accumulation} accumulation "
         f"= {math.effective_batch} rows a step"
     )
     steps = (
@@ -50,9 +50,8 @@ def math_lines(math: TrainingMath) -> tuple[str, str]:
 
 
 def sharding_line(sharding: Sharding, processes: Processes) -> str:
-    count = processes.world_size
     return (
-        f"FSDP2 over {count} process{'es' if count > 1 else ''} on {processes.device.type}, {sharding.units} × "
+        f"FSDP2 over {count(processes.world_size, 'process', 'es')} on {processes.device.type}, {sharding.units} × "
         f"{sharding.layer_class}; "
         f"this rank holds {size(sharding.local_bytes)} of {size(sharding.total_bytes)}"
     )
@@ -65,17 +64,24 @@ def adapter_table(coverage: Coverage) -> Table:
     for name in ("modules", "parameters", "of the model"):
         table.add_column(name, justify="right")
     for row in coverage.rows:
-        table.add_row(row.pattern, f"{row.modules:,}", f"{row.parameters:,}", f"{row.parameters / coverage.total:.2%}")
+        table.add_row(
+            escape(row.pattern), f"{row.modules:,}", f"{row.parameters:,}", f"{row.parameters / coverage.total:.2%}"
+        )
     modules = sum(row.modules for row in coverage.rows)
     table.add_section()
     table.add_row("all trainable", f"{modules:,}", f"{coverage.trainable:,}", f"{coverage.share:.2%}")
     return table
 
 
-def size(count: float) -> str:
-    """Bytes in powers of 1000, as disks and vendors count."""
+def count(number: int, word: str, plural: str = "s") -> str:
+    """`1 process`, `2 processes`."""
+    return f"{number:,} {word}{'' if number == 1 else plural}"
+
+
+def size(number: float) -> str:
+    """Bytes in powers of 1000, as disks and vendors number."""
     for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.3g} TB"
+        if number < 999.5:  # three digits of more would read 1e+03
+            return f"{number:.3g} {unit}"
+        number /= 1000
+    return f"{number:.3g} TB"

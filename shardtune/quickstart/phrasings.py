@@ -335,144 +335,151 @@ TRAIN_VALUES: dict[str, tuple[str, ...]] = {
     "place": _listed(
         """Lisbon; Vienna; Oslo; Chicago; Nairobi; Kyoto; Buenos Aires; Cape Town; Reykjavik; New Orleans; Toronto;
         Singapore; Marseille; Krakow; Denver; San Diego; Istanbul; Hanoi; Glasgow; Salt Lake City; Dublin; Athens;
-        Bogotá; Melbourne; Tunis; Ljubljana; Boston; Rio de Janeiro; Helsinki; Zürich; Mumbai; Seattle; Cairo; Palermo;
-        Bergen; St. Louis; Quito; Tbilisi; the Black Forest; Lake Tahoe; Yosemite; the Scottish Highlands; Bali;
-        Santa Fe; Antwerp; Belgrade; Osaka; Accra; Montreal; Hamburg"""
+        Bogotá; Melbourne; Tunis; Ljubljana; Boston; Rio de Janeiro; Helsinki; Zürich; Mumbai; Seattle; Cairo;
+        Palermo; Bergen; St. Louis; Quito; Tbilisi; the Black Forest; Lake Tahoe; Yosemite; the Scottish Highlands;
+        Bali; Santa Fe; Antwerp; Belgrade; Osaka; Accra; Montreal; Hamburg"""
     ),
     "day": _listed(
         """today; tonight; tomorrow; tomorrow morning; tomorrow evening; this afternoon; this weekend; this Friday;
         next week; next weekend; next Monday; next Thursday; Monday; Tuesday; Thursday; Saturday; Monday morning;
-        Tuesday afternoon; Friday night; Saturday evening; on Wednesday; on Sunday; on Saturday night; on May 3rd;
-        on the first of June; on Christmas Day"""
+        Tuesday afternoon; Friday night; Saturday evening; on Wednesday; on Sunday; on Saturday night; on May 3rd; on
+        the first of June; on Christmas Day"""
     ),
     "song": _listed(
-        """Paper Lanterns; Midnight Ferry; The Long Way Down; Glass Mountain; Carry Me North; Seven Red Doors; Honey and
-        Rust; Second Hand Sunlight; Ghost of the Harbour; Slow Machine; Tangerine Sky; All My Quiet Friends; Blue
+        """Paper Lanterns; Midnight Ferry; The Long Way Down; Glass Mountain; Carry Me North; Seven Red Doors; Honey
+        and Rust; Second Hand Sunlight; Ghost of the Harbour; Slow Machine; Tangerine Sky; All My Quiet Friends; Blue
         Bicycle; Wolves at Breakfast; Letters to Marianne; Velvet Static; Rain on the Radio; Copper Heart; No More
         Mondays; Dancing in the Hallway; The Last Payphone; Summer of Moths; Kerosene; Wild Geese; Under the Overpass;
         Silver Tongue; Better Weather; Hollow Bones; Neon Garden; Say It Twice; Borrowed Time; Cinnamon Girl Blues;
         Ten Thousand Steps; Home by Eleven; Lighthouse Keeper; Fever Dream Motel"""
     ),
     "artist": _listed(
-        """The Velvet Anchors; Mara Quill; Johnny Driftwood; Los Pájaros; Ada Winterbourne; The Paper Kings; DJ Marzipan;
-        Northern Static; Elena Rossi Trio; Kofi and the Suns; The Low Tides; Billie Harrow; Cassette Youth; Saint
-        Juniper; Otto Blum; Red Kettle; The Moonlit Few; Priya Nair; Tin Whistle Society; Gus Hanley; The Broken
+        """The Velvet Anchors; Mara Quill; Johnny Driftwood; Los Pájaros; Ada Winterbourne; The Paper Kings; DJ
+        Marzipan; Northern Static; Elena Rossi Trio; Kofi and the Suns; The Low Tides; Billie Harrow; Cassette Youth;
+        Saint Juniper; Otto Blum; Red Kettle; The Moonlit Few; Priya Nair; Tin Whistle Society; Gus Hanley; The Broken
         Compasses; Lila Moreau; Black Pine; Oscar and the Owls; Thunder Lake; The Night Porters; Yuki Tanabe; Fern
         Hollow; Big Sal Dorsey; Queen Marigold"""
     ),
     "genre": _listed(
-        """jazz; classical music; heavy metal; indie rock; hip hop; reggae; old country songs; piano music; techno; folk;
-        disco; bossa nova; blues; nineties pop; soul; punk; lo-fi beats; opera; movie soundtracks; salsa"""
+        """jazz; classical music; heavy metal; indie rock; hip hop; reggae; old country songs; piano music; techno;
+        folk; disco; bossa nova; blues; nineties pop; soul; punk; lo-fi beats; opera; movie soundtracks; salsa"""
     ),
     "restaurant": _listed(
         """Trattoria Bella; The Golden Fork; Sakura House; Chez Margot; El Toro Negro; The Rusty Anchor; Blue Lotus;
         Mama Lucia; The Copper Pot; Bistro Noir; Taste of Punjab; Olive and Thyme; La Cantina; The Hungry Fox; Dragon
         Palace; Casa Verde; The Old Mill; Pepe's Pizza; Nonna's Kitchen; Harbour Grill; Le Petit Jardin; Spice Route;
-        The Corner Table; Zorba's; Burger Barn; The White Horse; Ocean Pearl; Saigon Street; Green Leaf; Café Amelie"""
+        The Corner Table; Zorba's; Burger Barn; The White Horse; Ocean Pearl; Saigon Street; Green Leaf; Café
+        Amelie"""
     ),
     "people": _listed(
-        """two; three; four; five; six; ten; 2; 4; 5; 6; 9; 12; two people; three people; four people; six people; eight
-        people; 4 adults; two adults and a child; five guests; a group of eight; a party of six"""
+        """two; three; four; five; six; ten; 2; 4; 5; 6; 9; 12; two people; three people; four people; six people;
+        eight people; 4 adults; two adults and a child; five guests; a group of eight; a party of six"""
     ),
     "time": _listed(
         """7 pm; 8 pm; 6 am; 9 am; 10:30 am; 5:15 pm; 7:30; 8:30 pm; 12:45; noon; midnight; six o'clock; nine o'clock;
-        half past seven; half past twelve; a quarter past five; a quarter to eight; 6:30 in the evening; 8 in the morning;
-        18:00; 20:15; 11 pm; 3 pm; 4:20; two in the afternoon"""
+        half past seven; half past twelve; a quarter past five; a quarter to eight; 6:30 in the evening; 8 in the
+        morning; 18:00; 20:15; 11 pm; 3 pm; 4:20; two in the afternoon"""
     ),
     "duration": _listed(
         """5 minutes; 10 minutes; 15 minutes; 20 minutes; 30 minutes; 45 minutes; 3 minutes; 8 minutes; 12 minutes; 25
         minutes; 90 minutes; one hour; two hours; 2 hours; 1 hour; three minutes; five minutes; ten minutes; twenty
-        minutes; half an hour; an hour and a half; 30 seconds; 45 seconds; ninety seconds; 1 minute 30 seconds; 2 hours
-        15 minutes; 4 and a half minutes; sixty minutes; six minutes; 50 minutes"""
+        minutes; half an hour; an hour and a half; 30 seconds; 45 seconds; ninety seconds; 1 minute 30 seconds; 2
+        hours 15 minutes; 4 and a half minutes; sixty minutes; six minutes; 50 minutes"""
     ),
     "label": _listed(
-        """pasta; rice; tea; pizza; cake; laundry; workout; nap; homework; chicken; bread; meditation; break; plank; coffee;
-        roast; dishwasher; soup; yoga; sauce; stew; casserole; turkey; dough; barbecue; bath; chess game; piano lesson"""
+        """pasta; rice; tea; pizza; cake; laundry; workout; nap; homework; chicken; bread; meditation; break; plank;
+        coffee; roast; dishwasher; soup; yoga; sauce; stew; casserole; turkey; dough; barbecue; bath; chess game;
+        piano lesson"""
     ),
     "contact": _listed(
-        """Maria; my mom; Tom; Aunt Rose; Dr. Patel; my sister; Jonas; Aisha; Grandma; Mr. Lindqvist; Carlos; Chloe; my
-        boss; the plumber; Uncle Pete; Ben; Yara; Sofia; my roommate; Hannah; Kenji; Liam; Olu; Mrs. Dawson; Nadia; the
-        babysitter; Felix; Ivan; Coach Miller; Emily; my landlord; Priya; Lucas; Zoe; Mateo; Ingrid; Anna Weber; David
-        Okafor"""
+        """Maria; my mom; Tom; Aunt Rose; Dr. Patel; my sister; Jonas; Aisha; Grandma; Mr. Lindqvist; Carlos; Chloe;
+        my boss; the plumber; Uncle Pete; Ben; Yara; Sofia; my roommate; Hannah; Kenji; Liam; Olu; Mrs. Dawson; Nadia;
+        the babysitter; Felix; Ivan; Coach Miller; Emily; my landlord; Priya; Lucas; Zoe; Mateo; Ingrid; Anna Weber;
+        David Okafor"""
     ),
     "message": _listed(
-        """I'm running late; I'll be there in ten minutes; the meeting is cancelled; dinner is ready; I got the tickets;
-        we are out of milk; the train is delayed; I can't make it tonight; the keys are under the mat; happy birthday;
-        I'll call back later; the kids are asleep; my phone is almost dead; the package arrived; I left my wallet at
-        home; practice starts at four; we won the game; traffic is terrible; I found your jacket; the car is fixed; I'm
-        stuck at work; please buy some bread; the door code has changed; I said yes; we need to talk; the flight landed
-        early; good luck with the exam; the cat is fine; I'm bringing dessert; lunch is on me; see you at the station;
-        the doctor had good news; the wifi is down again; nobody is home; I'm on my way; thanks for the flowers; I'll
-        pick up the kids; the show starts at nine"""
+        """I'm running late; I'll be there in ten minutes; the meeting is cancelled; dinner is ready; I got the
+        tickets; we are out of milk; the train is delayed; I can't make it tonight; the keys are under the mat; happy
+        birthday; I'll call back later; the kids are asleep; my phone is almost dead; the package arrived; I left my
+        wallet at home; practice starts at four; we won the game; traffic is terrible; I found your jacket; the car is
+        fixed; I'm stuck at work; please buy some bread; the door code has changed; I said yes; we need to talk; the
+        flight landed early; good luck with the exam; the cat is fine; I'm bringing dessert; lunch is on me; see you
+        at the station; the doctor had good news; the wifi is down again; nobody is home; I'm on my way; thanks for
+        the flowers; I'll pick up the kids; the show starts at nine"""
     ),
     "task": _listed(
-        """call the dentist; water the plants; buy milk; pay the rent; take out the trash; feed the cat; pick up the dry
-        cleaning; renew my passport; send the invoice; book the flights; return the library books; charge the camera; walk
-        the dog; take my medicine; email the landlord; defrost the chicken; change the sheets; order a birthday cake;
-        check the mail; clean the oven; fix the bike; submit the report; cancel the subscription; vacuum the car; buy
-        stamps; wish Leo a happy birthday; lock the back door; print the tickets; back up my laptop; iron the shirts; thank
-        Grandpa; turn in the homework; pack the suitcase; stretch; get a haircut; sign the contract"""
+        """call the dentist; water the plants; buy milk; pay the rent; take out the trash; feed the cat; pick up the
+        dry cleaning; renew my passport; send the invoice; book the flights; return the library books; charge the
+        camera; walk the dog; take my medicine; email the landlord; defrost the chicken; change the sheets; order a
+        birthday cake; check the mail; clean the oven; fix the bike; submit the report; cancel the subscription;
+        vacuum the car; buy stamps; wish Leo a happy birthday; lock the back door; print the tickets; back up my
+        laptop; iron the shirts; thank Grandpa; turn in the homework; pack the suitcase; stretch; get a haircut; sign
+        the contract"""
     ),
     "room": _listed(
-        """kitchen; living room; bedroom; bathroom; hallway; garage; office; dining room; basement; kids' room; garden;
-        attic; guest room; balcony; nursery; laundry room; porch; closet"""
+        """kitchen; living room; bedroom; bathroom; hallway; garage; office; dining room; basement; kids' room;
+        garden; attic; guest room; balcony; nursery; laundry room; porch; closet"""
     ),
     "colour": _listed(
-        """red; blue; green; warm white; purple; orange; yellow; soft pink; cool white; deep blue; turquoise; gold; lime
-        green; dark red; sky blue; magenta"""
+        """red; blue; green; warm white; purple; orange; yellow; soft pink; cool white; deep blue; turquoise; gold;
+        lime green; dark red; sky blue; magenta"""
     ),
     "brightness": _listed(
-        """10 percent; 20 percent; 30 percent; 40 percent; 50 percent; 75 percent; 90 percent; 100 percent; 15%; 25%; 60%;
-        80%; 5%; half; full brightness; maximum; fifty percent; twenty percent; seventy percent; medium"""
+        """10 percent; 20 percent; 30 percent; 40 percent; 50 percent; 75 percent; 90 percent; 100 percent; 15%; 25%;
+        60%; 80%; 5%; half; full brightness; maximum; fifty percent; twenty percent; seventy percent; medium"""
     ),
     "destination": _listed(
         """the airport; the train station; Central Park; the nearest pharmacy; the city library; 14 Maple Street; the
-        Museum of Modern Art; Riverside Mall; the university hospital; Harbor Bridge; the closest gas station; Oak Hill
-        Cemetery; 220 King's Road; the stadium; St. Mary's Church; the post office; Lakeview Campground; the old town;
-        Terminal 2; the dentist on Elm Street; Greenfield Elementary School; the nearest bakery; the opera house; Fisher's
-        Wharf; the botanical garden; Hotel Miramar; the courthouse; Sunset Beach; the IKEA; 9 Station Lane"""
+        Museum of Modern Art; Riverside Mall; the university hospital; Harbor Bridge; the closest gas station; Oak
+        Hill Cemetery; 220 King's Road; the stadium; St. Mary's Church; the post office; Lakeview Campground; the old
+        town; Terminal 2; the dentist on Elm Street; Greenfield Elementary School; the nearest bakery; the opera
+        house; Fisher's Wharf; the botanical garden; Hotel Miramar; the courthouse; Sunset Beach; the IKEA; 9 Station
+        Lane"""
     ),
     "origin": _listed(
-        """home; work; my office; the hotel; City Hall; Union Square; the north gate; Baker Street; the ferry terminal; my
-        parents' house; the conference centre; Pier 39; the bus stop; 5 Rose Avenue; the parking garage; Market Square; my
-        school; the campus; Westfield; the subway station"""
+        """home; work; my office; the hotel; City Hall; Union Square; the north gate; Baker Street; the ferry
+        terminal; my parents' house; the conference centre; Pier 39; the bus stop; 5 Rose Avenue; the parking garage;
+        Market Square; my school; the campus; Westfield; the subway station"""
     ),
-    "mode": _listed("""by car; on foot; by bike; by bus; by subway; by motorbike; by public transport; by taxi; by boat"""),
+    "mode": _listed(
+        """by car; on foot; by bike; by bus; by subway; by motorbike; by public transport; by taxi; by boat"""
+    ),
 }
 
 TEST_VALUES: dict[str, tuple[str, ...]] = {
     "place": _listed(
-        """Porto; Stockholm; Nashville; Lagos; Sapporo; Mexico City; Tallinn; Edinburgh; Santiago; Phoenix; Jakarta; Lyon;
-        Bristol; Vilnius; the Grand Canyon; San Antonio; Düsseldorf; Marrakesh; Auckland; Prague"""
+        """Porto; Stockholm; Nashville; Lagos; Sapporo; Mexico City; Tallinn; Edinburgh; Santiago; Phoenix; Jakarta;
+        Lyon; Bristol; Vilnius; the Grand Canyon; San Antonio; Düsseldorf; Marrakesh; Auckland; Prague"""
     ),
     "day": _listed(
-        """this evening; this morning; tomorrow night; tomorrow afternoon; Wednesday; Friday; Sunday; this Saturday; next
-        Tuesday; next Friday; Sunday morning; Thursday night; on Tuesday; on Friday evening; on July 12th"""
+        """this evening; this morning; tomorrow night; tomorrow afternoon; Wednesday; Friday; Sunday; this Saturday;
+        next Tuesday; next Friday; Sunday morning; Thursday night; on Tuesday; on Friday evening; on July 12th"""
     ),
     "song": _listed(
-        """Broken Umbrella; River of Salt; Electric Orchard; The Last Good Morning; Marble Staircase; Chasing Satellites;
-        Peppermint Road; Goodnight Cleveland; Sleeping Giants; Two Left Shoes; Amber Waves Goodbye; Frozen Carousel;
-        Hurricane Letter; My Favourite Window"""
+        """Broken Umbrella; River of Salt; Electric Orchard; The Last Good Morning; Marble Staircase; Chasing
+        Satellites; Peppermint Road; Goodnight Cleveland; Sleeping Giants; Two Left Shoes; Amber Waves Goodbye; Frozen
+        Carousel; Hurricane Letter; My Favourite Window"""
     ),
     "artist": _listed(
-        """The Silver Herons; Nora Castellan; Desmond Flint; Little Cartographers; Amara Diallo; The Sunday Drivers; Hugo
-        Brandt; Violet Engine; The Dusty Strings; Rosa Delgado; Captain Nimbus; Wren Holloway"""
+        """The Silver Herons; Nora Castellan; Desmond Flint; Little Cartographers; Amara Diallo; The Sunday Drivers;
+        Hugo Brandt; Violet Engine; The Dusty Strings; Rosa Delgado; Captain Nimbus; Wren Holloway"""
     ),
     "genre": _listed(
-        """funk; chamber music; death metal; bluegrass; eighties rock; ambient music; gospel; flamenco; acoustic guitar
-        music; K-pop"""
+        """funk; chamber music; death metal; bluegrass; eighties rock; ambient music; gospel; flamenco; acoustic
+        guitar music; K-pop"""
     ),
     "restaurant": _listed(
-        """Villa Rosetta; The Silver Spoon; Tokyo Garden; Maison Claire; The Laughing Goat; Red Pepper; Papa Giorgio's; The
-        Brass Lantern; Curry Corner; Lemon and Sage; Noodle Bar; The Fisherman's Rest; Taverna Mykonos; Bombay Nights"""
+        """Villa Rosetta; The Silver Spoon; Tokyo Garden; Maison Claire; The Laughing Goat; Red Pepper; Papa
+        Giorgio's; The Brass Lantern; Curry Corner; Lemon and Sage; Noodle Bar; The Fisherman's Rest; Taverna Mykonos;
+        Bombay Nights"""
     ),
     "people": _listed(
-        """seven; eight; nine; 3; 7; 8; 10; five people; seven people; ten people; three adults; six guests; a group of
-        nine; a party of four"""
+        """seven; eight; nine; 3; 7; 8; 10; five people; seven people; ten people; three adults; six guests; a group
+        of nine; a party of four"""
     ),
     "time": _listed(
-        """6 pm; 9 pm; 7 am; 11:30 am; 6:45 pm; 8:15; 13:00; 19:30; seven o'clock; ten o'clock; half past eight; a quarter
-        to six; 5 in the morning; 10 pm; three in the afternoon"""
+        """6 pm; 9 pm; 7 am; 11:30 am; 6:45 pm; 8:15; 13:00; 19:30; seven o'clock; ten o'clock; half past eight; a
+        quarter to six; 5 in the morning; 10 pm; three in the afternoon"""
     ),
     "duration": _listed(
         """4 minutes; 7 minutes; 18 minutes; 35 minutes; 40 minutes; 55 minutes; three hours; 4 hours; seven minutes;
@@ -482,33 +489,39 @@ TEST_VALUES: dict[str, tuple[str, ...]] = {
         """lasagna; washing machine; quiz; steak; green tea; brisket; meeting; violin practice; curry; sourdough"""
     ),
     "contact": _listed(
-        """Oliver; my dad; Fatima; Aunt Clara; Dr. Nguyen; my brother; Sven; Beatrice; Grandpa; Mrs. Kowalski; Diego; my
-        neighbour; Rachel; the electrician; Marcus Bell; Leila; my wife; Theo"""
+        """Oliver; my dad; Fatima; Aunt Clara; Dr. Nguyen; my brother; Sven; Beatrice; Grandpa; Mrs. Kowalski; Diego;
+        my neighbour; Rachel; the electrician; Marcus Bell; Leila; my wife; Theo"""
     ),
     "message": _listed(
         """I missed the bus; the party starts at eight; I'm already at the airport; the soup is in the fridge; we are
         almost there; I'll be home by six; the dog needs a walk; the concert was amazing; I forgot my umbrella; the
         printer is broken; I'm thinking of you; the baby is finally sleeping; your book is on the table; we moved the
-        meeting to Monday; the bill is paid; I'm waiting outside; there is no hot water; congratulations on the new job"""
+        meeting to Monday; the bill is paid; I'm waiting outside; there is no hot water; congratulations on the new
+        job"""
     ),
     "task": _listed(
-        """call the bank; water the tomatoes; buy coffee; pay the electricity bill; feed the fish; pick up the kids; renew
-        my library card; mail the letter; book a hotel; bring the umbrella; wash the car; charge my phone; check the tire
-        pressure; order new glasses; clean the fridge; text the babysitter; prepare the slides; visit Grandma"""
+        """call the bank; water the tomatoes; buy coffee; pay the electricity bill; feed the fish; pick up the kids;
+        renew my library card; mail the letter; book a hotel; bring the umbrella; wash the car; charge my phone; check
+        the tire pressure; order new glasses; clean the fridge; text the babysitter; prepare the slides; visit
+        Grandma"""
     ),
     "room": _listed(
         """study; playroom; sunroom; entrance hall; workshop; main bedroom; terrace; pantry; library; home theatre"""
     ),
-    "colour": _listed("""pink; violet; bright white; light green; teal; candlelight yellow; crimson; navy blue; lavender"""),
-    "brightness": _listed("""35 percent; 45 percent; 65 percent; 85 percent; 55%; 70%; 12%; 95%; sixty percent; minimum"""),
+    "colour": _listed(
+        """pink; violet; bright white; light green; teal; candlelight yellow; crimson; navy blue; lavender"""
+    ),
+    "brightness": _listed(
+        """35 percent; 45 percent; 65 percent; 85 percent; 55%; 70%; 12%; 95%; sixty percent; minimum"""
+    ),
     "destination": _listed(
         """the bus station; the nearest supermarket; 31 Willow Lane; the aquarium; Hyde Park; the city hospital; Hotel
-        Bellevue; the football stadium; Queen's Theatre; the closest bank; the farmers market; Lincoln High School; Cedar
-        Point Beach; the science museum; Terminal 5; Mill Creek Trail"""
+        Bellevue; the football stadium; Queen's Theatre; the closest bank; the farmers market; Lincoln High School;
+        Cedar Point Beach; the science museum; Terminal 5; Mill Creek Trail"""
     ),
     "origin": _listed(
-        """the office; my apartment; Victoria Station; the south entrance; the gym; 8 Orchard Road; Trafalgar Square; the
-        youth hostel; my friend's house; the car park"""
+        """the office; my apartment; Victoria Station; the south entrance; the gym; 8 Orchard Road; Trafalgar Square;
+        the youth hostel; my friend's house; the car park"""
     ),
     "mode": _listed("""by train; by tram; on my bike; by scooter; by coach; by ferry"""),
 }

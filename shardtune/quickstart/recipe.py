@@ -55,6 +55,7 @@ def config_text(
         seed: Seeds adapters and data order.
         nproc: Processes that share the model.
     """
+    together = recipe.per_device_train_batch_size * nproc
     return f"""\
 # shardtune quickstart: SmolLM2-135M-Instruct learns to turn a sentence into JSON.
 model:
@@ -78,7 +79,7 @@ data:
 train:
   output_dir: {_text(output_dir)}
   max_steps: {recipe.max_steps}
-  per_device_train_batch_size: {recipe.per_device_train_batch_size}    # x {nproc} processes = {recipe.per_device_train_batch_size * nproc} sentences a step
+  per_device_train_batch_size: {recipe.per_device_train_batch_size}    # x {nproc} processes = {together} rows a step
   per_device_eval_batch_size: {recipe.per_device_train_batch_size}
   gradient_checkpointing: false     # the model is small: memory is no concern, time is
   learning_rate: {recipe.learning_rate}

@@ -74,7 +74,7 @@ def parsed(text: str) -> dict[str, Any] | None:
 
 
 def is_lost(text: str) -> bool:
-    """Whether no continuation can make `text` valid: it does not open with `{`, or it goes on after the object closed."""
+    """Whether no continuation can make `text` valid: it does not open with `{`, or goes on after the object closed."""
     text = text.lstrip()
     if not text.startswith("{"):
         return bool(text)
@@ -164,7 +164,9 @@ def _loss_sum(model: Any, prompts: Sequence[Sequence[int]], targets: Sequence[Se
     longest = max(map(len, targets))
     # Left padding puts all targets at the end, so the output head (a fifth of the model) runs on those places only.
     positions = (mask.cumsum(-1) - 1).clamp(min=0)
-    output = model(input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=False, logits_to_keep=longest + 1)
+    output = model(
+        input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=False, logits_to_keep=longest + 1
+    )
     logits = output.logits[:, :-1].float()  # [rows, longest, vocabulary]: the place before each target token
     labels = ids[:, -longest:].clone()
     for row, target in enumerate(targets):
@@ -185,7 +187,9 @@ def _generate(model: Any, tokenizer: Any, prompts: Sequence[Sequence[int]], max_
 
         def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
             new = input_ids[:, prompt_length:]
-            if new.shape[1] < _SHOWN_TOKENS or new.shape[1] % 4:  # decoding at every token would cost more than it saves
+            if (
+                new.shape[1] < _SHOWN_TOKENS or new.shape[1] % 4
+            ):  # decoding at every token would cost more than it saves
                 return torch.zeros(len(new), dtype=torch.bool, device=new.device)
             texts = tokenizer.batch_decode(new, skip_special_tokens=True)
             return torch.tensor([is_lost(text) for text in texts], device=new.device)
@@ -201,3 +205,83 @@ def _generate(model: Any, tokenizer: Any, prompts: Sequence[Sequence[int]], max_
         end = row.index(tokenizer.eos_token_id) if tokenizer.eos_token_id in row else len(row)
         answers.append(tokenizer.decode(row[:end], skip_special_tokens=True).strip())
     return answers
+
+
+def comparison(before: Score, after: Score) -> Comparison:
+    """Before and after as something rich can print, laid out for the width it is given (good from 80 columns)."""
+    return Comparison(before, after)
+
+
+def samples(before: Score, after: Score, n: int = 3) -> list[tuple[Answer, Answer]]:
+    """The first `n` rows whose intents differ, before and after: a fixed choice, not the best ones."""
+    chosen: dict[str, tuple[Answer, Answer]] = {}
+    for pair in zip(before.answers, after.answers, strict=True):
+        chosen.setdefault(json.loads(pair[0].expected)["intent"], pair)
+    return list(chosen.values())[:n]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A table of the four numbers, then sample answers side by side."""
+
+    before: Score
+    after: Score
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield _numbers(self.before, self.after)
+        for first, second in samples(self.before, self.after):
+            yield ""
+            yield _sample(first, second, options.max_width)
+
+
+def _numbers(before: Score, after: Score) -> Any:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(title=f"{after.rows} held-out sentences", title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 2))
+    table.add_column("")
+    for heading in ("before", "after"):
+        table.add_column(heading, justify="right", style="bold green" if heading == "after" else "")
+    table.add_row("eval loss", f"{before.eval_loss:.2f}", f"{after.eval_loss:.2f}")
+    for label, name in (("valid JSON", "valid_json"), ("right intent", "intent"), ("exact match", "exact_match")):
+        table.add_row(label, f"{getattr(before, name):.0%}", f"{getattr(after, name):.0%}")
+    return table
+
+
+def _sample(before: Answer, after: Answer, width: int) -> Any:
+    """One sentence and its answers: three columns where there is room for them, else the expected answer below."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    wide = width >= 110
+    table = Table(
+        title=Text(f"“{before.sentence}”", style="bold"), title_justify="left", box=box.ROUNDED, width=min(width, 132)
+    )
+    for heading in ("before", "after", "expected")[: 3 if wide else 2]:
+        table.add_column(heading, ratio=1, overflow="fold")
+    expected = Text("the same", style="dim") if after.exact else _pretty(after.expected)
+    answers = [_pretty(before.text), _pretty(after.text)]
+    answers[1].stylize("green" if after.exact else "yellow")
+    table.add_row(*answers, *([expected] if wide else []))
+    if not wide:
+        table.add_section()
+        table.add_row(Text("expected", style="bold"), expected)
+    return table
+
+
+def _pretty(text: str) -> Any:
+    """A valid answer laid out with one slot a line; any other as it came, in one paragraph and not too long."""
+    from rich.text import Text
+
+    value = parsed(text)
+    if value is None or len(value) > 2:
+        line = " ".join(text.split())
+        return Text(line if len(line) <= 160 else line[:159] + "…")
+    slots = ",\n".join(f"  {_quoted(name)}: {_quoted(slot)}" for name, slot in value["slots"].items())
+    break_before = "\n" if slots else ""
+    return Text(f'{{"intent": {_quoted(value["intent"])},\n "slots": {{{break_before}{slots}}}}}')
+
+
+def _quoted(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)

@@ -78,7 +78,7 @@ def model_folder(source: str | None, cache: Path, *, say: Callable[[str], None] 
 def tiny_model(folder: Path, seed: int) -> Path:
     """Write a random two-layer Llama and a small byte-level BPE tokenizer into `folder` (about a second).
 
-    It has the special tokens of the real model, so that `--tiny` takes the same path. It knows nothing and learns little.
+    It has the special tokens of the real model, so that `--tiny` takes the same path. It knows nothing.
     """
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -117,7 +117,12 @@ def _tiny_tokenizer(seed: int) -> Any:
     texts = [f"user\n{row['sentence']}\nassistant\n{row['json']}" for row in rows("train", 800, seed)]
     raw.train_from_iterator(texts, trainer)
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=raw, unk_token="<|endoftext|>", bos_token=BOS, eos_token=EOS, pad_token=EOS, model_max_length=512
+        tokenizer_object=raw,
+        unk_token="<|endoftext|>",
+        bos_token=BOS,
+        eos_token=EOS,
+        pad_token=EOS,
+        model_max_length=512,
     )
     tokenizer.chat_template = (
         "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}"
@@ -139,32 +144,28 @@ def _named(name: str, given_by: str) -> Path:
     if path.exists() or not re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", name):
         raise UserInputError(
             f"There is no model folder '{name}' ({given_by}).",
-            why="It is a file." if path.exists() else "The path does not exist, and it does not read as a hub name (owner/name).",
+            why="It is a file."
+            if path.exists()
+            else "The path does not exist, and it does not read as a hub name (owner/name).",
             fix="Name a folder written by save_pretrained, or a hub name.",
         )
-    return _from_hub(name, fix=f"If '{name}' is meant as a folder: it does not exist. Otherwise check the name and the connection.")
+    return _from_hub(
+        name, fix=f"If '{name}' is meant as a folder: it does not exist. Otherwise check the name and the connection."
+    )
 
 
 def _from_hub(name: str, *, fix: str) -> Path:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+    from huggingface_hub import errors, snapshot_download
 
-    # OSError: no route, refused, disk full; the hub's own errors: not found, gated, offline and not in its cache.
-    # Its connection errors come from the HTTP library, which is not ours to name: they derive from neither.
-    connection = _connection_errors()
+    # OSError covers no route, a full disk, not found, gated, and offline without a copy in the hub's cache. A dropped
+    # connection is an error of its HTTP library (requests, httpx, httpx2 so far), whose base class stands in `errors`.
+    dropped: type[Exception] = getattr(errors, "HTTPError", OSError)
     try:
         return Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors", "*.txt", "*.jinja", "*.model"]))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError, *connection) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    except (OSError, errors.HFValidationError, dropped) as error:
+        lines = str(error).strip().splitlines()
+        reason = lines[0] if lines else type(error).__name__
         raise ShardtuneError(f"The model {name} could not be fetched from the hub.", why=reason, fix=fix) from error
-
-
-def _connection_errors() -> tuple[type[Exception], ...]:
-    try:
-        import httpx
-    except ImportError:
-        return ()
-    return (httpx.HTTPError,)
 
 
 def _offline() -> bool:

@@ -28,13 +28,14 @@ from shardtune.launch.run_folder import FOLDER_VARIABLE, create_run_folder
 from shardtune.model.load import load_model, load_tokenizer
 from shardtune.observe import environment, summary
 from shardtune.observe.events import EventLog
+from shardtune.observe.profile import StepProfile
 from shardtune.observe.progress import ProgressCallback, clock
 from shardtune.parallel.processes import Processes, join
 from shardtune.parallel.shard import shard_model
 from shardtune.plan.steps import TrainingMath, training_math
 from shardtune.train.choices import settle_autos, slow_precision_notice
 from shardtune.train.interrupt import StopRequest
-from shardtune.train.settings import trainer_settings
+from shardtune.train.settings import check_trackers, trainer_settings
 from shardtune.train.trainer import ShardedSFTTrainer, StopAtStep
 
 if TYPE_CHECKING:
@@ -73,6 +74,7 @@ def train(resolved: ResolvedConfig, *, run_id: str | None = None) -> int:
     The order is the whole story: data before weights (its mistakes are cheap to find), adapters before sharding (so
     that they are sharded too), all of it before the trainer.
     """
+    check_trackers(resolved.config.train.report_to)
     with join(resolved.config.parallel) as processes:
         resolved = settle_autos(
             resolved,
@@ -195,7 +197,7 @@ def _train_and_save(
         processes=scene.processes,
         store=store,
         events=scene.events,
-        callbacks=[progress, stopping],
+        callbacks=[progress, StepProfile(scene.console, scene.events, config.train.debug_freq), stopping],
     )
     trainer.remove_callback(PrinterCallback)
     progress.paused = lambda: trainer.paused_seconds

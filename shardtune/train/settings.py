@@ -67,3 +67,23 @@ def trainer_settings(config: RunConfig, run_folder: Path, math: TrainingMath, *,
         raise UserInputError(
             "TRL refuses the settings.", why=str(error).splitlines()[0], fix="Check train.extra."
         ) from error
+
+
+def check_trackers(report_to: str | list[str]) -> None:
+    """Raise if a tracker is not installed. transformers would, with a traceback, once the model is loaded."""
+    from transformers.integrations.integration_utils import (
+        INTEGRATION_TO_CALLBACK,
+        get_available_reporting_integrations,
+    )
+
+    wanted = {report_to} if isinstance(report_to, str) else set(report_to)
+    installed = set(get_available_reporting_integrations())
+    for name in sorted(wanted - installed - {"none", "all"}):
+        known = name in INTEGRATION_TO_CALLBACK
+        raise UserInputError(
+            f"train.report_to: the tracker '{name}' is {'not installed' if known else 'unknown'}.",
+            why=f"Installed here: {', '.join(sorted(installed)) or 'none'}.",
+            fix=f"pip install {name}, or set train.report_to: none."
+            if known
+            else f"Known are: {', '.join(sorted(INTEGRATION_TO_CALLBACK))}, none.",
+        )

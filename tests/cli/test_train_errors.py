@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from conftest import Command
+from running import Command
 from toys import toy_config
 
 
@@ -73,10 +73,13 @@ def test_an_output_directory_that_is_not_writable_is_refused(shardtune: Command,
     assert "'/proc/runs/" in message and "cannot be written" in message and "train.output_dir" in message
 
 
-def test_more_than_one_rank_reports_a_mistake_once(shardtune: Command, config: Path) -> None:
-    message = failed(shardtune, "train", config, "--nproc", "2", "-o", "lora.target_modules=[q_proj,querry]")
+def test_a_mistake_found_late_is_told_once_and_leaves_the_runs_name_free(shardtune: Command, config: Path) -> None:
+    message = failed(
+        shardtune, "train", config, "--run-id", "mine", "--nproc", "2", "-o", "lora.target_modules=[q_proj,querry]"
+    )
     assert message.count("'querry' matches no linear layer of LlamaForCausalLM") == 1
     assert "Linear layers there are: q_proj (×2), k_proj (×2)" in message
+    assert list((config.parent / "runs").iterdir()) == []
 
 
 def test_a_column_that_is_not_there_is_answered_with_those_that_are(shardtune: Command, config: Path) -> None:

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import Command, events
+from running import Command, events
 from toys import toy_config
 
 ACCELERATE_FILE = """\

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from conftest import Command, events
+from running import Command, events
 from toys import toy_config
 
 # (per-device batch, accumulation) that make 6 rows a step; 50 rows leave a last step of 2, fewer than there are ranks

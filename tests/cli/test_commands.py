@@ -1,0 +1,67 @@
+"""The command line itself: what there is, fast, without torch where none is needed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from running import REPOSITORY, Command
+from toys import toy_config
+
+from shardtune import __version__
+
+
+def test_help_names_every_command(shardtune: Command) -> None:
+    result = shardtune("--help")
+    assert result.returncode == 0
+    for command in ("train", "quickstart", "config"):
+        assert command in result.stdout
+
+
+def test_help_of_train_names_its_options_and_settings(shardtune: Command) -> None:
+    text = shardtune("train", "--help").stdout
+    for option in ("--override", "--nproc", "--accelerate-config", "--debug-freq", "--run-id"):
+        assert option in text
+    assert "train.learning_rate" in text and "Peak learning rate." in text  # from the field itself
+
+
+def test_version_is_the_packages(shardtune: Command) -> None:
+    assert shardtune("--version").stdout == f"shardtune {__version__}\n"
+    assert f'version = "{__version__}"' in (REPOSITORY / "pyproject.toml").read_text()
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["train", "--help"], ["quickstart", "--help"], ["config", "validate", "CONFIG"]]
+)
+def test_commands_that_need_no_torch_do_not_import_it(
+    arguments: list[str], tmp_path: Path, toy_model: Path, toy_data: Path, environment: dict[str, str]
+) -> None:
+    config = toy_config(tmp_path, toy_model, toy_data, train={"extra": {"neftune_noise_alpha": 5.0}})
+    arguments = [str(config) if word == "CONFIG" else word for word in arguments]
+    code = (
+        "import sys, json\n"
+        f"sys.argv = ['shardtune', *{arguments!r}]\n"
+        "from shardtune.cli.main import main\n"
+        "try:\n    main()\nexcept SystemExit as end:\n    code = end.code\n"
+        "print('LOADED', json.dumps([code, sorted({m.split('.')[0] for m in sys.modules})]))\n"
+    )
+    result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60)
+    code_and_modules = json.loads(result.stdout.rsplit("LOADED", 1)[1])
+    assert code_and_modules[0] in (0, None), result.stderr
+    assert not {"torch", "transformers", "trl", "peft", "datasets", "numpy"} & set(code_and_modules[1])
+
+
+def test_debug_freq_and_nproc_are_overrides_that_the_config_remembers(
+    shardtune: Command, tmp_path: Path, toy_model: Path, toy_data: Path
+) -> None:
+    config = toy_config(tmp_path, toy_model, toy_data, train={"max_steps": 1})
+    result = shardtune("train", config, "--debug-freq", 7, "--nproc", 1, "--run-id", "one")
+    assert result.returncode == 0, result.stderr
+    written = (tmp_path / "runs" / "one" / "config.yaml").read_text()
+    assert "debug_freq: 7 " in written and "# override: -o train.debug_freq=7" in written
+    assert "1 per device" not in result.stdout and "2 per device × 1 process" in result.stdout
+    assert "q_proj" in result.stdout and "all trainable" in result.stdout
+    assert "step 1/1  loss" in result.stdout
