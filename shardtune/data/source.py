@@ -121,7 +121,10 @@ def _slice(loaded: Any, split: str) -> Dataset:
 
     splits = loaded if hasattr(loaded, "keys") else {"train": loaded}
     parts = ReadInstruction.from_spec(split).to_absolute({name: len(rows) for name, rows in splits.items()})
-    return concatenate_datasets([splits[part.splitname].select(range(part.from_, part.to)) for part in parts])
+    rows = [splits[part.splitname].select(range(part.from_, part.to)) for part in parts if part.to > part.from_]
+    if not rows:
+        raise ValueError(f"{split} corresponds to no data")  # as `load_dataset` says it
+    return concatenate_datasets(rows)
 
 
 def _data_files(path: Path) -> Iterator[Path]:

@@ -48,8 +48,6 @@ def tokenise_split(
     template = Template.parse(section.prompt_template) if section.prompt_template is not None else None
     columns = template.columns if template else [section.text_field]
     require_columns(rows, columns, "data.prompt_template" if template else "data.text_field", split)
-    if not len(rows):  # `map` would leave them as they are
-        raise UserInputError(f"The split '{split}' has no rows.", fix=f"Check the data, or set {key} to a larger part.")
     try:
         encoded = rows.map(
             _encoder(section, template, tokenizer),

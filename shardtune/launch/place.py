@@ -118,7 +118,7 @@ def _require(environ: Mapping[str, str], *names: str, because: str) -> None:
     missing = [name for name in names if name not in environ]
     if missing:
         raise UserInputError(
-            f"Missing in the environment: {' and '.join(missing)}, although {because}.",
+            f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing although {because}.",
             why="A worker needs RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT; a pod the PET_* ones.",
             fix="Start through torchrun, accelerate launch or the scheduler, or unset the others to run here alone.",
         )

@@ -128,5 +128,6 @@ def _damaged(name: str) -> str:
 
 
 def _first_line(error: BaseException) -> str:
-    text = str(error).strip()
-    return text.splitlines()[0][:300] if text else type(error).__name__
+    lines = [line.strip() for line in str(error).strip().splitlines()] or [type(error).__name__]
+    announced = lines[0].endswith(":")  # then the second line is what it says
+    return " ".join(lines[: 2 if announced else 1])[:300]

@@ -52,6 +52,8 @@ class ProgressCallback(TrainerCallback):
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, completed=state.global_step)
+        if state.global_step >= state.max_steps:
+            control.should_log = True  # the last step is always told, whatever logging_steps divides
 
     def on_log(
         self,

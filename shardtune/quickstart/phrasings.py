@@ -10,7 +10,7 @@ from __future__ import annotations
 # The order of an intent's slots is the order of the keys in its JSON answer.
 SLOTS: dict[str, tuple[str, ...]] = {
     "get_weather": ("place", "day"),
-    "play_music": ("song", "artist", "genre"),
+    "play_music": ("song", "artist"),
     "book_restaurant": ("restaurant", "people", "day", "time"),
     "set_timer": ("duration", "label"),
     "send_message": ("contact", "message"),
@@ -52,28 +52,28 @@ TRAIN_PHRASINGS: dict[str, tuple[str, ...]] = {
         "Play {song} by {artist}",
         "Play {song}",
         "Put on {song} by {artist}",
-        "Put on some {genre}",
-        "Play some {genre} by {artist}",
+        "Put on some {artist}",
+        "Play some songs by {artist}",
         "Can you play {song}?",
         "Could you play something by {artist}?",
         "I want to hear {song} by {artist}",
         "I'd love to listen to {artist}",
-        "Start playing {genre}",
+        "Start playing {song} by {artist}",
         "Queue up {song} by {artist}",
         "Add {song} to the queue",
         "Next song should be {song} from {artist}",
-        "Let's listen to some {genre}",
-        "Music please, {genre} if you have it",
+        "Let's listen to some {artist}",
+        "Music please, {song} if you have it",
         "Put a record by {artist} on",
         "Shuffle songs by {artist}",
         "Play me the latest from {artist}",
-        "I feel like {genre}, play something",
+        "I feel like {artist}, play something",
         "Turn up {song} by {artist}",
         "Play the track {song} from {artist}",
         "Do you have {song} by {artist}?",
-        "Some {genre} for dinner would be nice",
+        "A song by {artist} would be nice",
         "Repeat {song}",
-        "I could use some {genre} right now",
+        "I could use some {artist} right now",
         "Would you put {artist} on?",
         "Please play {song} again",
         "The song {song} by {artist}, please",
@@ -261,11 +261,11 @@ TEST_PHRASINGS: dict[str, tuple[str, ...]] = {
         "Are we expecting sunshine in {place} {day}?",
     ),
     "play_music": (
-        "I'm in the mood for some {genre}",
+        "I'm in the mood for something by {artist}",
         "Would you play {song} by {artist}?",
         "Let me hear {song}",
-        "Please start {song} by {artist}",
-        "Can we have a bit of {genre}?",
+        "Play us {song} by {artist}",
+        "Can we listen to {artist}?",
         "Play anything by {artist}",
         "Play the song {song}",
         "Find {song} by {artist} and play it",
@@ -359,10 +359,6 @@ TRAIN_VALUES: dict[str, tuple[str, ...]] = {
         Saint Juniper; Otto Blum; Red Kettle; The Moonlit Few; Priya Nair; Tin Whistle Society; Gus Hanley; The Broken
         Compasses; Lila Moreau; Black Pine; Oscar and the Owls; Thunder Lake; The Night Porters; Yuki Tanabe; Fern
         Hollow; Big Sal Dorsey; Queen Marigold"""
-    ),
-    "genre": _listed(
-        """jazz; classical music; heavy metal; indie rock; hip hop; reggae; old country songs; piano music; techno;
-        folk; disco; bossa nova; blues; nineties pop; soul; punk; lo-fi beats; opera; movie soundtracks; salsa"""
     ),
     "restaurant": _listed(
         """Trattoria Bella; The Golden Fork; Sakura House; Chez Margot; El Toro Negro; The Rusty Anchor; Blue Lotus;
@@ -463,10 +459,6 @@ TEST_VALUES: dict[str, tuple[str, ...]] = {
     "artist": _listed(
         """The Silver Herons; Nora Castellan; Desmond Flint; Little Cartographers; Amara Diallo; The Sunday Drivers;
         Hugo Brandt; Violet Engine; The Dusty Strings; Rosa Delgado; Captain Nimbus; Wren Holloway"""
-    ),
-    "genre": _listed(
-        """funk; chamber music; death metal; bluegrass; eighties rock; ambient music; gospel; flamenco; acoustic
-        guitar music; K-pop"""
     ),
     "restaurant": _listed(
         """Villa Rosetta; The Silver Spoon; Tokyo Garden; Maison Claire; The Laughing Goat; Red Pepper; Papa

@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from shardtune.errors import ShardtuneError, UserInputError
+from shardtune.launch.failure import ERRORS_VARIABLE, first_failure, render, report_failure
+
+MISTAKE = UserInputError("The file is missing.", why="It was moved.", fix="Move it back.")
+
+
+def crash(message: str = "boom") -> Exception:
+    try:
+        raise RuntimeError(message)
+    except RuntimeError as error:
+        return error
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv(ERRORS_VARIABLE, str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(ERRORS_VARIABLE, raising=False)
+
+
+def test_the_three_parts_are_told_each_with_its_word() -> None:
+    assert render(MISTAKE) == "error: The file is missing.\n  why: It was moved.\n  fix: Move it back."
+    assert render(ShardtuneError("Only this.")) == "error: Only this."
+
+
+def test_without_a_launcher_the_error_is_printed_without_a_traceback(
+    alone: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert report_failure(MISTAKE, 0) == 2
+    assert capsys.readouterr().err == render(MISTAKE) + "\n"
+
+
+def test_a_bug_keeps_its_traceback_and_its_rank(alone: None, capsys: pytest.CaptureFixture[str]) -> None:
+    assert report_failure(crash(), 1) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("rank 1: Traceback")
+    assert "RuntimeError: boom" in said
+
+
+def test_with_a_launcher_the_worker_is_silent_and_the_launcher_tells(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert report_failure(MISTAKE, 1) == 2
+    assert capsys.readouterr().err == ""
+    assert first_failure(folder) == (render(MISTAKE), 2)
+
+
+def test_the_error_that_came_first_is_told_not_its_echo(folder: Path) -> None:
+    assert report_failure(crash("the cause"), 2) == 1
+    report_failure(crash("connection closed by peer"), 0)
+    told = first_failure(folder)
+    assert told is not None
+    assert told[0].startswith("rank 2 failed first:\nTraceback")
+    assert "the cause" in told[0]
+    assert "connection closed" not in told[0]
+
+
+def test_a_mistake_all_ranks_see_is_told_once(folder: Path) -> None:
+    for rank in range(3):
+        report_failure(MISTAKE, rank)
+    assert first_failure(folder) == (render(MISTAKE), 2)
+
+
+def test_a_folder_without_reports_tells_nothing(tmp_path: Path) -> None:
+    (tmp_path / "rank0.tmp").write_text('{"half')
+    assert first_failure(tmp_path) is None
+
+
+@pytest.mark.parametrize("text", ["größe 👍", "bad name \udcff", "two\nlines\x00"])
+def test_any_text_survives_the_way_to_the_launcher(folder: Path, text: str) -> None:
+    report_failure(ShardtuneError(text), 0)
+    assert first_failure(folder) == (f"error: {text}", 1)
+
+
+def test_a_report_is_valid_json_and_nothing_else_is_left(folder: Path) -> None:
+    report_failure(crash(), 5)
+    assert [path.name for path in folder.iterdir()] == ["rank5.json"]
+    record = json.loads((folder / "rank5.json").read_text())
+    assert (record["rank"], record["known"], record["exit_code"]) == (5, False, 1)
+
+
+def test_a_launcher_that_is_gone_does_not_hide_the_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(ERRORS_VARIABLE, str(tmp_path / "gone"))
+    assert report_failure(MISTAKE, 0) == 2
+    assert "error: The file is missing." in capsys.readouterr().err

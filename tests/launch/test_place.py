@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+import pytest
+
+from shardtune.errors import UserInputError
+from shardtune.launch.place import Node, Worker, read_place
+
+MASTER = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
+
+
+def refusal(**environ: str) -> UserInputError:
+    with pytest.raises(UserInputError) as caught:
+        read_place(environ)
+    assert caught.value.exit_code == 2
+    return caught.value
+
+
+def test_an_environment_that_says_nothing_is_one_machine() -> None:
+    assert read_place({"PATH": "/bin"}) == Node()
+    assert Node() == Node(nnodes=1, node_rank=0, master_addr="127.0.0.1", master_port=0, nproc=None)
+
+
+def test_a_worker_of_torchrun_is_a_worker() -> None:
+    environ = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", **MASTER}
+    assert read_place(environ) == Worker(rank=3, world_size=4, local_rank=1)
+
+
+def test_a_worker_stays_one_inside_a_pod_with_the_variables_of_kubeflow() -> None:
+    pod = {"PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "m", "PET_NPROC_PER_NODE": "2"}
+    worker = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", **MASTER}
+    assert read_place({**pod, **worker}) == Worker(3, 4, 1)
+
+
+def test_a_pod_of_a_trainjob_starts_its_own_processes() -> None:
+    pod = {"PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "job-node-0-0.job", "PET_NPROC_PER_NODE": "4"}
+    assert read_place({**pod, "PET_MASTER_PORT": "1234"}) == Node(2, 1, "job-node-0-0.job", 1234, 4)
+    assert read_place(pod) == Node(2, 1, "job-node-0-0.job", 29500, 4)
+
+
+def test_the_pod_index_that_pytorchjob_calls_rank_does_not_make_a_launching_pod_a_worker() -> None:
+    pod = {"PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "m", "PET_NPROC_PER_NODE": "2"}
+    assert isinstance(read_place({**pod, "RANK": "1", "WORLD_SIZE": "4", **MASTER}), Node)
+
+
+@pytest.mark.parametrize("word", ["auto", "gpu", "cpu"])
+def test_a_word_for_the_number_of_processes_means_auto(word: str) -> None:
+    assert read_place({"PET_NPROC_PER_NODE": word}) == Node(nproc="auto")
+
+
+def test_one_node_needs_no_master_and_takes_any_free_port() -> None:
+    assert read_place({"PET_NNODES": "1", "PET_NPROC_PER_NODE": "2"}) == Node(nproc=2)
+    assert read_place({"PET_NNODES": "2:2", "PET_NODE_RANK": "0", "PET_MASTER_ADDR": "m"}) == Node(2, 0, "m", 29500)
+
+
+def test_one_process_per_pod_is_a_worker_on_its_first_device() -> None:
+    assert read_place({"RANK": "1", "WORLD_SIZE": "2", **MASTER}) == Worker(1, 2, 0)
+    assert read_place({"RANK": "0", "WORLD_SIZE": "1"}) == Worker(0, 1, 0)
+
+
+def test_a_world_of_one_in_a_container_image_changes_nothing() -> None:
+    assert read_place({"WORLD_SIZE": "1"}) == Node()
+
+
+@pytest.mark.parametrize(
+    ("environ", "missing"),
+    [
+        ({"RANK": "0"}, "WORLD_SIZE"),
+        ({"LOCAL_RANK": "0"}, "RANK and WORLD_SIZE"),
+        ({"LOCAL_RANK": "0", "RANK": "1"}, "WORLD_SIZE"),
+        ({"WORLD_SIZE": "4"}, "RANK"),
+        ({"RANK": "0", "WORLD_SIZE": "2"}, "MASTER_ADDR and MASTER_PORT"),
+        ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "m"}, "MASTER_PORT"),
+        ({"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}, "MASTER_ADDR and MASTER_PORT"),
+        ({"PET_NNODES": "2"}, "PET_NODE_RANK and PET_MASTER_ADDR"),
+        ({"PET_NNODES": "2", "PET_NODE_RANK": "0"}, "PET_MASTER_ADDR"),
+    ],
+)
+def test_half_a_setting_is_told_with_what_is_missing(environ: dict[str, str], missing: str) -> None:
+    problem = refusal(**environ)
+    assert problem.what.startswith(f"{missing} {'are' if ' and ' in missing else 'is'} missing although")
+    assert "RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT" in problem.why
+    assert "torchrun" in problem.fix
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("RANK", "one"),
+        ("WORLD_SIZE", ""),
+        ("LOCAL_RANK", "1.5"),
+        ("PET_NNODES", "two"),
+        ("PET_NODE_RANK", "x"),
+        ("PET_NPROC_PER_NODE", "many"),
+        ("PET_MASTER_PORT", "http"),
+    ],
+)
+def test_what_is_no_number_is_told_by_name(name: str, text: str) -> None:
+    worker = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"} if not name.startswith("PET") else {}
+    problem = refusal(**{**worker, "PET_NNODES" if name.startswith("PET") else "X": "1", name: text})
+    assert f"{name} is '{text}', not a whole number" in problem.what
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {"RANK": "2", "WORLD_SIZE": "2", **MASTER},
+        {"RANK": "-1", "WORLD_SIZE": "2", "LOCAL_RANK": "0", **MASTER},
+        {"RANK": "0", "WORLD_SIZE": "0"},
+        {"PET_NNODES": "2", "PET_NODE_RANK": "2", "PET_MASTER_ADDR": "m"},
+        {"PET_NNODES": "0"},
+    ],
+)
+def test_numbers_that_would_leave_ranks_waiting_for_each_other_are_refused(environ: dict[str, str]) -> None:
+    problem = refusal(**environ)
+    assert "do not fit" in problem.what
+    assert "counts from 0" in problem.why
+    assert "unset" in problem.fix
+
+
+def test_a_node_without_processes_is_refused() -> None:
+    assert "PET_NPROC_PER_NODE is 0" in refusal(PET_NPROC_PER_NODE="0").what
+
+
+def test_a_changing_number_of_nodes_is_refused() -> None:
+    problem = refusal(PET_NNODES="1:4")
+    assert "PET_NNODES is 1:4" in problem.what
+    assert "one number" in problem.fix

@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from shardtune.observe.events import EventLog
+
+
+def strict(line: str) -> dict:
+    """As tools outside Python read JSON: NaN is not a word of it."""
+
+    def refuse(word: str) -> None:
+        raise ValueError(word)
+
+    record: dict = json.loads(line, parse_constant=refuse)
+    return record
+
+
+def lines(path: Path) -> list[dict]:
+    text = path.read_text(encoding="utf-8")
+    assert text.endswith("\n")
+    return [strict(line) for line in text.splitlines()]
+
+
+def test_a_line_says_what_happened_when_and_where(tmp_path: Path) -> None:
+    log = EventLog(tmp_path, rank=3)
+    log.write("step", step=25, loss=1.5, learning_rate=None)
+    [record] = lines(tmp_path / "events-rank3.jsonl")
+    assert record.pop("time") == pytest.approx(time.time(), abs=5)
+    assert record == {"v": 1, "rank": 3, "event": "step", "step": 25, "loss": 1.5, "learning_rate": None}
+
+
+def test_a_diverged_loss_is_still_json_and_still_says_so(tmp_path: Path) -> None:
+    log = EventLog(tmp_path, 0)
+    log.write("step", loss=math.nan, grad_norm=math.inf, nested={"low": [-math.inf, (math.nan, 1.0)]})
+    [record] = lines(log.path)
+    assert (record["loss"], record["grad_norm"]) == ("nan", "inf")
+    assert record["nested"] == {"low": ["-inf", ["nan", 1.0]]}
+
+
+def test_each_line_is_on_disk_before_the_next_thing_happens(tmp_path: Path) -> None:
+    log = EventLog(tmp_path, 0)
+    for count in range(1, 4):
+        log.write("big", text="x" * 50_000)
+        assert len(lines(log.path)) == count
+
+
+def test_a_killed_process_leaves_complete_lines(tmp_path: Path) -> None:
+    code = (
+        "import os, sys; from pathlib import Path; from shardtune.observe.events import EventLog\n"
+        "log = EventLog(Path(sys.argv[1]), 0)\n"
+        "for n in range(100): log.write('step', step=n)\n"
+        "os._exit(9)"
+    )
+    assert subprocess.run([sys.executable, "-c", code, str(tmp_path)], timeout=60).returncode == 9
+    assert [record["step"] for record in lines(tmp_path / "events-rank0.jsonl")] == list(range(100))
+
+
+@pytest.mark.parametrize("text", ["größe 👍", "line\nbreak", "separator\u2028here\x85", "bad name \udcff", '"quoted"'])
+def test_any_text_stays_on_its_line_and_comes_back(tmp_path: Path, text: str) -> None:
+    log = EventLog(tmp_path, 0)
+    log.write("path", name=text)
+    [record] = lines(log.path)
+    assert record["name"] == text
+
+
+def test_opening_again_appends(tmp_path: Path) -> None:
+    for _ in range(2):
+        log = EventLog(tmp_path, 0)
+        log.write("run_start")
+        log.close()
+    assert len(lines(log.path)) == 2
+
+
+def test_a_line_torn_by_a_crash_does_not_take_the_next_one_with_it(tmp_path: Path) -> None:
+    path = tmp_path / "events-rank0.jsonl"
+    path.write_text('{"event": "a"}\n{"event": "st')
+    log = EventLog(tmp_path, 0)
+    log.write("run_start")
+    written = path.read_text().splitlines()
+    assert written[1] == '{"event": "st'
+    assert strict(written[2])["event"] == "run_start"
+    assert len(written) == 3

@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import io
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from shardtune.adapters.lora import Coverage, TargetRow
+from shardtune.config.schema import TrainSection
+from shardtune.data.tokens import TokenCounts
+from shardtune.observe.summary import adapter_table, data_line, math_lines, say, sharding_line, size
+from shardtune.plan.steps import training_math
+
+
+def printed(thing: Any, width: int = 100) -> str:
+    output = io.StringIO()
+    Console(file=output, width=width).print(thing)
+    return output.getvalue()
+
+
+def counts(**values: int) -> TokenCounts:
+    return TokenCounts(
+        **{"rows": 1234, "tokens": 10_000, "supervised": 2500, "cut": 0, "dropped_short": 0, "dropped_unsupervised": 0}
+        | values
+    )
+
+
+def test_data_is_told_with_the_share_that_carries_loss() -> None:
+    assert data_line(counts()) == "1,234 rows, 10,000 tokens, 25% of them carry loss"
+
+
+def test_whatever_was_left_out_is_told() -> None:
+    line = data_line(counts(cut=3, dropped_short=1000, dropped_unsupervised=7))
+    assert line.endswith(
+        "(3 cut to max_length; 1,000 empty rows dropped; 7 rows without a supervised token dropped)"
+    )  # fmt: skip
+    assert data_line(counts(cut=3)).endswith("(3 cut to max_length)")
+
+
+def test_the_training_math_shows_how_it_was_counted() -> None:
+    section = TrainSection(per_device_train_batch_size=2, gradient_accumulation_steps=3, num_train_epochs=2)
+    batch, steps = math_lines(training_math(section, rows=100, tokens=5000, processes=4))
+    assert batch == "2 per device × 4 processes × 3 accumulation = 24 rows a step"
+    assert steps == "10 (2 epochs of 100 rows / 24), 1 warm-up, about 10,000 tokens"
+
+
+def test_the_sharding_line_tells_what_this_rank_holds() -> None:
+    sharding: Any = SimpleNamespace(
+        layer_class="LlamaDecoderLayer", units=2, local_bytes=1_500_000, total_bytes=3_000_000
+    )
+    processes: Any = SimpleNamespace(world_size=2, device=SimpleNamespace(type="cpu"))
+    line = sharding_line(sharding, processes)
+    assert line == "FSDP2 over 2 processes on cpu, 2 × LlamaDecoderLayer; this rank holds 1.5 MB of 3 MB"
+
+
+def test_the_adapter_table_has_a_line_for_each_pattern_as_it_was_written() -> None:
+    rows = (TargetRow(".*[qv]_proj", 4, 1024), TargetRow("o[/]proj", 2, 512))
+    text = printed(adapter_table(Coverage(rows, trainable=1536, total=153_600)))
+    assert ".*[qv]_proj" in text  # not taken for a colour
+    assert "o[/]proj" in text
+    assert "1,024" in text
+    assert "0.67%" in text
+    last = next(line for line in text.splitlines() if "all trainable" in line)
+    assert "6" in last
+    assert "1,536" in last
+    assert "1.00%" in last
+
+
+def test_a_long_path_with_brackets_stays_on_one_line_as_it_is() -> None:
+    output = io.StringIO()
+    path = "/runs/[a]/" + "x" * 200
+    say(Console(file=output, width=80), "adapter", path)
+    assert output.getvalue() == f"adapter   {path}\n"
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(0, "0 B"), (999, "999 B"), (1000, "1 kB"), (1234, "1.23 kB"), (999400, "999 kB"), (999700, "1 MB"), (999999, "1 MB"), (238000000000.0, "238 GB"), (1500000000000.0, "1.5 TB")],
+)  # fmt: skip
+def test_sizes_are_told_in_three_digits(count: float, text: str) -> None:
+    assert size(count) == text
