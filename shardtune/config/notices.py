@@ -34,6 +34,8 @@ def _warmup(config: RunConfig, given: Collection[str]) -> Iterator[str]:
 def _lengths(config: RunConfig, given: Collection[str]) -> Iterator[str]:
     if "train.num_train_epochs" in given and config.train.max_steps > 0:
         yield "train.num_train_epochs has no effect: train.max_steps is given, and wins."
+    if "\\n" in (config.data.prompt_template or ""):
+        yield r"data.prompt_template holds a backslash and an n, not a line break: YAML wants double quotes for \n."
     if "data.text_field" in given and config.data.prompt_template is not None:
         yield "data.text_field has no effect: data.prompt_template makes the text."
 

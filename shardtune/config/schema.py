@@ -166,7 +166,10 @@ class TrainSection(Section):
     num_train_epochs: Float = Field(
         default=3.0, gt=0, description="Passes over the training data (fractions are allowed)."
     )
-    max_steps: Int = Field(default=-1, ge=-1, description="Stop after so many optimizer steps; -1 = by epochs.")
+    # 0 means "by epochs" to transformers, which nobody who writes it means.
+    max_steps: Annotated[Int, Field(ge=1)] | Literal[-1] = Field(
+        default=-1, description="Stop after so many optimizer steps; -1 = by epochs."
+    )
     per_device_train_batch_size: Int = Field(default=8, ge=1, description="Rows one process sees in one forward pass.")
     per_device_eval_batch_size: Int = Field(default=8, ge=1, description="The same for evaluation.")
     gradient_accumulation_steps: Int = Field(

@@ -36,7 +36,8 @@ class Template:
             for _, name, spec, conversion in fields
             if name is not None
         ]
-        if not written or not all(name.isidentifier() for name in written):
+        columns = [name for _, name, _, _ in fields if name is not None]
+        if not written or written != columns or not all(name.strip() for name in columns):
             raise UserInputError(
                 "data.prompt_template must name columns as {column}.",
                 why=f"Found: {', '.join('{' + name + '}' for name in written) or 'no column'}.",

@@ -28,6 +28,7 @@ class TokenCounts:
     cut: int
     dropped_short: int
     dropped_unsupervised: int
+    largest_id: int
 
     def as_dict(self) -> dict[str, int]:
         return asdict(self)
@@ -72,6 +73,7 @@ def tokenise_split(
         cut=sum(kept["was_cut"]),
         dropped_short=sum(s == "short" for s in status),
         dropped_unsupervised=sum(s == "unsupervised" for s in status),
+        largest_id=max(kept["largest_id"], default=0),
     )
     if not counts.rows:
         raise UserInputError(
@@ -105,7 +107,7 @@ def _encoder(
         prompts, texts = _texts(batch, section, template)
         tokens = tokenizer(texts, return_offsets_mapping=completion_only)
         out: dict[str, list[Any]] = {
-            name: [] for name in ("input_ids", "labels", "status", "was_cut", "n_tokens", "n_supervised")
+            name: [] for name in ("input_ids", "labels", "status", "was_cut", "n_tokens", "n_supervised", "largest_id")
         }
         for index, prompt in enumerate(prompts):
             ids = list(tokens["input_ids"][index])
@@ -170,3 +172,4 @@ def _append(out: dict[str, list[Any]], ids: list[int], labels: list[int], limit:
     out["was_cut"].append(cut)
     out["n_tokens"].append(len(ids))
     out["n_supervised"].append(supervised)
+    out["largest_id"].append(max(ids, default=0))

@@ -14,6 +14,7 @@ import datasets
 import torch
 import torch.distributed as dist
 from rich.console import Console
+from rich.markup import escape
 from transformers import PrinterCallback, set_seed
 from transformers.utils import logging as transformers_logging
 
@@ -23,7 +24,7 @@ from shardtune.checkpoint.adapter import gather_adapter, put_adapter, read_adapt
 from shardtune.checkpoint.store import CheckpointStore, publish
 from shardtune.config import ResolvedConfig, render_yaml
 from shardtune.data.tokens import TokenCounts, tokenise_split
-from shardtune.errors import ShardtuneError
+from shardtune.errors import ShardtuneError, UserInputError
 from shardtune.launch.run_folder import FOLDER_VARIABLE, create_run_folder
 from shardtune.model.load import load_model, load_tokenizer
 from shardtune.observe import environment, summary
@@ -41,7 +42,7 @@ from shardtune.train.trainer import ShardedSFTTrainer, StopAtStep
 if TYPE_CHECKING:
     from datasets import Dataset
     from peft import PeftModel
-    from transformers import PreTrainedTokenizerBase
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from shardtune.adapters.lora import Coverage
     from shardtune.config.schema import RunConfig
@@ -90,7 +91,9 @@ def train(resolved: ResolvedConfig, *, run_id: str | None = None) -> int:
             config.train, rows=data.counts.rows, tokens=data.counts.tokens, processes=processes.world_size
         )
         set_seed(config.train.seed)
-        model, coverage = add_lora(load_model(config.model), config.lora)
+        base = load_model(config.model)
+        _refuse_unknown_tokens(base, data)
+        model, coverage = add_lora(base, config.lora)
         _refuse_different_adapters(model, processes)
         sharding = shard_model(model, config.parallel, processes.mesh, torch.bfloat16 if config.train.bf16 else None)
         _tell_plan(scene, config, data, math, coverage, sharding)
@@ -120,7 +123,7 @@ def _introduce(scene: Scene, resolved: ResolvedConfig) -> None:
     scene.console.print(f"[bold]shardtune[/] {__version__}  run {scene.folder.name}", highlight=False)
     notices = [*resolved.notices, slow_precision_notice(config.model.torch_dtype, scene.processes.device.type)]
     for notice in filter(None, notices):
-        scene.console.print(f"[yellow]notice[/] {notice}", highlight=False)
+        scene.console.print(f"[yellow]notice[/] {escape(notice)}", highlight=False)
     if resolved.verdicts:
         from shardtune.config.accelerate_file import verdict_table
 
@@ -143,6 +146,18 @@ def _read_data(scene: Scene, config: RunConfig, tokenizer: PreTrainedTokenizerBa
             val_rows, val_counts = tokenise_split(config.data, config.data.val_split, "data.val_split", tokenizer)
     scene.events.write("data", train=counts.as_dict(), validation=val_counts.as_dict() if val_counts else None)
     return Data(train_rows, val_rows, counts, val_counts)
+
+
+def _refuse_unknown_tokens(model: PreTrainedModel, data: Data) -> None:
+    """A token beyond the embedding is an IndexError on CPU and a device assert, far from its cause, on CUDA."""
+    largest = max(counts.largest_id for counts in (data.counts, data.val_counts) if counts)
+    rows = len(model.get_input_embeddings().weight)  # type: ignore[arg-type]
+    if largest >= rows:
+        raise UserInputError(
+            f"The data holds token {largest}, but the model has embeddings for {rows} tokens only.",
+            why="The tokenizer is not the one this model was made for, or tokens were added to it afterwards.",
+            fix="Set model.tokenizer_name_or_path to the model's own tokenizer.",
+        )
 
 
 def _refuse_different_adapters(model: PeftModel, processes: Processes) -> None:
@@ -185,6 +200,7 @@ def _train_and_save(
     math: TrainingMath,
     stop: StopRequest,
 ) -> int:
+    (scene.folder / "checkpoints").mkdir(exist_ok=True)
     store = CheckpointStore(scene.folder / "checkpoints", config.train.save_total_limit)
     stopping = StopAtStep(stop, scene.processes)
     progress = ProgressCallback(scene.console, scene.events)
@@ -209,19 +225,14 @@ def _train_and_save(
         progress.close()
     if stopping.stopped and trainer.state.global_step < math.steps:
         return _end_early(scene, trainer, stop, math)
-    if data.val is not None and config.train.eval_strategy != "no" and not _evaluated_now(trainer):
+    if config.train.eval_strategy != "no" and trainer.eval_loss_at(trainer.state.global_step) is None:
         trainer.evaluate()
-    best = trainer.state.best_global_step if config.train.load_best_model_at_end else None
+    best = trainer.best[1] if config.train.load_best_model_at_end and trainer.best else None
     if best is not None and best != trainer.state.global_step:
         _load_best(scene, model, store, best)
     _write_final(scene, model, tokenizer)
     _tell_end(scene, trainer, time.perf_counter() - began, best)
     return 0
-
-
-def _evaluated_now(trainer: ShardedSFTTrainer) -> bool:
-    evaluated = [entry["step"] for entry in trainer.state.log_history if "eval_loss" in entry]
-    return bool(evaluated) and evaluated[-1] == trainer.state.global_step
 
 
 def _end_early(scene: Scene, trainer: ShardedSFTTrainer, stop: StopRequest, math: TrainingMath) -> int:
@@ -232,6 +243,7 @@ def _end_early(scene: Scene, trainer: ShardedSFTTrainer, stop: StopRequest, math
     scene.console.print(
         f"Stopped on request after step {step} of {math.steps}. Checkpoint: {trainer.store.path(step)}",
         highlight=False,
+        markup=False,
         soft_wrap=True,
     )
     # A rank that got no signal itself leaves like the others.
@@ -257,21 +269,20 @@ def _write_final(scene: Scene, model: PeftModel, tokenizer: PreTrainedTokenizerB
 
 def _tell_end(scene: Scene, trainer: ShardedSFTTrainer, seconds: float, best: int | None) -> None:
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-    evals = {entry["step"]: entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry}
-    shown = best if best is not None else trainer.state.global_step
+    eval_loss = trainer.eval_loss_at(best if best is not None else trainer.state.global_step)
     scene.events.write(
         "run_end",
         status="done",
         step=trainer.state.global_step,
         seconds=round(seconds, 2),
         loss=losses[-1] if losses else None,
-        eval_loss=evals.get(shown),
+        eval_loss=eval_loss,
         adapter=str(scene.folder / "final"),
     )
     text = f"{trainer.state.global_step} steps in {clock(seconds)}"
     if losses:
         text += f", loss {losses[0]:.4f} → {losses[-1]:.4f}"
-    if shown in evals:
-        text += f", eval loss {evals[shown]:.4f}" + (f" (best, step {best})" if best is not None else "")
+    if eval_loss is not None:
+        text += f", eval loss {eval_loss:.4f}" + (f" (best, step {best})" if best is not None else "")
     summary.say(scene.console, "done", text)
     summary.say(scene.console, "adapter", str(scene.folder / "final"))

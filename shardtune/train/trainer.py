@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from shardtune.checkpoint.adapter import gather_adapter, write_adapter
 from shardtune.checkpoint.store import CheckpointStore
 from shardtune.data.order import StepLoader, StepOrder, TokenRows
 from shardtune.data.tokens import IGNORED
+from shardtune.errors import ShardtuneError
 from shardtune.observe.events import EventLog
 from shardtune.parallel.processes import Processes
 from shardtune.train.interrupt import StopRequest
@@ -49,6 +51,7 @@ class ShardedSFTTrainer(SFTTrainer):
     ) -> None:
         self.processes, self.store, self.events = processes, store, events
         self.paused_seconds = 0.0  # evaluating and saving, which throughput does not count
+        self.best: tuple[float, int] | None = None  # lowest validation loss among the checkpoints, and its step
         super().__init__(
             model=model,
             args=args,
@@ -123,21 +126,45 @@ class ShardedSFTTrainer(SFTTrainer):
         """Gather the adapter (all ranks), write it (rank 0). The stock way pickles rank 0's shard of the optimizer."""
         began = time.perf_counter()
         step = self.state.global_step
+        # The Trainer's own best may be a step that was evaluated but never saved.
+        if (loss := self.eval_loss_at(step)) is not None and (self.best is None or loss < self.best[0]):
+            self.best = (loss, step)
         tensors = gather_adapter(self.model)
         if self.processes.is_main:
             state = {
                 "step": step,
                 "epoch": self.state.epoch,
-                "best_step": self.state.best_global_step,
-                "best_eval_loss": self.state.best_metric,
+                "best_step": self.best[1] if self.best else None,
+                "best_eval_loss": self.best[0] if self.best else None,
                 "log_history": self.state.log_history,
             }
             path = self.store.write(
-                step, lambda folder: write_adapter(self.model, tensors, folder), state, self.state.best_global_step
+                step,
+                lambda folder: write_adapter(self.model, tensors, folder),
+                state,
+                best_step=self.best[1] if self.best else None,
             )
             self.events.write("checkpoint", step=step, path=str(path), seconds=round(time.perf_counter() - began, 3))
         dist.barrier(group=self.processes.control)
         self.paused_seconds += time.perf_counter() - began
+
+    def eval_loss_at(self, step: int) -> float | None:
+        """The validation loss measured at `step`, if it was."""
+        found = (entry for entry in reversed(self.state.log_history) if entry["step"] == step and "eval_loss" in entry)
+        return next((entry["eval_loss"] for entry in found), None)
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """As TRL logs, but a loss that is no number ends the run: every later step would only spread it."""
+        super().log(logs, start_time)
+        for name in ("loss", "grad_norm", "eval_loss"):
+            value = logs.get(name)
+            if value is not None and not math.isfinite(value):
+                raise ShardtuneError(
+                    f"The {name.replace('_', ' ')} is {value} at step {self.state.global_step}; the run is stopped.",
+                    why="From here on the adapter would hold nothing but such values.",
+                    fix="Lower train.learning_rate, raise the warm-up, or look for broken rows in the data. "
+                    "Checkpoints written before are good.",
+                )
 
 
 class StopAtStep(TrainerCallback):

@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -150,9 +149,7 @@ def test_an_attention_that_is_not_installed_is_told(toy_model: Path) -> None:
 
 @pytest.mark.parametrize("load", [load_model, load_tokenizer])
 def test_a_hub_name_without_a_network_fails_at_once_and_says_what_else_works(load: Any) -> None:
-    began = time.perf_counter()
     problem = refusal(load, "some-org/some-model")
-    assert time.perf_counter() - began < 5
     assert "'some-org/some-model'" in problem.what
     assert "connect" in problem.why
     assert "folder" in problem.fix

@@ -22,7 +22,15 @@ def printed(thing: Any, width: int = 100) -> str:
 
 def counts(**values: int) -> TokenCounts:
     return TokenCounts(
-        **{"rows": 1234, "tokens": 10_000, "supervised": 2500, "cut": 0, "dropped_short": 0, "dropped_unsupervised": 0}
+        **{
+            "rows": 1234,
+            "tokens": 10_000,
+            "supervised": 2500,
+            "cut": 0,
+            "dropped_short": 0,
+            "dropped_unsupervised": 0,
+            "largest_id": 9,
+        }
         | values
     )
 

@@ -1,0 +1,66 @@
+"""How a run ends: with the best checkpoint that was kept, or with an answer."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+from running import Command, events
+from toys import toy_config
+
+
+def test_the_best_is_the_best_of_what_was_saved(
+    shardtune: Command, tmp_path: Path, toy_model: Path, toy_data: Path
+) -> None:
+    """Evaluated every step, saved every third, and the loss rises at the end: the best evaluation was never saved."""
+    config = toy_config(
+        tmp_path, toy_model, toy_data,
+        data={"val_split": "validation"},
+        train={
+            "max_steps": 9, "eval_steps": 1, "save_strategy": "steps", "save_steps": 3, "save_total_limit": 1,
+            "load_best_model_at_end": True, "learning_rate": 0.5, "lr_scheduler_type": "constant",
+        },
+    )  # fmt: skip
+    result = shardtune("train", config, "--run-id", "one")
+    assert result.returncode == 0, result.stderr
+    run = tmp_path / "runs" / "one"
+    losses = {event["step"]: event["loss"] for event in events(run, "eval")}
+    best_saved = min((3, 6, 9), key=losses.__getitem__)
+    assert min(losses, key=losses.__getitem__) != best_saved, "the case this test is about did not arise"
+    assert events(run, "run_end")[0]["eval_loss"] == losses[best_saved]
+    assert {path.name for path in (run / "checkpoints").iterdir()} == {f"step-{step:06d}" for step in {best_saved, 9}}
+    final, kept = (
+        folder / "adapter_model.safetensors"
+        for folder in (run / "final", run / "checkpoints" / f"step-{best_saved:06d}")
+    )
+    assert final.read_bytes() == kept.read_bytes()
+
+
+def test_a_loss_that_is_no_number_stops_the_run_and_writes_no_final(
+    shardtune: Command, tmp_path: Path, toy_model: Path, toy_data: Path
+) -> None:
+    config = toy_config(
+        tmp_path, toy_model, toy_data, train={"max_steps": 6, "learning_rate": 1e30, "lr_scheduler_type": "constant"}
+    )
+    result = shardtune("train", config, "--run-id", "one", "--nproc", 2)
+    assert result.returncode == 1
+    assert "is nan at step" in result.stderr and "train.learning_rate" in result.stderr
+    assert "Traceback" not in result.stderr
+    assert not (tmp_path / "runs" / "one" / "final").exists()
+
+
+def test_a_tokenizer_of_another_model_is_refused(
+    shardtune: Command, tmp_path: Path, toy_model: Path, toy_data: Path
+) -> None:
+    other = tmp_path / "tokenizer"
+    shutil.copytree(toy_model, other, ignore=shutil.ignore_patterns("*.safetensors"))
+    file = other / "tokenizer.json"
+    tokenizer = json.loads(file.read_text())
+    tokenizer["model"]["vocab"]["w00"] = 400
+    file.write_text(json.dumps(tokenizer))
+    config = toy_config(tmp_path, toy_model, toy_data, model={"tokenizer_name_or_path": str(other)})
+    result = shardtune("train", config)
+    assert result.returncode == 2
+    assert "token 400" in result.stderr and "embeddings for 72 tokens" in result.stderr
+    assert "model.tokenizer_name_or_path" in result.stderr
