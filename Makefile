@@ -26,7 +26,7 @@ quickstart: $(VENV)/.weights
 test: lint types
 	$(OFFLINE) $(BIN)/python -m pytest -q -m "not slow and not gpu"
 
-slow: install
+slow: $(VENV)/.weights
 	$(OFFLINE) $(BIN)/python -m pytest -q -m "slow and not gpu"
 
 lint: install

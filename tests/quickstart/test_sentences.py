@@ -51,9 +51,10 @@ def test_no_row_of_one_part_stands_in_another_whatever_the_seeds() -> None:
     assert not keys["train"] & keys["val"]
 
 
-def test_rows_of_a_part_are_all_different() -> None:
-    drawn = [r["sentence"] for r in rows("train", 2000, seed=1)]
-    assert len(set(drawn)) == len(drawn)
+@pytest.mark.parametrize(("part", "n"), [("train", 2000), ("val", 300), ("test", 1000)])
+def test_rows_of_a_part_are_all_different(part: sentences.Part, n: int) -> None:
+    for seed in range(3):
+        assert len({r["sentence"].casefold() for r in rows(part, n, seed)}) == n
 
 
 def test_test_phrasings_and_values_are_held_out() -> None:
@@ -109,7 +110,7 @@ def test_a_slot_that_opens_the_sentence_takes_its_capital_in_the_answer_too() ->
         for value in json.loads(row["json"])["slots"].values():
             if row["sentence"].startswith(value) and row["sentence"] != row["sentence"].lower():
                 opened.append(value)
-    assert len(opened) > 20
+    assert len(opened) >= 10
     assert all(value[0].isupper() or value[0].isdigit() for value in opened)
 
 

