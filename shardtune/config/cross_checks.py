@@ -117,7 +117,7 @@ def template_names_columns(config: RunConfig) -> Iterator[Finding]:
     if not fields:
         yield Finding(paths, "no {column} in it, so every row would read the same", "name the columns: '{text}'")
     for name, spec, conversion in fields:
-        if not name.isidentifier() or spec or conversion:
+        if not name.strip() or spec or conversion:
             given = name + (f"!{conversion}" if conversion else "") + (f":{spec}" if spec else "")
             fix = "write {column} with a plain column name, and {{ }} for literal braces"
             yield Finding(paths, f"{{{given}}} does not name a column", fix)
