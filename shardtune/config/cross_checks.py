@@ -95,11 +95,21 @@ def best_checkpoint(config: RunConfig) -> Iterator[Finding]:
         yield Finding((me, *others), what, fix)
 
 
-def completion_needs_template(config: RunConfig) -> Iterator[Finding]:
-    if config.data.train_on == "completion" and config.data.prompt_template is None:
-        what = "train_on is completion, but without a prompt_template a row has no prompt and no answer"
-        fix = "set prompt_template (such as '{question}\\n{answer}'), or train_on: all"
-        yield Finding(("data.train_on", "data.prompt_template"), what, fix)
+def loss_fits_format(config: RunConfig) -> Iterator[Finding]:
+    """What carries loss must exist in the format, where the config itself names the format."""
+    data = config.data
+    paths = ("data.train_on", "data.format", "data.prompt_template")
+    if data.train_on == "completion" and (data.format == "text" or data.format == "chat"):
+        what = f"train_on is completion, but format {data.format} has no prompt and answer"
+        yield Finding(paths, what, "set train_on: all" if data.format == "text" else "set train_on: assistant")
+    if data.train_on == "assistant" and (data.format in ("text", "prompt") or data.prompt_template is not None):
+        what = "train_on is assistant, but the rows are no conversations"
+        yield Finding(paths, what, "set train_on: completion or all")
+    if data.format == "prompt" and data.prompt_template is None:
+        yield Finding(paths, "format is prompt, but there is no prompt_template", "set prompt_template")
+    if data.prompt_template is not None and data.format not in ("auto", "prompt"):
+        what = f"prompt_template is given, but format is {data.format}"
+        yield Finding(paths, what, "remove one of the two, or set format: prompt")
 
 
 def template_names_columns(config: RunConfig) -> Iterator[Finding]:
@@ -141,7 +151,7 @@ CHECKS: tuple[Callable[[RunConfig], Iterator[Finding]], ...] = (
     optimizer,
     evaluation_needs_rows,
     best_checkpoint,
-    completion_needs_template,
+    loss_fits_format,
     template_names_columns,
     extra_is_known_to_trl,
 )

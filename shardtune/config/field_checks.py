@@ -25,7 +25,6 @@ from shardtune.config.yaml_reader import Node
 
 # Values that are understood and refused: the type alone would not say why.
 _REFUSED_VALUES = {
-    ("train.packing", True): ("packing is not in this version", "leave it out, or write packing: false"),
     ("model.torch_dtype", "float16"): (
         "half precision is not supported: it needs loss scaling and loses range",
         "use bfloat16, or float32",

@@ -84,8 +84,12 @@ class ModelSection(Section):
         default=False,
         description="The key/value cache of generation. Useless in training; true is answered with a notice.",
     )
-    attn_implementation: Literal["auto", "eager", "sdpa", "flash_attention_2", "flash_attention_3"] = Field(
-        default="auto", description="Attention code path of transformers. `auto` = sdpa."
+    attn_implementation: Literal[
+        "auto", "eager", "sdpa", "flash_attention_2", "flash_attention_3", "shardtune_varlen"
+    ] = Field(
+        default="auto",
+        description="Attention code of transformers. `auto` = sdpa, or variable-length attention for packed rows on a "
+        "GPU (shardtune_varlen).",
     )
     trust_remote_code: bool = Field(
         default=False, description="Run Python code that ships with the checkpoint. Only for sources you trust."
@@ -121,39 +125,86 @@ class LoraSection(Section):
     )
 
 
+class SourceSection(Section):
+    """One source of a mixture."""
+
+    path: str = Field(min_length=1, description="A file, glob, folder or hub name, as dataset_name_or_path takes it.")
+    weight: Float = Field(
+        default=1.0,
+        gt=0,
+        description="How often its rows are taken per epoch: 2 = twice, 0.5 = half of them (drawn from the seed).",
+    )
+    config_name: str | None = Field(default=None, description="Configuration of a hub dataset.")
+    split: str | None = Field(default=None, description="Split to train on; null = train_split.")
+
+
 class DataSection(Section):
     """What is trained on."""
 
-    dataset_name_or_path: str = Field(
+    dataset_name_or_path: str | list[str | SourceSection] = Field(
         min_length=1,
-        description="A local file (.jsonl .json .parquet .csv .arrow .txt), a folder of such files, a folder written "
-        "by `datasets`, or a hub name.",
+        description="A local file (.jsonl .json .parquet .csv .arrow .txt, plain or .gz/.zst), a glob, a folder of "
+        "such files, a folder written by `datasets`, a URL that fsspec knows (s3://…), a hub name; or a list of these, "
+        "each with a weight.",
         examples=["data/train.jsonl", "wikitext"],
     )
     dataset_config_name: str | None = Field(
         default=None, description="Configuration of a hub dataset, e.g. wikitext-2-raw-v1."
     )
-    text_field: str = Field(default="text", description="Column that holds the text, when no prompt_template is given.")
+    format: Literal["auto", "text", "prompt", "prompt-completion", "chat"] = Field(
+        default="auto",
+        description="What a row is: `text` (one column), `prompt` (prompt_template), `prompt-completion` (columns "
+        "prompt and completion), `chat` (a column of messages, OpenAI or ShareGPT form). `auto` looks, and says what "
+        "it found.",
+    )
+    text_field: str = Field(default="text", description="Column that holds the text (format: text).")
+    messages_field: str | None = Field(
+        default=None, description="Column that holds the messages (format: chat); null = messages or conversations."
+    )
     prompt_template: str | None = Field(
         default=None,
-        description="A row's text from its columns, such as '{instruction}\\n\\n{response}'. The last column named is "
+        description='A row\'s text from its columns, such as "{instruction}\\n\\n{response}". The last column named is '
         "the answer; what stands before it is the prompt. Literal braces are doubled: {{ }}.",
     )
-    train_on: Literal["auto", "completion", "all"] = Field(
+    chat_template: str | None = Field(
+        default=None,
+        description="Chat template instead of the tokenizer's own: a .jinja file, or one of chatml, llama3, mistral, "
+        "qwen.",
+    )
+    train_on: Literal["auto", "assistant", "completion", "all"] = Field(
         default="auto",
-        description="Which tokens carry loss: the answer only (`completion`, needs prompt_template), or `all`. "
-        "`auto` = completion with a prompt_template, else all.",
+        description="Which tokens carry loss: the assistant's turns with their end-of-turn token (chat), the answer "
+        "(prompt formats), or all. `auto` = assistant, completion or all, as the format suggests.",
     )
     train_split: str = Field(
         default="train", min_length=1, description="Split to train on (slices such as train[:90%] work)."
     )
-    val_split: str | None = Field(default=None, description="Split to evaluate on; null trains without evaluation.")
-    max_length: Int = Field(
-        default=1024, ge=2, description="Longest row in tokens; what is longer is cut, and counted."
+    val_split: Annotated[Float, Field(gt=0, lt=1)] | str | None = Field(
+        default=None,
+        description="Split to evaluate on, or a share of the training rows to hold out (0.05; by content, so the same "
+        "rows whatever their order); null trains without evaluation.",
+    )
+    max_length: Int = Field(default=1024, ge=2, description="Longest row in tokens, and the length of a packed row.")
+    long_rows: Literal["truncate", "drop", "split"] = Field(
+        default="truncate",
+        description="What happens to a row beyond max_length: cut, left out, or cut into several rows.",
+    )
+    concatenate: bool | Literal["auto"] = Field(
+        default="auto",
+        description="Join the rows of a text corpus into stretches of max_length, as language models are pre-trained. "
+        "`auto` = for lines of a text file, and for rows that end in line breaks or are blank in between (WikiText).",
     )
     append_eos: bool = Field(
         default=True,
-        description="End every row with the tokenizer's end-of-sequence token, so that the model learns to stop.",
+        description="End every row with the tokenizer's end-of-sequence token, so that the model learns to stop. (A "
+        "chat template ends its turns itself.)",
+    )
+    on_error: Literal["stop", "skip"] = Field(
+        default="stop", description="A row that cannot be read or rendered: stop with its place, or skip and count it."
+    )
+    cache_dir: str | None = Field(
+        default=None,
+        description="Where prepared data is kept; null = $SHARDTUNE_CACHE, else ~/.cache/shardtune.",
     )
 
 
@@ -206,8 +257,10 @@ class TrainSection(Section):
         description="Kept for configs written elsewhere. Not supported: half precision needs loss scaling and loses "
         "range where bf16 does not; true is refused with that answer.",
     )
-    packing: Annotated[Literal[False], BeforeValidator(_no_is_false)] = Field(
-        default=False, description="Several rows in one sequence. Not in this version; true is refused."
+    packing: bool | Literal["auto"] = Field(
+        default="auto",
+        description="Several rows in one sequence of max_length, kept apart in attention and positions. `auto` = on "
+        "where the attention code keeps them apart.",
     )
     logging_steps: Int = Field(default=25, ge=1, description="A line of loss, speed and time left every so many steps.")
     eval_strategy: AutoStrategy = Field(

@@ -58,9 +58,9 @@ OWNED: dict[str, str] = {
     "pad_token": f"{_PREPARES_DATA}; padding carries no loss whatever the token",
     "completion_only_loss": f"{_PREPARES_DATA}; use `data.train_on`",
     "assistant_only_loss": f"{_PREPARES_DATA}; use `data.train_on`",
-    "packing_strategy": "packing is not in this version",
-    "eval_packing": "packing is not in this version",
-    "padding_free": "packing is not in this version",
+    "packing_strategy": "rows are packed best-fit: set train.packing",
+    "eval_packing": "validation is packed like training: set train.packing",
+    "padding_free": "follows from train.packing and the attention code",
     "remove_unused_columns": "the rows hold exactly the columns the model takes",
     # Checkpoints are adapter-sized and written to a staging folder first.
     "save_only_model": f"{_STORES}: adapter, optimizer, scheduler and random state",

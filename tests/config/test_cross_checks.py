@@ -72,9 +72,19 @@ def test_a_best_checkpoint_that_can_be_found_passes(load: Load, line: str) -> No
     assert load(VALIDATED + f"train: {{load_best_model_at_end: true, {line}}}\n").config.train.load_best_model_at_end
 
 
-def test_training_on_the_completion_needs_a_template(report: Report) -> None:
-    said = report("model: {model_name_or_path: gpt2}\ndata: {dataset_name_or_path: d, train_on: completion}\n")
-    assert "run.yaml:2:43 data.train_on train_on is completion, but without a prompt_template" in said
+@pytest.mark.parametrize(
+    ("data", "said_of_it"),
+    [
+        ("train_on: completion, format: text", "format text has no prompt and answer"),
+        ("train_on: completion, format: chat", "set train_on: assistant"),
+        ("train_on: assistant, prompt_template: '{q} {a}'", "the rows are no conversations"),
+        ("format: prompt", "there is no prompt_template"),
+        ("format: chat, prompt_template: '{q} {a}'", "prompt_template is given, but format is chat"),
+    ],
+)
+def test_what_carries_loss_must_exist_in_the_format(report: Report, data: str, said_of_it: str) -> None:
+    said = report(f"model: {{model_name_or_path: gpt2}}\ndata: {{dataset_name_or_path: d, {data}}}\n")
+    assert said_of_it in " ".join(said.split())
 
 
 @pytest.mark.parametrize(

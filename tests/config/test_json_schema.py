@@ -37,7 +37,7 @@ def test_a_good_config_fits_the_schema(validator: jsonschema.Draft202012Validato
 @pytest.mark.parametrize(
     "change",
     [
-        {"train": {"learnng_rate": 1}}, {"lora": {"r": 0}}, {"lora": {"r": "x"}}, {"train": {"packing": True}}, {"trainn": {}},
+        {"train": {"learnng_rate": 1}}, {"lora": {"r": 0}}, {"lora": {"r": "x"}}, {"train": {"packing": 3}}, {"trainn": {}},
         {"model": {}}, {"train": {"lr_scheduler_type": "cosin"}}, {"extends": 5}, {"parallel": {"nproc": 0}},
     ],
 )  # fmt: skip
