@@ -1,0 +1,297 @@
+"""Which format is this, and how does a row become text with marked spans?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from shardtune.config.schema import DataSection
+from shardtune.data.template import Template
+from shardtune.errors import UserInputError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+FormatName = Literal["text", "prompt", "prompt-completion", "chat"]
+LossOn = Literal["assistant", "completion", "all"]
+
+_PAIR = ("prompt", "completion")
+_CHAT_COLUMNS = ("messages", "conversations")
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """A row as text.
+
+    Attributes:
+        text: All of it.
+        spans: Character ranges of `text` that carry loss: sorted, disjoint, half open.
+        special: The text already holds its special tokens (chat): the tokenizer adds none, and no end is appended.
+    """
+
+    text: str
+    spans: tuple[tuple[int, int], ...]
+    special: bool = False
+
+
+class RowProblem(ValueError):
+    """A row that cannot be rendered; the message says why."""
+
+
+@dataclass(frozen=True)
+class FormatChoice:
+    """What the rows are, in words for the person who reads the log, and the columns that are read."""
+
+    name: FormatName
+    why: str
+    columns: tuple[str, ...]
+
+
+def choose_format(section: DataSection, columns: Sequence[str], sample: Sequence[Mapping[str, Any]]) -> FormatChoice:
+    """The format `data.format` names, or the one the columns and a few rows show.
+
+    Args:
+        columns: Columns of the split.
+        sample: Its first rows; values tell a list of messages from a text.
+
+    Raises:
+        UserInputError: no format fits, or the one that was asked for does not.
+    """
+    asked = section.format
+    choice = _detected(section, columns, sample) if asked == "auto" else _asked(section, asked, columns, sample)
+    _check_loss(section, choice)
+    if choice.name != "chat":
+        _require_text(choice, sample)
+    return choice
+
+
+def loss_on(section: DataSection, choice: FormatChoice) -> LossOn:
+    """`data.train_on` with `auto` resolved."""
+    if section.train_on != "auto":
+        return section.train_on
+    if choice.name == "text":
+        return "all"
+    return "assistant" if choice.name == "chat" and choice.columns[0] != _PAIR[0] else "completion"
+
+
+def renderer(
+    section: DataSection, choice: FormatChoice, tokenizer: PreTrainedTokenizerBase
+) -> Callable[[Mapping[str, Any]], Rendered]:
+    """What turns rows of this format into text. Can be pickled; raises RowProblem for a row it cannot render.
+
+    Raises:
+        UserInputError: the chat template is missing, broken, or does not show which part the assistant says.
+    """
+    if choice.name == "chat":
+        from shardtune.data.chat import chat_renderer
+
+        return chat_renderer(section, choice, tokenizer)
+    if choice.name == "text":
+        return TextRenderer(choice.columns[0])
+    template = section.prompt_template if choice.name == "prompt" else None
+    parsed = Template.parse(template) if template is not None else Template((("", _PAIR[0]), ("", _PAIR[1])))
+    return PromptRenderer(parsed, whole=loss_on(section, choice) == "all")
+
+
+@dataclass(frozen=True)
+class TextRenderer:
+    """The text of one column, all of it learnt. A row without text becomes empty text."""
+
+    column: str
+
+    def __call__(self, row: Mapping[str, Any]) -> Rendered:
+        text = _text(row, self.column) or ""
+        return Rendered(text, ((0, len(text)),) if text else ())
+
+
+@dataclass(frozen=True)
+class PromptRenderer:
+    """A prompt and its answer; only the answer is learnt unless `whole`. A row that lacks a cell becomes empty text."""
+
+    template: Template
+    whole: bool
+
+    def __call__(self, row: Mapping[str, Any]) -> Rendered:
+        cells = {column: _text(row, column) for column in self.template.columns}
+        if any(cell is None for cell in cells.values()):
+            return Rendered("", ())  # not trained on as the word None
+        prompt, answer = self.template.render(cells)
+        text = prompt + answer
+        if not text.strip():
+            return Rendered("", ())
+        start = 0 if self.whole else len(prompt)
+        # An empty answer has no characters; the end token behind it is learnt all the same.
+        return Rendered(text, ((start, len(text)),) if start < len(text) else ())
+
+
+def _text(row: Mapping[str, Any], column: str) -> str | None:
+    value = row[column]
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, int | float):
+        return str(value)
+    raise RowProblem(f"the column '{column}' holds a {type(value).__name__}, not text: {str(value)[:80]}")
+
+
+def _detected(section: DataSection, columns: Sequence[str], sample: Sequence[Mapping[str, Any]]) -> FormatChoice:
+    given = section.model_fields_set
+    if section.prompt_template is not None:
+        return _asked(section, "prompt", columns, sample)
+    if section.messages_field is not None:
+        return _asked(section, "chat", columns, sample)
+    if "text_field" in given:
+        return _asked(section, "text", columns, sample)
+    if any(name in columns and _holds_messages(name, sample) for name in _CHAT_COLUMNS):
+        return _asked(section, "chat", columns, sample)
+    if all(name in columns for name in _PAIR):
+        chat = all(_holds_messages(name, sample) for name in _PAIR)
+        return _asked(section, "chat" if chat else "prompt-completion", columns, sample)
+    if section.text_field in columns:
+        return _asked(section, "text", columns, sample)
+    raise UserInputError(
+        "The format of the data is not clear.",
+        why="None of these was found: a column of messages ('messages' or 'conversations'), the columns 'prompt' and "
+        f"'completion', a column '{section.text_field}'. The columns are: {_listed(columns)}.",
+        fix=f"Name what is to be learnt: {_suggestion(columns)}, or data.text_field, or data.messages_field.",
+    )
+
+
+def _asked(
+    section: DataSection, name: FormatName, columns: Sequence[str], sample: Sequence[Mapping[str, Any]]
+) -> FormatChoice:
+    if section.prompt_template is not None and name != "prompt":
+        raise UserInputError(
+            f"data.format is {name}, but data.prompt_template is given.",
+            why="A template makes the text of the format prompt; here it would have no effect.",
+            fix="Take one of the two out.",
+        )
+    if name == "text":
+        _require_columns([section.text_field], columns, "data.text_field")
+        return FormatChoice("text", f"column '{section.text_field}'", (section.text_field,))
+    if name == "prompt":
+        if section.prompt_template is None:
+            raise UserInputError(
+                "data.format is prompt, but data.prompt_template is not given.", fix=f"Set {_suggestion(columns)}."
+            )
+        needed = Template.parse(section.prompt_template).columns
+        _require_columns(needed, columns, "data.prompt_template")
+        return FormatChoice("prompt", f"data.prompt_template, the answer is '{needed[-1]}'", tuple(needed))
+    if name == "prompt-completion":
+        _require_columns(_PAIR, columns, "data.format: prompt-completion")
+        if all(_holds_messages(column, sample) for column in _PAIR):
+            return _pair_of_messages(columns)
+        return FormatChoice("prompt-completion", "columns 'prompt' and 'completion'", _PAIR)
+    return _chat_choice(section, columns, sample)
+
+
+def _chat_choice(section: DataSection, columns: Sequence[str], sample: Sequence[Mapping[str, Any]]) -> FormatChoice:
+    column = section.messages_field
+    if column is None:
+        column = next((name for name in _CHAT_COLUMNS if name in columns), None)
+        if column is None and all(name in columns and _holds_messages(name, sample) for name in _PAIR):
+            return _pair_of_messages(columns)
+    if column is None:
+        raise UserInputError(
+            "data.format is chat, but no column of messages was found.",
+            why=f"Looked for 'messages' and 'conversations'. The columns are: {_listed(columns)}.",
+            fix="Set data.messages_field to the column that holds the messages.",
+        )
+    _require_columns([column], columns, "data.messages_field")
+    value = _first(column, sample)
+    if value is not None and not _holds_messages(column, sample):
+        raise UserInputError(
+            f"The column '{column}' does not hold messages.",
+            why=f"The first is a {type(value).__name__}: {str(value)[:80]}",
+            fix='Each row wants a list such as [{"role": "user", "content": "…"}, {"role": "assistant", …}] '
+            '(or "from" and "value"); set data.messages_field or data.format.',
+        )
+    sharegpt = _is_sharegpt(value)
+    extra = [name for name in (*(["system"] if sharegpt else []), "tools") if name in columns]
+    why = f"column '{column}' holds messages in the {'ShareGPT' if sharegpt else 'OpenAI'} form"
+    return FormatChoice("chat", why + _with_extra(extra), (column, *extra))
+
+
+def _pair_of_messages(columns: Sequence[str]) -> FormatChoice:
+    extra = [name for name in ("tools",) if name in columns]
+    why = "columns 'prompt' and 'completion' hold messages"
+    return FormatChoice("chat", why + _with_extra(extra), (*_PAIR, *extra))
+
+
+def _with_extra(extra: Sequence[str]) -> str:
+    return f", with {' and '.join(repr(name) for name in extra)}" if extra else ""
+
+
+def _check_loss(section: DataSection, choice: FormatChoice) -> None:
+    pair = choice.name == "chat" and choice.columns[0] == _PAIR[0]
+    fits = {
+        "text": ("auto", "all"),
+        "prompt": ("auto", "completion", "all"),
+        "prompt-completion": ("auto", "completion", "all"),
+        "chat": ("auto", "assistant", "completion", "all") if pair else ("auto", "assistant", "all"),
+    }[choice.name]
+    if section.train_on not in fits:
+        raise UserInputError(
+            f"data.train_on is {section.train_on}, which rows of the format {choice.name} do not have.",
+            why=f"The format was chosen by: {choice.why}.",
+            fix=f"Set data.train_on to {' or '.join(fits)}, or data.format to what the rows are.",
+        )
+
+
+def _require_columns(needed: Sequence[str], columns: Sequence[str], key: str) -> None:
+    missing = [column for column in needed if column not in columns]
+    if missing:
+        raise UserInputError(
+            f"The data has no column {', '.join(repr(m) for m in missing)}, which {key} names.",
+            why=f"Its columns are: {_listed(columns)}.",
+            fix=f"Set {key.split(':')[0]} to what the data holds.",
+        )
+
+
+def _require_text(choice: FormatChoice, sample: Sequence[Mapping[str, Any]]) -> None:
+    """A list of messages or a date would be trained on as Python prints it."""
+    for column in choice.columns:
+        value = _first(column, sample)
+        if value is None or isinstance(value, str | int | float):
+            continue
+        date = hasattr(value, "isoformat")
+        messages = _holds_messages(column, sample)
+        raise UserInputError(
+            f"The column '{column}' holds values of the type {type(value).__name__}, not text.",
+            why=f"The first is {str(value)[:80]}."
+            + (" Where all strings of a JSON column look like dates, they are read as dates." if date else ""),
+            fix="Store the text as it is to be learnt, in a column of strings (parquet and csv keep dates as written)."
+            if date
+            else f"These are messages: set data.format: chat and data.messages_field: {column}."
+            if messages
+            else "Name a column of strings in data.text_field or data.prompt_template.",
+        )
+
+
+def _first(column: str, sample: Sequence[Mapping[str, Any]]) -> Any:
+    return next((row[column] for row in sample if row.get(column) is not None), None)
+
+
+def _holds_messages(column: str, sample: Sequence[Mapping[str, Any]]) -> bool:
+    from shardtune.data.messages import looks_like_messages  # which needs RowProblem from here
+
+    return any(looks_like_messages(row[column]) for row in sample if row.get(column) is not None)
+
+
+def _is_sharegpt(value: Any) -> bool:
+    first = value[0] if isinstance(value, Sequence) and not isinstance(value, str) and value else None
+    if isinstance(value, str):
+        return '"from"' in value and '"role"' not in value
+    return isinstance(first, Mapping) and first.get("from") is not None
+
+
+def _suggestion(columns: Sequence[str]) -> str:
+    """A template out of the columns that are there, where they are called as most sets call them."""
+    asked = next((c for c in ("instruction", "question", "input", "query", "prompt") if c in columns), None)
+    told = next((c for c in ("response", "output", "answer", "completion", "target") if c in columns), None)
+    example = f"{{{asked}}}\\n\\n{{{told}}}" if asked and told else "{question}\\n\\n{answer}"
+    return f'data.prompt_template (such as "{example}")'
+
+
+def _listed(columns: Sequence[str]) -> str:
+    return ", ".join(columns) or "none"

@@ -1,0 +1,189 @@
+"""Who said what? Conversations in the OpenAI and the ShareGPT form become one plain list of messages."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from shardtune.data.formats import RowProblem
+
+Message = dict[str, Any]
+
+_SHAREGPT_ROLES = {
+    "human": "user", "user": "user",
+    "gpt": "assistant", "assistant": "assistant", "chatgpt": "assistant", "bot": "assistant", "model": "assistant",
+    "function_call": "assistant", "tool_call": "assistant",
+    "system": "system",
+    "tool": "tool", "observation": "tool", "function_response": "tool", "tool_response": "tool",
+}  # fmt: skip
+_CALLS = ("function_call", "tool_call")
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """A row of a chat set, as templates want it.
+
+    Attributes:
+        messages: At least `role` and `content` each; no field is None.
+        tools: JSON schemas of the functions on offer, or None.
+        unlearnt: Numbers of assistant messages that carry no loss (`weight: 0`, or part of a prompt).
+    """
+
+    messages: list[Message]
+    tools: list[dict[str, Any]] | None = None
+    unlearnt: frozenset[int] = frozenset()
+
+
+def read_conversation(value: Any, *, system: Any = None, tools: Any = None, prompt: Any = None) -> Conversation:
+    """Messages of one row.
+
+    Args:
+        value: The messages (a list, or the JSON text of one).
+        system: System prompt that stands in a column of its own (ShareGPT sets).
+        tools: Functions on offer (a list, or the JSON text of one).
+        prompt: Messages that come before `value` and are not learnt, whoever said them.
+
+    Raises:
+        RowProblem: not a conversation.
+    """
+    entries = _entries(value, "the conversation")
+    if not entries:
+        raise RowProblem("the conversation has no messages")
+    before = _entries(prompt, "the prompt") if prompt is not None else []
+    messages = [_message(entry, number) for number, entry in enumerate([*before, *entries], start=1)]
+    if isinstance(system, str) and system.strip() and messages[0]["role"] != "system":
+        messages.insert(0, {"role": "system", "content": system})
+    asked = len(messages) - len(entries)
+    unlearnt = {n for n, message in enumerate(messages) if n < asked and message["role"] == "assistant"}
+    for number, message in enumerate(messages):
+        if "weight" in message and _weight(message.pop("weight"), number + 1) == 0:
+            unlearnt.add(number)
+    return Conversation(messages, _tools(tools) if tools is not None else None, frozenset(unlearnt))
+
+
+def looks_like_messages(value: Any) -> bool:
+    """Is this the value of a chat column? (Also when it is kept as JSON text, as CSV files do.)"""
+    try:
+        entries = _entries(value, "")
+    except RowProblem:
+        return False
+    return bool(entries) and all(isinstance(e, Mapping) and ("role" in e or "from" in e) for e in entries)
+
+
+def _entries(value: Any, what: str) -> list[Any]:
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except json.JSONDecodeError as error:
+            raise RowProblem(f"{what} is text, and not JSON: {error}") from error
+    if isinstance(value, Mapping) or not isinstance(value, Sequence) or isinstance(value, str):
+        raise RowProblem(f"{what} is a {type(value).__name__}, not a list of messages")
+    return list(value)
+
+
+def _message(entry: Any, number: int) -> Message:
+    if not isinstance(entry, Mapping):
+        raise RowProblem(f"message {number} is a {type(entry).__name__}, not a mapping with role and content")
+    # Parquet and Arrow give every message every field of the file, most of them None.
+    message = {key: value for key, value in entry.items() if value is not None}
+    if "role" not in message and "from" in message:
+        message = _from_sharegpt(message, number)
+    role = message.get("role")
+    if not isinstance(role, str) or not role:
+        raise RowProblem(f"message {number} has no role (its fields: {', '.join(map(str, entry))})")
+    if message.get("tool_calls"):
+        message["tool_calls"] = [_tool_call(call, number) for call in message["tool_calls"]]
+    else:
+        message.pop("tool_calls", None)
+    if len(message) > 2 or not isinstance(message.get("content"), str):
+        # Templates join strings: a missing content breaks more of them than an empty one.
+        message["content"] = _content(message.get("content", ""), number)
+    return message
+
+
+def _from_sharegpt(message: Message, number: int) -> Message:
+    said_by = message.pop("from")
+    role = _SHAREGPT_ROLES.get(said_by) if isinstance(said_by, str) else None
+    if role is None:
+        known = ", ".join(_SHAREGPT_ROLES)
+        raise RowProblem(f"message {number} is from {said_by!r}, which is none of {known}")
+    message |= {"role": role, "content": message.pop("value", "")}
+    if said_by in _CALLS:
+        try:
+            calls = json.loads(message["content"])
+        except (TypeError, json.JSONDecodeError) as error:
+            raise RowProblem(f"message {number} is a {said_by}, but its value is not JSON: {error}") from error
+        message |= {"content": "", "tool_calls": calls if isinstance(calls, list) else [calls]}
+    return message
+
+
+def _content(content: Any, number: int) -> Any:
+    """Text parts become one string; thinking parts are left for the template; images are refused."""
+    if isinstance(content, str):
+        return content
+    if isinstance(content, Mapping):  # a tool's result
+        return json.dumps(without_nulls(content), ensure_ascii=False)
+    if not isinstance(content, Sequence):
+        raise RowProblem(f"the content of message {number} is a {type(content).__name__}, not text")
+    parts = [part if isinstance(part, str) else without_nulls(part) for part in content]
+    kinds = ["text" if isinstance(p, str) else p.get("type") if isinstance(p, Mapping) else None for p in parts]
+    foreign = [kind for kind in kinds if kind not in ("text", "thinking")]
+    if foreign:
+        raise RowProblem(
+            f"the content of message {number} has a part of the type {foreign[0]!r}; only text is trained on"
+        )
+    if "thinking" in kinds:
+        return parts
+    texts = [part if isinstance(part, str) else part.get("text", "") for part in parts]
+    if not all(isinstance(text, str) for text in texts):
+        raise RowProblem(f"a text part of message {number} holds no text")
+    return "".join(texts)
+
+
+def _tool_call(call: Any, number: int) -> dict[str, Any]:
+    """One call as `{"type": "function", "function": {"name", "arguments"}}`, the arguments as a mapping."""
+    if not isinstance(call, Mapping):
+        raise RowProblem(f"a tool call of message {number} is a {type(call).__name__}, not a mapping")
+    call = without_nulls(call)
+    function = dict(call["function"]) if isinstance(call.get("function"), Mapping) else call
+    if not isinstance(function.get("name"), str):
+        raise RowProblem(f"a tool call of message {number} has no function name")
+    arguments = function.get("arguments", function.get("parameters", {}))
+    if isinstance(arguments, str):
+        # OpenAI's own form. Templates write arguments with `tojson`, which would quote the text a second time.
+        try:
+            arguments = json.loads(arguments or "{}")
+        except json.JSONDecodeError as error:
+            raise RowProblem(f"the arguments of a tool call in message {number} are not JSON: {error}") from error
+    kept = {"id": call["id"]} if "id" in call else {}
+    return {**kept, "type": "function", "function": {"name": function["name"], "arguments": arguments}}
+
+
+def _tools(tools: Any) -> list[dict[str, Any]] | None:
+    entries = _entries(tools, "the column of tools") if not isinstance(tools, str) or tools.strip() else []
+    try:
+        read = [json.loads(entry) if isinstance(entry, str) else without_nulls(entry) for entry in entries]
+    except json.JSONDecodeError as error:
+        raise RowProblem(f"the column of tools holds text that is not JSON: {error}") from error
+    if not all(isinstance(entry, dict) for entry in read):
+        raise RowProblem("the column of tools holds something other than JSON schemas")
+    return read or None
+
+
+def _weight(weight: Any, number: int) -> int:
+    if weight not in (0, 1):
+        raise RowProblem(f"message {number} has the weight {weight!r}; only 0 (not learnt) and 1 are known")
+    return int(weight)
+
+
+def without_nulls(value: Any) -> Any:
+    """The same without None in mappings.
+
+    Arrow gives every struct of a column the fields of all the others, set to None: a call of one function would be
+    learnt with the arguments of every other. An argument that really is null goes with them.
+    """
+    if isinstance(value, Mapping):
+        return {key: without_nulls(item) for key, item in value.items() if item is not None}
+    return [without_nulls(item) for item in value] if isinstance(value, list) else value
