@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+
+from shardtune.durable import fsync
 
 _NAME = re.compile(r"step-(\d+)")
 
@@ -71,12 +72,12 @@ def publish(folder: Path, fill: Callable[[Path], None]) -> Path:
     staging.mkdir()
     fill(staging)
     for file in staging.rglob("*"):
-        _fsync(file)
-    _fsync(staging)
+        fsync(file)
+    fsync(staging)
     if folder.exists():
         _remove(folder)
     staging.rename(folder)
-    _fsync(folder.parent)
+    fsync(folder.parent)
     return folder
 
 
@@ -85,11 +86,3 @@ def _remove(folder: Path) -> None:
     doomed = folder.parent / f".staging-old-{folder.name}"
     folder.rename(doomed)
     shutil.rmtree(doomed)
-
-
-def _fsync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

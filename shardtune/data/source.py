@@ -1,118 +1,325 @@
-"""Where do the rows come from? Local files, folders, or a hub name, read through `datasets`."""
+"""Where do the rows come from? Files, globs, folders, URLs or hub names, alone or as a weighted mixture.
+
+Files are read by our own readers, a chunk at a time; folders written by `datasets` and hub names come through it.
+"""
 
 from __future__ import annotations
 
-import json
-import logging
-from collections.abc import Iterator
+import glob
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardtune.config.schema import DataSection
+from shardtune.data.chunks import BadRow, Chunk, Row, count_rows, part_of, place, rows_of
+from shardtune.data.readers import CHUNK_ROWS, KINDS, DataFile
 from shardtune.errors import UserInputError
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
-log = logging.getLogger(__name__)
-
 _KEY = "data.dataset_name_or_path"
-_READERS = {
-    ".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet", ".arrow": "arrow", ".txt": "text",
-}  # fmt: skip
+_ENDINGS = f"{' '.join(KINDS)}; .jsonl .json .csv .txt also with .gz or .zst"
+
+
+@dataclass(frozen=True)
+class Source:
+    """One entry of `data.dataset_name_or_path`."""
+
+    path: str
+    weight: float = 1.0
+    config_name: str | None = None
+    split: str | None = None
+
+
+def sources_of(section: DataSection) -> list[Source]:
+    """The sources a config names, one or a mixture."""
+    given = section.dataset_name_or_path
+    entries = [given] if isinstance(given, str) else given
+    return [
+        Source(entry, config_name=section.dataset_config_name)
+        if isinstance(entry, str)
+        else Source(entry.path, entry.weight, entry.config_name or section.dataset_config_name, entry.split)
+        for entry in entries
+    ]
 
 
 def check_dataset_path(section: DataSection) -> None:
-    """Raise if the dataset is a local path that cannot be read as one. Needs neither torch nor `datasets`."""
-    name = section.dataset_name_or_path
+    """Raise if a source is a local path that cannot be read as one. Needs neither torch nor `datasets`."""
+    for source in sources_of(section):
+        if "://" not in source.path:
+            _check_local(source.path)
+
+
+def _check_local(name: str) -> None:
     path = Path(name).expanduser()
-    if path.is_file() and path.suffix.lower() not in _READERS:
+    found = _local_files(name)
+    if path.is_file() and not found:
         raise UserInputError(
             f"'{name}' has the ending '{path.suffix}', which is not a known data format.",
-            fix=f"Known endings: {' '.join(_READERS)}.",
+            fix=f"Known endings: {_ENDINGS}.",
         )
-    if path.exists():
-        files = list(_data_files(path))
-        if files and not any(file.stat().st_size for file in files):
-            raise UserInputError(
-                f"The dataset '{name}' is empty.", why="Its files have no bytes in them.", fix=f"Check {_KEY}."
-            )
+    if found and not any(file.size() for file in found):
+        raise UserInputError(
+            f"The dataset '{name}' is empty.", why="Its files have no bytes in them.", fix=f"Check {_KEY}."
+        )
+    if path.exists() or found:
         return
-    written_like_a_path = (
-        name.startswith(("/", "./", "../", "~")) or name.count("/") > 1 or path.suffix.lower() in _READERS
-    )
-    if written_like_a_path:
+    if _is_glob(name):
+        raise UserInputError(
+            f"No data file matches '{name}'.",
+            why=f"Looked in: {Path.cwd()}. Known endings: {_ENDINGS}.",
+            fix=f"Check {_KEY}; ** stands for folders of any depth.",
+        )
+    if name.startswith(("/", "./", "../", "~")) or name.count("/") > 1 or DataFile.of(name):
         raise UserInputError(
             f"The dataset '{name}' does not exist.",
             why=f"{_KEY} is written like a local path, so the hub is not asked. Looked at: {path.absolute()}",
-            fix=f"Set {_KEY} to a file ({' '.join(_READERS)}), a folder of such files, or a hub name.",
+            fix=f"Set {_KEY} to a file ({_ENDINGS}), a glob, a folder of such files, or a hub name.",
         )
 
 
-def read_split(section: DataSection, split: str, key: str) -> Dataset:
-    """The rows of one split.
+class Split(ABC):
+    """The rows of one split of one source; they can be read any number of times, always in the same order.
+
+    Attributes:
+        name: Split as it was asked for, slice included.
+        key: Config key that named it, for messages.
+    """
+
+    source: Source
+    name: str
+    key: str
+
+    @property
+    @abstractmethod
+    def total(self) -> int:
+        """How far `Chunk.position` goes."""
+
+    @abstractmethod
+    def chunks(self) -> Iterator[Chunk]:
+        """The rows, in order."""
+
+    def sample(self, count: int) -> list[Row]:
+        """The first rows that can be read, at most `count`.
+
+        Raises:
+            UserInputError: there is no row at all, or none that can be read.
+        """
+        good: list[Row] = []
+        first_bad: UserInputError | None = None
+        for chunk in self.chunks():
+            for number, row in rows_of(chunk):
+                if not isinstance(row, BadRow):
+                    good.append(row)
+                elif first_bad is None:
+                    first_bad = bad_row_error(chunk, number, row)
+                if len(good) == count:
+                    return good
+        if not good:
+            raise first_bad or _no_rows(self.source, self.name, self.key)
+        return good
+
+
+@dataclass(frozen=True)
+class FileSplit(Split):
+    """Files, or a part of their rows."""
+
+    source: Source
+    name: str
+    key: str
+    files: tuple[DataFile, ...]
+    ranges: tuple[tuple[int, int], ...] | None = None  # rows from, to below; None = all
+
+    @property
+    def total(self) -> int:
+        return sum(file.size() for file in self.files)
+
+    def chunks(self) -> Iterator[Chunk]:
+        with _reading(self.source, self.key):
+            if self.ranges is None:
+                yield from self._all()
+            for start, stop in self.ranges or ():
+                yield from self._range(start, stop)
+
+    def count(self) -> int:
+        with _reading(self.source, self.key):
+            return sum(count_rows(chunk) for chunk in self._all())
+
+    def _all(self) -> Iterator[Chunk]:
+        before = 0
+        for file in self.files:
+            for chunk in file.chunks():
+                yield replace(chunk, position=before + chunk.position) if before else chunk
+            before += file.size()
+
+    def _range(self, start: int, stop: int) -> Iterator[Chunk]:
+        seen = 0
+        for chunk in self._all():
+            rows = count_rows(chunk)
+            if seen < stop and seen + rows > start:
+                yield part_of(chunk, max(start - seen, 0), min(stop - seen, rows))
+            seen += rows
+            if seen >= stop:
+                return
+
+
+@dataclass(frozen=True)
+class TableSplit(Split):
+    """A split that `datasets` holds."""
+
+    source: Source
+    name: str
+    key: str
+    table: Dataset
+
+    @property
+    def total(self) -> int:
+        return len(self.table)
+
+    def chunks(self) -> Iterator[Chunk]:
+        table = self.table.with_format(None)  # saved with a tensor format, it would give tensors
+        with _reading(self.source, self.key):
+            for start in range(0, len(table), CHUNK_ROWS):
+                columns = table[start : start + CHUNK_ROWS]
+                cells = enumerate(zip(*columns.values(), strict=True), start=start + 1)
+                rows = [(number, dict(zip(columns, row, strict=True))) for number, row in cells]
+                yield Chunk(self.source.path, "rows", rows, start + 1, start + len(rows), unit="row")
+
+
+def open_split(source: Source, split: str, key: str) -> Split:
+    """One split of a source, found but not read.
 
     Args:
         split: A split's name or a slice of one (`train[:90%]`).
         key: The config key that named it, for messages.
 
     Raises:
-        UserInputError: no such dataset or split, or a file that cannot be parsed.
+        UserInputError: no such dataset or split, or a file that cannot be read.
     """
-    from datasets.exceptions import DatasetGenerationCastError, DatasetGenerationError, DatasetNotFoundError
+    if "://" not in source.path:
+        _check_local(source.path)
+    with _reading(source, key, split):
+        path = Path(source.path).expanduser()
+        if (path / "dataset_dict.json").is_file() or (path / "state.json").is_file():
+            from datasets import load_from_disk
 
-    check_dataset_path(section)
-    path = Path(section.dataset_name_or_path).expanduser()
+            return TableSplit(source, split, key, _slice(load_from_disk(str(path)), split))
+        splits = _file_splits(source, path)
+        if splits is not None:
+            return _file_split(source, splits, split, key)
+        from datasets import load_dataset
+
+        where = str(path) if path.is_dir() else source.path
+        return TableSplit(source, split, key, load_dataset(where, source.config_name, split=split))
+
+
+def has_split(source: Source, split: str, key: str) -> bool:
+    """Whether the source has a split of that name; any other trouble is raised."""
     try:
-        return _load(section, path, split)
-    except (DatasetNotFoundError, ConnectionError) as error:
-        raise UserInputError(
-            f"The dataset '{section.dataset_name_or_path}' was not found.",
-            why=f"No file or folder of that name is here, and the hub says: {_one_line(error)}",
-            fix=f"Check {_KEY} and data.dataset_config_name; without a network, use a local file or folder.",
-        ) from error
-    except DatasetGenerationError as error:
-        cause = error.__cause__ or error
-        columns_differ = isinstance(error, DatasetGenerationCastError) or "column names don't match" in str(cause)
-        raise UserInputError(
-            f"The dataset '{section.dataset_name_or_path}' could not be read.",
-            why=_broken_json(path) or _one_line(cause),
-            fix="Give all files of the folder the same columns, or keep those that differ in another folder."
-            if columns_differ
-            else "Check that every line or row of the file is well formed.",
-        ) from error
-    except (ValueError, OSError, RuntimeError) as error:
-        raise _read_error(section, split, key, error) from error
+        open_split(source, split, key)
+    except UserInputError as error:
+        if isinstance(error, UnknownSplit):
+            return False
+        raise
+    return True
 
 
-def require_columns(dataset: Dataset, columns: list[str], key: str, split: str) -> None:
-    """Raise if a column the config names is not there; the message lists those that are."""
-    missing = [column for column in columns if column not in dataset.column_names]
-    if missing:
-        raise UserInputError(
-            f"The split '{split}' has no column {', '.join(repr(m) for m in missing)}, which {key} names.",
-            why=f"Its columns are: {', '.join(dataset.column_names)}.",
-            fix=f"Set {key} to what the data holds.",
-        )
+class UnknownSplit(UserInputError):
+    """The dataset is there, the split is not."""
 
 
-def _load(section: DataSection, path: Path, split: str) -> Dataset:
-    from datasets import Features, Value, load_dataset, load_from_disk
+def bad_row_error(chunk: Chunk, number: int, bad: BadRow) -> UserInputError:
+    """What is said about a row that stops the reading."""
+    return UserInputError(
+        f"{place(chunk, number)} cannot be used.",
+        why=bad.message[:1].upper() + bad.message[1:] + (f": {bad.shown}" if bad.shown else "."),
+        fix="Save the file as UTF-8 (for example: iconv -f latin1 -t utf-8), or set data.on_error: skip."
+        if "UTF-8" in bad.message
+        else "Correct it, or set data.on_error: skip to leave such rows out (they are counted).",
+    )
 
-    if (path / "dataset_dict.json").is_file() or (path / "state.json").is_file():
-        return _slice(load_from_disk(str(path)), split)
-    if path.is_file():
-        # A single file is one split, called train.
-        source: dict[str, Any] = {"path": _READERS[path.suffix.lower()], "data_files": {"train": str(path)}}
+
+def _local_files(name: str) -> list[DataFile]:
+    """The file itself, what a glob matches, or the data files below a folder, in a fixed order."""
+    path = Path(name).expanduser()
+    if path.is_dir():
+        names = [str(file) for file in path.rglob("*")]
+    elif path.exists() or not _is_glob(name):
+        names = [str(path)]
     else:
-        where = str(path) if path.is_dir() else section.dataset_name_or_path
-        source = {"path": where, "name": section.dataset_config_name}
-    if not any(file.suffix.lower() == ".csv" for file in _data_files(path)):
-        return load_dataset(**source, split=split)
-    # pandas would read NA and None as nothing, 007 as 7 and 1.50 as 1.5: a cell's text is what stands in the file.
-    source |= {"keep_default_na": False, "na_values": [""]}
-    columns = load_dataset(**source, split=split).column_names
-    return load_dataset(**source, split=split, features=Features({name: Value("string") for name in columns}))
+        names = glob.glob(str(path), recursive=True)  # noqa: PTH207 - Path.glob takes no absolute pattern
+    return [file for file in map(DataFile.of, sorted(names)) if file and Path(file.name).is_file()]
+
+
+def _is_glob(name: str) -> bool:
+    return any(sign in name for sign in "*?[")
+
+
+def _file_splits(source: Source, path: Path) -> Mapping[str, list[DataFile]] | None:
+    """The files of each split; None where `datasets` has to read them."""
+    if "://" in source.path:
+        return {"train": _remote_files(source.path)}
+    if not path.is_dir():
+        files = _local_files(source.path)
+        return {"train": files} if files else None  # a file or a glob is one split, called train
+    from datasets import load_dataset_builder
+
+    # `datasets` knows which file belongs to which split: by name, by folder, or as a README's header says.
+    found = load_dataset_builder(str(path), source.config_name).config.data_files or {}
+    splits = {str(name): [DataFile.of(str(file)) for file in files] for name, files in found.items()}
+    known = {name: [file for file in files if file] for name, files in splits.items()}
+    return known if known and known == splits else None
+
+
+def _remote_files(url: str) -> list[DataFile]:
+    import fsspec
+
+    system, path = fsspec.core.url_to_fs(url)
+    names = [system.unstrip_protocol(name) for name in sorted(system.glob(path))] if _is_glob(path) else [url]
+    files = [file for file in map(DataFile.of, names) if file]
+    if not files:
+        raise UserInputError(
+            f"No data file is at '{url}'.", why=f"Known endings: {_ENDINGS}.", fix=f"Name files or a glob in {_KEY}."
+        )
+    return files
+
+
+def _file_split(source: Source, splits: Mapping[str, list[DataFile]], split: str, key: str) -> FileSplit:
+    if split in splits:
+        return FileSplit(source, split, key, tuple(splits[split]))
+    from datasets import ReadInstruction
+
+    parts = ReadInstruction.from_spec(split).to_absolute(_Lengths(source, splits, key))
+    names = {part.splitname for part in parts}
+    if len(names) > 1:
+        raise ValueError(f"{split} joins several splits; give each as a source of its own")
+    ranges = tuple((part.from_, part.to) for part in parts if part.to > part.from_)
+    if not ranges:
+        raise _no_rows(source, split, key)
+    return FileSplit(source, split, key, tuple(splits[names.pop()]), ranges)
+
+
+class _Lengths(Mapping[str, int]):
+    """Rows of each split, counted only when a slice asks for them."""
+
+    def __init__(self, source: Source, splits: Mapping[str, list[DataFile]], key: str) -> None:
+        self.source, self.splits, self.key = source, splits, key
+
+    def __getitem__(self, name: str) -> int:
+        return FileSplit(self.source, name, self.key, tuple(self.splits[name])).count()
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.splits
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.splits)
+
+    def __len__(self) -> int:
+        return len(self.splits)
 
 
 def _slice(loaded: Any, split: str) -> Dataset:
@@ -124,69 +331,58 @@ def _slice(loaded: Any, split: str) -> Dataset:
     rows = [splits[part.splitname].select(range(part.from_, part.to)) for part in parts if part.to > part.from_]
     if not rows:
         raise ValueError(f"{split} corresponds to no data")  # as `load_dataset` says it
-    return concatenate_datasets(rows)
+    return concatenate_datasets(rows) if len(rows) > 1 else rows[0]
 
 
-def _data_files(path: Path) -> Iterator[Path]:
-    """The file itself, or the data files below a folder, in a fixed order."""
-    files = sorted(path.rglob("*")) if path.is_dir() else [path]
-    return (file for file in files if file.is_file() and file.suffix.lower() in _READERS)
+@contextmanager
+def _reading(source: Source, key: str, split: str = "") -> Iterator[None]:
+    """What goes wrong in the libraries below, told as the user's question."""
+    try:
+        yield
+    except UserInputError:
+        raise
+    except ImportError as error:  # a URL whose file system is not installed
+        raise UserInputError(
+            f"The dataset '{source.path}' cannot be opened.",
+            why=_one_line(error),
+            fix="Install what it names, or copy the files to a local disk.",
+        ) from error
+    except (ValueError, OSError, RuntimeError) as error:
+        raise _read_error(source, split, key, error) from error
 
 
-def _broken_json(path: Path) -> str | None:
-    """File and line at which JSON breaks. (pyarrow names a row of the block it was reading: no line of the file.)"""
-    for file in _data_files(path):
-        if file.suffix.lower() not in (".json", ".jsonl"):
-            continue
-        try:
-            broken = _broken_line(file)
-        except UnicodeDecodeError as error:
-            return f"{file} is not UTF-8: {error}."
-        if broken:
-            return f"{file}, line {broken}"
-    return None
-
-
-def _broken_line(file: Path) -> str | None:
-    if file.suffix.lower() == ".json":
-        try:
-            json.loads(file.read_text(encoding="utf-8-sig"))
-            return None
-        except json.JSONDecodeError as error:
-            if error.msg != "Extra data":  # otherwise it holds one object per line, as a .jsonl does
-                return f"{error.lineno}: {error.msg}."
-    with file.open(encoding="utf-8-sig") as lines:
-        for number, line in enumerate(lines, start=1):
-            try:
-                value = json.loads(line) if line.strip() else {}
-            except json.JSONDecodeError as error:
-                return f"{number}: {error.msg}."
-            if not isinstance(value, dict):
-                return f"{number}: not an object with named columns."
-    return None
-
-
-def _read_error(section: DataSection, split: str, key: str, error: Exception) -> UserInputError:
+def _read_error(source: Source, split: str, key: str, error: Exception) -> UserInputError:
     text = str(error)
     if "Unknown split" in text:
         found = text[text.find("[") :].strip("[]. ").replace("'", "") if "[" in text else ""
-        return _unknown_split(section, split, key, [part.strip() for part in found.split(",") if part.strip()])
+        return _unknown_split(source, split, key, [part.strip() for part in found.split(",") if part.strip()])
     if "corresponds to no data" in text:
+        return _no_rows(source, split, key)
+    if isinstance(error, ConnectionError) or type(error).__name__ == "DatasetNotFoundError":
         return UserInputError(
-            f"The split '{split}' of the dataset '{section.dataset_name_or_path}' has no rows.",
-            fix=f"Check the file, or set {key} to a larger part.",
+            f"The dataset '{source.path}' was not found.",
+            why=f"No file or folder of that name is here, and the hub says: {_one_line(error)}",
+            fix=f"Check {_KEY} and data.dataset_config_name; without a network, use a local file or folder.",
         )
     return UserInputError(
-        f"The dataset '{section.dataset_name_or_path}' could not be read.",
-        why=_one_line(error),
-        fix=f"Check {_KEY}, data.dataset_config_name and {key}.",
+        f"The dataset '{source.path}' could not be read.",
+        why=_one_line(error.__cause__ or error),
+        fix=f"Check {_KEY}, data.dataset_config_name and {key}, and that the file is whole.",
     )
 
 
-def _unknown_split(section: DataSection, split: str, key: str, found: list[str]) -> UserInputError:
+def _no_rows(source: Source, split: str, key: str) -> UserInputError:
     return UserInputError(
-        f"The dataset '{section.dataset_name_or_path}' has no split '{split}'.",
-        why=f"It has: {', '.join(found)}." if found else "A single file has one split, called train.",
+        f"The split '{split}' of the dataset '{source.path}' has no rows.",
+        fix=f"Check the file, or set {key} to a larger part.",
+    )
+
+
+def _unknown_split(source: Source, split: str, key: str, found: list[str]) -> UserInputError:
+    return UnknownSplit(
+        f"The dataset '{source.path}' has no split '{split}'.",
+        why=f"It has: {', '.join(found)}."
+        + (" A single file or a glob is one split, called train." if found == ["train"] else ""),
         fix=f"Set {key} to one of these (a slice such as train[:90%] works too).",
     )
 

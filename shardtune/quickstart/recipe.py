@@ -88,6 +88,7 @@ train:
   warmup_steps: {recipe.warmup_steps}
   weight_decay: 0.0
   bf16: false
+  packing: false                    # 3 sentences a process and step, as the recipe was tuned
   logging_steps: 5
   eval_strategy: "no"               # scored before and after on the test part instead
   save_strategy: "no"               # final/ is written at the end

@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from shardtune.durable import fsync
 from shardtune.errors import ShardtuneError, UserInputError
 
 HUB_NAME = "HuggingFaceTB/SmolLM2-135M-Instruct"
@@ -211,12 +212,12 @@ def _publish(gguf: Path, source: dict[str, Any], target: Path) -> None:
         sizes = {file.name: file.stat().st_size for file in sorted(staging.iterdir())}
         (staging / _RECORD).write_text(json.dumps({"source": source, "files": sizes}, indent=1), encoding="utf-8")
         for path in (*staging.iterdir(), staging):
-            _flush(path)
+            fsync(path)
         staging.chmod(0o755)  # mkdtemp's 0700 would shut out others who share the cache
         if target.exists():
             shutil.rmtree(target)
         staging.rename(target)
-        _flush(target.parent)
+        fsync(target.parent)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
 
@@ -278,11 +279,3 @@ def _quiet() -> Iterator[None]:
     finally:
         if shown:
             logging.enable_progress_bar()
-
-
-def _flush(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -1,13 +1,21 @@
 from __future__ import annotations
 
+import gzip
 import json
+import sys
+import tracemalloc
 from pathlib import Path
+from typing import Any
 
 import datasets
+import fsspec
+import pyarrow
 import pytest
 
-from shardtune.config.schema import DataSection
-from shardtune.data.source import check_dataset_path, read_split, require_columns
+from shardtune.config.schema import DataSection, SourceSection
+from shardtune.data.chunks import BadRow, Chunk, place, rows_of
+from shardtune.data.readers import DataFile
+from shardtune.data.source import Source, bad_row_error, check_dataset_path, has_split, open_split, sources_of
 from shardtune.errors import UserInputError
 
 TEN = [{"text": f"row {n}"} for n in range(10)]
@@ -17,13 +25,20 @@ def section(name: object, **settings: str) -> DataSection:
     return DataSection(dataset_name_or_path=str(name), **settings)
 
 
+def read(name: object, split: str = "train", config_name: str | None = None) -> list[tuple[str, Any]]:
+    """(place, row) of all rows."""
+    opened = open_split(Source(str(name), config_name=config_name), split, "data.val_split")
+    opened.sample(5)
+    return [(place(chunk, number), row) for chunk in opened.chunks() for number, row in rows_of(chunk)]
+
+
 def texts(name: object, split: str = "train") -> list[object]:
-    return list(read_split(section(name), split, "data.train_split")["text"])
+    return [row["text"] for _, row in read(name, split)]
 
 
-def refusal(name: object, split: str = "train", **settings: str) -> UserInputError:
+def refusal(name: object, split: str = "train", config_name: str | None = None) -> UserInputError:
     with pytest.raises(UserInputError) as caught:
-        read_split(section(name, **settings), split, "data.val_split")
+        read(name, split, config_name)
     return caught.value
 
 
@@ -40,22 +55,58 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "three"
 
 
-@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "list.json", "a.csv", "a.parquet", "a.txt", "A.JSONL"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "a.jsonl",
+        "a.json",
+        "list.json",
+        "one_line.json",
+        "a.csv",
+        "a.parquet",
+        "a.txt",
+        "A.JSONL",
+        "stream.arrow",
+        "file.arrow",
+        "a.jsonl.gz",
+        "a.jsonl.zst",
+        "list.json.gz",
+        "a.csv.gz",
+        "a.csv.zst",
+        "a.txt.gz",
+        "a.txt.zst",
+    ],
+)
 def test_each_format_gives_the_rows_as_they_were_written(tmp_path: Path, name: str) -> None:
     wanted = ["one two", 'comma, "quoted"', "größe 👍 \\n"]
-    rows = datasets.Dataset.from_dict({"text": wanted})
     path = tmp_path / name
-    if name == "list.json":
-        path.write_text(json.dumps([{"text": text} for text in wanted], indent=1), encoding="utf-8")
-    elif name.lower().endswith((".jsonl", ".json")):
-        jsonl(path, list(rows))
-    elif name.endswith(".csv"):
-        rows.to_csv(path)
-    elif name.endswith(".parquet"):
+    rows = datasets.Dataset.from_dict({"text": wanted})
+    if name == "a.parquet":
         rows.to_parquet(path)
+    elif name.endswith(".arrow"):
+        table = rows.data.table
+        new = pyarrow.ipc.new_stream if name.startswith("stream") else pyarrow.ipc.new_file
+        with pyarrow.OSFile(str(path), "wb") as out, new(out, table.schema) as writer:
+            writer.write_table(table)
     else:
-        path.write_text("\n".join(wanted) + "\n", encoding="utf-8")
+        content = as_text(name, wanted).encode()
+        codec = {".gz": "gzip", ".zst": "zstd"}.get(path.suffix)
+        with pyarrow.output_stream(str(path), compression=codec) as out:
+            out.write(content)
     assert texts(path) == wanted
+
+
+def as_text(name: str, wanted: list[str]) -> str:
+    rows = [{"text": text} for text in wanted]
+    if "list" in name:
+        return json.dumps(rows, indent=1)
+    if "one_line" in name:
+        return json.dumps(rows)
+    if ".json" in name.lower():
+        return "".join(json.dumps(row) + "\n" for row in rows)
+    if ".csv" in name:
+        return "text\n" + "".join('"' + text.replace('"', '""') + '"\n' for text in wanted)
+    return "\n".join(wanted) + "\n"
 
 
 def test_windows_line_ends_and_a_byte_order_mark_are_no_part_of_the_text(tmp_path: Path) -> None:
@@ -69,9 +120,9 @@ def test_a_csv_cell_is_the_text_that_stands_there(tmp_path: Path) -> None:
         path.parent.mkdir(exist_ok=True)
         path.write_text('text,n\nNA,007\nNone,1.50\n"two\nlines",2\n,3\n', encoding="utf-8")
     for name in ("a.csv", "folder"):
-        rows = read_split(section(tmp_path / name), "train", "data.train_split")
-        assert list(rows["text"]) == ["NA", "None", "two\nlines", None]
-        assert list(rows["n"]) == ["007", "1.50", "2", "3"]
+        rows = [row for _, row in read(tmp_path / name)]
+        assert [row["text"] for row in rows] == ["NA", "None", "two\nlines", None]
+        assert [row["n"] for row in rows] == ["007", "1.50", "2", "3"]
 
 
 def test_files_of_a_folder_are_splits_by_their_names(folder: Path) -> None:
@@ -146,39 +197,243 @@ def test_a_slice_without_rows_is_told(folder: Path, split: str) -> None:
 
 @pytest.mark.parametrize("name", ["a.jsonl", "list.json", "lines.json"])
 @pytest.mark.parametrize("inside_folder", [False, True])
-def test_a_broken_line_is_named_with_its_file(tmp_path: Path, name: str, inside_folder: bool) -> None:
+def test_a_broken_line_is_named_with_its_file_and_shown(tmp_path: Path, name: str, inside_folder: bool) -> None:
     where = tmp_path / "folder"
     where.mkdir()
-    rows = [json.dumps({"text": "x" * 50}) for _ in range(30_000)]  # more than pyarrow reads at once
+    rows = [json.dumps({"text": "x" * 50}) for _ in range(30_000)]  # several chunks
     rows[29_000] = '{"text": "y" "z"}'
     text = "[" + ",\n".join(rows) + "]" if name == "list.json" else "\n".join(rows)
     (where / name).write_text(text, encoding="utf-8")
-    problem = refusal(where if inside_folder else where / name)
-    assert f"{where / name}, line 29001: Expecting ',' delimiter" in problem.why
-    assert "well formed" in problem.fix
+    bad = [(at, row) for at, row in read(where if inside_folder else where / name) if isinstance(row, BadRow)]
+    assert len(bad) == 1
+    assert bad[0][0] == f"{where / name}:29001"
+    assert "Expecting ',' delimiter (column 14)" in bad[0][1].message
+    assert bad[0][1].shown.startswith('{"text": "y" "z"}')
+
+
+def test_behind_a_broken_line_the_rest_is_read_and_behind_a_broken_element_of_a_list_it_is_told_that_it_is_not(
+    tmp_path: Path,
+) -> None:
+    broken = ['{"text": "a"}', '{"text": }', '{"text": "c"}']
+    (tmp_path / "a.jsonl").write_text("\n".join(broken), encoding="utf-8")
+    (tmp_path / "b.json").write_text("[" + ",".join(broken) + "]", encoding="utf-8")
+    assert [isinstance(row, BadRow) for _, row in read(tmp_path / "a.jsonl")] == [False, True, False]
+    listed = [row for _, row in read(tmp_path / "b.json")]
+    assert [isinstance(row, BadRow) for row in listed] == [False, True]
+    assert "what stands behind it in the file is not read" in listed[1].message
+
+
+def test_a_list_that_is_not_closed_is_told(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text('[{"text": "a"},\n{"text": "b"}', encoding="utf-8")
+    rows = read(tmp_path / "a.json")
+    assert [row["text"] for _, row in rows[:2]] == ["a", "b"]
+    assert isinstance(rows[2][1], BadRow)
+
+
+def test_a_list_without_line_breaks_is_read_in_pieces(tmp_path: Path) -> None:
+    wanted = [f"{n} " + "é" * (n % 3000) for n in range(2000)]
+    (tmp_path / "a.json").write_text(
+        json.dumps([{"text": text} for text in wanted], ensure_ascii=False), encoding="utf-8"
+    )
+    assert texts(tmp_path / "a.json") == wanted
+
+
+def test_one_object_over_many_lines_is_one_row(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(json.dumps({"text": "a"}, indent=4), encoding="utf-8")
+    assert texts(tmp_path / "a.json") == ["a"]
 
 
 def test_a_line_that_is_no_object_is_named(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "a"}\n["b"]\n', encoding="utf-8")
-    assert "a.jsonl, line 2: not an object" in refusal(tmp_path / "a.jsonl").why
+    at, row = read(tmp_path / "a.jsonl")[1]
+    assert at.endswith("a.jsonl:2")
+    assert row == BadRow("not an object with named columns", "['b']")
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.txt", "a.csv", "a.json"])
+def test_bytes_that_are_no_utf_8_are_told_and_the_rows_around_them_read(tmp_path: Path, name: str) -> None:
+    rows = {"a.txt": "one\ncaf\xe9\ntwo\n", "a.csv": "text\none\ncaf\xe9\ntwo\n"}
+    lines = [f'{{"text": "{text}"}}' for text in ("one", "caf\xe9", "two")]
+    content = rows.get(name) or ("[" + ",\n".join(lines) + "]" if name == "a.json" else "\n".join(lines))
+    (tmp_path / name).write_bytes(content.encode("latin1"))
+    found = read(tmp_path / name)
+    assert [row["text"] for _, row in found[::2]] == ["one", "two"]
+    at, bad = found[1]
+    assert at == f"{tmp_path / name}:{3 if name == 'a.csv' else 2}"
+    assert "not UTF-8: byte 0xe9" in bad.message
+
+
+def test_strings_of_a_parquet_file_that_are_no_utf_8_cost_their_row_only(tmp_path: Path) -> None:
+    cells = pyarrow.array([b"one", b"caf\xe9", b"two"]).view(pyarrow.string())
+    pyarrow.parquet.write_table(pyarrow.table({"text": cells}), tmp_path / "a.parquet")
+    found = read(tmp_path / "a.parquet")
+    assert [row["text"] for _, row in found[::2]] == ["one", "two"]
+    assert found[1][0] == f"{tmp_path / 'a.parquet'}, row 2"
+    assert "byte 0xe9" in found[1][1].message
+
+
+def test_what_is_said_about_a_broken_row() -> None:
+    chunk = Chunk("d/a.jsonl", "jsonl", b"", 1)
+    problem = bad_row_error(chunk, 7, BadRow("expecting value (column 10)", '{"text": }'))
+    assert problem.what.startswith("d/a.jsonl:7 ")
+    assert '{"text": }' in problem.why
+    assert "data.on_error: skip" in problem.fix
+    assert "iconv" in bad_row_error(chunk, 7, BadRow("not UTF-8: byte 0xe9")).fix
+
+
+@pytest.mark.parametrize(
+    ("line", "told"), [("a,b,c", "3 cells where the header names 2"), ('"a"b,c', "expected after")]
+)
+def test_a_csv_row_with_a_mistake_is_named_by_its_line_and_the_next_is_read(
+    tmp_path: Path, line: str, told: str
+) -> None:
+    (tmp_path / "a.csv").write_text(f'text,n\n"two\nlines",1\n\n{line}\nlast,2\n', encoding="utf-8")
+    found = read(tmp_path / "a.csv")
+    assert [at.rpartition(":")[2] for at, _ in found] == ["2", "5", "6"]
+    assert told in found[1][1].message
+    assert found[2][1] == {"text": "last", "n": "2"}
 
 
 @pytest.mark.parametrize("name", ["a.csv", "a.parquet", "a.arrow"])
 def test_a_file_that_is_not_what_its_ending_says_is_told(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(b'a,b\n1,"2\n' if name == "a.csv" else b"this is neither of them")
     problem = refusal(tmp_path / name)
-    assert "could not be read" in problem.what
+    assert ("cannot be used" if name == "a.csv" else "could not be read") in problem.what
     assert name in problem.what
     assert problem.why
     assert problem.fix
 
 
-def test_files_with_different_columns_in_one_folder_are_told_apart(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ending", [".gz", ".zst"])
+def test_a_compressed_file_that_is_cut_short_is_told(tmp_path: Path, ending: str) -> None:
+    path = tmp_path / f"a.jsonl{ending}"
+    with pyarrow.output_stream(str(path)) as out:  # compresses by the ending
+        out.write("".join(json.dumps({"text": f"{n * 7919}"}) + "\n" for n in range(50_000)).encode())
+    path.write_bytes(path.read_bytes()[:-1000])
+    problem = refusal(path)
+    assert "could not be read" in problem.what
+    assert "runcated" in problem.why
+
+
+def test_several_members_of_one_gzip_file_are_all_read(tmp_path: Path) -> None:
+    (tmp_path / "a.txt.gz").write_bytes(gzip.compress(b"one\n") + gzip.compress(b"two\n"))
+    assert texts(tmp_path / "a.txt.gz") == ["one", "two"]
+
+
+def test_each_split_of_a_folder_has_columns_of_its_own(tmp_path: Path) -> None:
     jsonl(tmp_path / "d" / "train.jsonl", [{"text": "a"}])
     jsonl(tmp_path / "d" / "test.jsonl", [{"other": "a"}])
-    problem = refusal(tmp_path / "d")
-    assert "other" in problem.why
-    assert "same columns" in problem.fix
+    assert texts(tmp_path / "d") == ["a"]
+
+
+def test_a_glob_is_one_split_of_all_files_in_the_order_of_their_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("b/2.jsonl", "a.jsonl", "b/c/3.jsonl", "b/1.jsonl.gz"):
+        jsonl(tmp_path / "data" / name.removesuffix(".gz"), [{"text": name}])
+    packed = tmp_path / "data" / "b" / "1.jsonl"
+    (tmp_path / "data" / "b" / "1.jsonl.gz").write_bytes(gzip.compress(packed.read_bytes()))
+    packed.unlink()
+    (tmp_path / "data" / "README.md").write_text("no data")
+    assert texts(tmp_path / "data" / "*.jsonl") == ["a.jsonl"]
+    assert texts(tmp_path / "data" / "b" / "*") == ["b/1.jsonl.gz", "b/2.jsonl"]
+    monkeypatch.chdir(tmp_path)
+    assert texts("data/**/*.jsonl*") == ["a.jsonl", "b/1.jsonl.gz", "b/2.jsonl", "b/c/3.jsonl"]
+    assert texts("data/**/*.jsonl*", "train[1:3]") == ["b/1.jsonl.gz", "b/2.jsonl"]
+
+
+def test_a_glob_that_matches_nothing_is_told(tmp_path: Path) -> None:
+    (tmp_path / "a.md").write_text("x")
+    with pytest.raises(UserInputError) as caught:
+        check_dataset_path(section(tmp_path / "*"))
+    assert "No data file matches" in caught.value.what
+    assert ".jsonl" in caught.value.why
+
+
+def test_a_url_is_read_through_fsspec_with_globs_and_compression() -> None:
+    system = fsspec.filesystem("memory")
+    system.pipe("/bucket/one.jsonl", b'{"text": "a"}\n')
+    system.pipe("/bucket/two.jsonl.gz", gzip.compress(b'{"text": "b"}\n{"text": "c"}\n'))
+    assert texts("memory://bucket/one.jsonl") == ["a"]
+    assert texts("memory://bucket/*.jsonl*") == ["a", "b", "c"]
+    assert texts("memory://bucket/two.jsonl.gz", "train[1:]") == ["c"]
+    check_dataset_path(section("memory://bucket/nope.jsonl"))  # only asked for when it is read
+    assert "could not be read" in refusal("memory://bucket/nope.jsonl").what
+    assert "No data file is at" in refusal("memory://bucket/*.csv").what
+
+
+def test_a_parquet_file_behind_a_url_is_read(tmp_path: Path) -> None:
+    datasets.Dataset.from_list(TEN).to_parquet(tmp_path / "a.parquet")
+    fsspec.filesystem("memory").pipe("/bucket/a.parquet", (tmp_path / "a.parquet").read_bytes())
+    assert texts("memory://bucket/a.parquet") == [row["text"] for row in TEN]
+
+
+@pytest.mark.skipif("s3fs" in sys.modules, reason="needs a machine without s3fs")
+def test_a_url_of_a_file_system_that_is_not_installed_says_what_to_install() -> None:
+    problem = refusal("s3://bucket/a.jsonl")
+    assert "s3fs" in problem.why
+    assert "Install" in problem.fix
+
+
+def test_a_mixture_has_sources_with_weights_splits_and_configurations_of_their_own() -> None:
+    mixture = DataSection(
+        dataset_name_or_path=["a.jsonl", SourceSection(path="b", weight=0.5, split="test", config_name="c")],
+        dataset_config_name="d",
+    )
+    assert sources_of(mixture) == [Source("a.jsonl", 1.0, "d", None), Source("b", 0.5, "c", "test")]
+
+
+def test_every_source_of_a_mixture_is_checked(tmp_path: Path) -> None:
+    here = jsonl(tmp_path / "a.jsonl", TEN)
+    with pytest.raises(UserInputError) as caught:
+        check_dataset_path(DataSection(dataset_name_or_path=[str(here), {"path": str(tmp_path / "b.jsonl")}]))
+    assert "b.jsonl' does not exist" in caught.value.what
+
+
+def test_a_source_can_be_asked_whether_it_has_a_split(folder: Path) -> None:
+    assert has_split(Source(str(folder)), "validation", "data.val_split")
+    assert not has_split(Source(str(folder)), "dev", "data.val_split")
+    with pytest.raises(UserInputError, match="does not exist"):
+        has_split(Source(str(folder / "nope")), "dev", "data.val_split")
+
+
+@pytest.mark.parametrize("split", ["train[300:700]", "train[-50:]", "train[10%:20%]", "train[700:]+train[:3]"])
+@pytest.mark.parametrize("name", ["a.jsonl", "a.csv", "a.parquet", "a.txt"])
+def test_a_slice_is_what_datasets_gives_and_keeps_the_places(tmp_path: Path, name: str, split: str) -> None:
+    wanted = [f"{n} " + "x" * 700 for n in range(1111)]  # several chunks of each kind
+    if name == "a.jsonl":  # with blank lines between, which are no rows
+        (tmp_path / name).write_text("".join(json.dumps({"text": text}) + "\n\n" for text in wanted))
+    elif name == "a.parquet":
+        datasets.Dataset.from_dict({"text": wanted}).to_parquet(tmp_path / name)
+    else:
+        (tmp_path / name).write_text(("text\n" if name == "a.csv" else "") + "\n".join(wanted) + "\n")
+    found = read(tmp_path / name, split)
+    kind = {"a.jsonl": "json", "a.csv": "csv", "a.parquet": "parquet", "a.txt": "text"}[name]
+    expected = datasets.load_dataset(kind, data_files=str(tmp_path / name), split=split)
+    assert [row["text"] for _, row in found] == list(expected["text"])
+    for at, row in found:
+        number = int(row["text"].split()[0])
+        line = {"a.jsonl": f":{2 * number + 1}", "a.csv": f":{number + 2}", "a.txt": f":{number + 1}"}
+        assert at == f"{tmp_path / name}" + line.get(name, f", row {number + 1}")
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.csv", "a.txt.gz"])
+def test_memory_does_not_grow_with_the_file(tmp_path: Path, name: str) -> None:
+    def peak(rows: int) -> int:
+        path = tmp_path / str(rows) / name
+        path.parent.mkdir()
+        content = as_text("list" if name == "a.json" else name, ["x" * 1000] * rows).encode()
+        path.write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+        del content
+        file = DataFile.of(str(path))
+        assert file is not None
+        tracemalloc.start()
+        assert sum(1 for chunk in file.chunks() for _ in rows_of(chunk)) == rows
+        _, most = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        return most
+
+    assert peak(8000) < 1.5 * peak(2000) + 500_000
 
 
 @pytest.mark.parametrize("where", ["nope.jsonl", "./nope", "../nope", "/nope/nope", "~/nope", "a/b/c"])
@@ -233,16 +488,6 @@ def test_a_hub_name_without_a_network_fails_at_once_and_says_what_else_works() -
 
 
 def test_an_unknown_configuration_lists_those_there_are(folder: Path) -> None:
-    problem = refusal(folder, dataset_config_name="wrong")
+    problem = refusal(folder, config_name="wrong")
     assert "default" in problem.why
     assert "data.dataset_config_name" in problem.fix
-
-
-def test_a_missing_column_is_told_with_those_there_are() -> None:
-    rows = datasets.Dataset.from_list([{"question": "a", "answer": "b"}])
-    require_columns(rows, ["question", "answer"], "data.prompt_template", "train")
-    with pytest.raises(UserInputError) as caught:
-        require_columns(rows, ["question", "reply"], "data.prompt_template", "train")
-    assert "split 'train' has no column 'reply', which data.prompt_template names" in caught.value.what
-    assert "question, answer" in caught.value.why
-    assert "data.prompt_template" in caught.value.fix

@@ -1,0 +1,329 @@
+"""From the config to a prepared set: read → format → tokenise → mask → length policy, once, with all cores."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from shardtune import __version__
+from shardtune.data.cache import cache_folder, fingerprint, prepared_once, settings_of, tokenizer_identity
+from shardtune.data.chunks import Chunk, Row, count_rows, place
+from shardtune.data.concatenate import document_edges, joining_of
+from shardtune.data.formats import FormatChoice, choose_format, renderer
+from shardtune.data.output import Document, Output, taken_rows
+from shardtune.data.prepared import SCHEMA, Prepared, PreparedWriter
+from shardtune.data.source import FileSplit, Split, bad_row_error, has_split, open_split, sources_of
+from shardtune.data.stages import Recipe, Result, Side, end_ids
+from shardtune.data.tokens import Encoder
+from shardtune.data.workers import Task, in_order, usable_cores
+from shardtune.errors import UserInputError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from shardtune.config.schema import DataSection
+
+SET = "set.json"
+_SAMPLE = 200  # rows looked at to choose a format
+_FEW_ROWS = 2000  # below this, starting workers takes longer than the work
+_TELL_SECONDS = 0.5
+
+
+@dataclass(frozen=True)
+class ProgressInfo:
+    """How far the preparation is."""
+
+    step: Literal["checking", "waiting", "train", "val"]  # waiting: another process prepares the same set
+    rows: int = 0  # read
+    tokens: int = 0  # written
+    share: float = 0.0  # of what there is to read, from 0 to 1
+    seconds: float = 0.0  # since the step began
+
+    @property
+    def seconds_left(self) -> float | None:
+        return self.seconds * (1 - self.share) / self.share if self.share > 0 else None
+
+
+Progress = Callable[[ProgressInfo], None]
+
+
+@dataclass(frozen=True)
+class PreparedSet:
+    """All that a run trains and evaluates on."""
+
+    train: Prepared
+    val: Prepared | None
+    choice: FormatChoice  # of the first source; `about["sources"]` has each
+    folder: Path
+    from_cache: bool
+    overlap: int  # validation rows whose tokens also stand in train
+    about: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def open(cls, folder: Path, *, from_cache: bool = True) -> PreparedSet:
+        """A set on disk. Raises UserInputError when it is not whole, or of another version."""
+        try:
+            about = json.loads((folder / SET).read_text(encoding="utf-8"))
+            choice = FormatChoice(about["choice"]["name"], about["choice"]["why"], tuple(about["choice"]["columns"]))
+            overlap, has_val = int(about["overlap"]), bool(about["has_val"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise UserInputError(
+                f"'{folder}' is not a whole prepared set.",
+                why=f"{SET}: {type(error).__name__}: {error}",
+                fix="Copy it again, all files of it, or prepare it anew: shardtune data prepare CONFIG",
+            ) from error
+        val = Prepared.open(folder / "val") if has_val else None
+        return cls(Prepared.open(folder / "train"), val, choice, folder, from_cache, overlap, about)
+
+
+def prepare(
+    section: DataSection,
+    seed: int,
+    tokenizer: PreTrainedTokenizerBase,
+    tokenizer_name: str,
+    *,
+    workers: int | None = None,
+    progress: Progress | None = None,
+) -> PreparedSet:
+    """The set a config describes, from the cache or made now.
+
+    `data.dataset_name_or_path` may also be a prepared set itself (a folder with set.json), for machines that have
+    neither the data nor a network.
+
+    Args:
+        seed: Draws the rows of sources with a weight that is not whole.
+        tokenizer_name: For the manifest, so that a person knows it.
+        workers: Processes to use; None = one per core, and none for small data.
+        progress: Called about twice a second.
+
+    Raises:
+        UserInputError: the data cannot be read, or no row is left.
+    """
+    tell = progress or (lambda info: None)
+    given = _given_set(section, tokenizer)
+    if given is not None:
+        return given
+    tell(ProgressInfo("checking"))
+    train, val = _open_splits(section)
+    key = fingerprint(section, seed, [*(("train", s) for s in train), *(("val", s) for s in val)], tokenizer)
+    folder = cache_folder(section) / key
+    about = {
+        "shardtune": __version__,
+        "fingerprint": key,
+        "tokenizer": tokenizer_name,
+        "tokenizer_identity": tokenizer_identity(tokenizer),
+        "settings": settings_of(section),
+    }
+    job = _Job(section, seed, tokenizer, train, val, about, workers, tell)
+    from_cache = prepared_once(folder, job.fill, _is_whole, lambda: tell(ProgressInfo("waiting")))
+    return PreparedSet.open(folder, from_cache=from_cache)
+
+
+def _is_whole(folder: Path) -> bool:
+    if not (folder / SET).is_file():
+        return False
+    try:
+        PreparedSet.open(folder)
+    except UserInputError:
+        return False
+    return True
+
+
+def _given_set(section: DataSection, tokenizer: PreTrainedTokenizerBase) -> PreparedSet | None:
+    """The prepared set that `data.dataset_name_or_path` names, if it names one."""
+    sources = sources_of(section)
+    folder = Path(sources[0].path).expanduser()
+    if len(sources) != 1 or not (folder / SET).is_file():
+        return None
+    found = PreparedSet.open(folder)
+    if found.about.get("tokenizer_identity") != tokenizer_identity(tokenizer):
+        raise UserInputError(
+            f"'{folder}' was prepared with another tokenizer.",
+            why=f"It was prepared with {found.about.get('tokenizer')}; its token ids mean other words to this one.",
+            fix="Use the same tokenizer (model.tokenizer_name_or_path), or prepare the data anew.",
+        )
+    wanted, has = settings_of(section), found.about.get("settings", {})
+    differ = sorted(name for name in wanted if wanted[name] != has.get(name))
+    if differ:
+        told = ", ".join(
+            f"{name} {json.dumps(has.get(name))} there and {json.dumps(wanted[name])} here" for name in differ
+        )
+        raise UserInputError(
+            f"'{folder}' was prepared with other settings.",
+            why=f"Under data: {told}.",
+            fix="Give the config the settings it was prepared with, or prepare the data anew.",
+        )
+    return found
+
+
+def _open_splits(section: DataSection) -> tuple[list[Split], list[Split]]:
+    sources = sources_of(section)
+    train = [open_split(source, source.split or section.train_split, "data.train_split") for source in sources]
+    name = section.val_split
+    if not isinstance(name, str):
+        return train, []
+    having = (
+        [source for source in sources if has_split(source, name, "data.val_split")] if len(sources) > 1 else sources
+    )
+    # Where no source has it, the first says so.
+    return train, [open_split(source, name, "data.val_split") for source in having or sources[:1]]
+
+
+@dataclass
+class _Job:
+    """One preparation, from open splits to a filled folder."""
+
+    section: DataSection
+    seed: int
+    tokenizer: PreTrainedTokenizerBase
+    train: list[Split]
+    val: list[Split]
+    about: dict[str, Any]
+    workers: int | None
+    tell: Progress
+
+    def fill(self, folder: Path) -> None:
+        share = self.section.val_split if isinstance(self.section.val_split, float) else 0.0
+        samples = [split.sample(_SAMPLE) for split in self.train]
+        choices = [self._choose(sample) for sample in samples]
+        recipes = [self._recipe(*each, share) for each in zip(self.train, samples, choices, strict=True)]
+        sides: list[Side] = ["train", "val"] if share or self.val else ["train"]
+        output = Output({side: PreparedWriter(folder / side) for side in sides})
+        marks = self._pass(self.train, recipes, output, "train")
+        if self.val:
+            self._pass(self.val, self._val_recipes(choices), output, "val")
+        for side in sides:
+            self._refuse_empty(side, output)
+        weights = [split.source.weight for split in self.train]
+        taken = taken_rows(marks, weights, self.seed) if any(weight != 1 for weight in weights) else None
+        joined = any(recipe.joining != "no" for recipe in recipes)
+        about = {**self.about, "append_eos": self.section.append_eos, "concatenate": joined}
+        hashes = {side: writer.hashes() for side, writer in output.writers.items()}
+        for side, writer in output.writers.items():
+            extra = {"side": side, "uncut_p95": output.uncut_p95(side), **about}
+            writer.close(output.counts(side), taken if side == "train" else None, extra)
+        overlap = int(np.isin(hashes["val"], hashes["train"]).sum()) if "val" in hashes else 0
+        self._write_set(folder, choices, recipes, overlap)
+
+    def _choose(self, sample: list[Row]) -> FormatChoice:
+        return choose_format(self.section, list(dict.fromkeys(name for row in sample for name in row)), sample)
+
+    def _val_recipes(self, choices: Sequence[FormatChoice]) -> list[Recipe]:
+        """Validation rows are what the training rows of the same source are."""
+        known = {split.source: choice for split, choice in zip(self.train, choices, strict=True)}
+        return [
+            replace(self._recipe(split, split.sample(_SAMPLE), known[split.source], 0.0), side="val")
+            for split in self.val
+        ]
+
+    def _recipe(self, split: Split, sample: list[Row], choice: FormatChoice, share: float) -> Recipe:
+        section = self.section
+        texts = [str(row.get(choice.columns[0]) or "") for row in sample]
+        lines = isinstance(split, FileSplit) and all(file.kind == "text" for file in split.files)
+        return Recipe(
+            render=renderer(section, choice, self.tokenizer),
+            encoder=Encoder(section, self.tokenizer, choice),
+            tokenizer=self.tokenizer,
+            columns=choice.columns,
+            joining=joining_of(section, choice, texts, from_text_file=lines),
+            max_length=section.max_length,
+            long_rows=section.long_rows,
+            ends=end_ids(self.tokenizer),
+            held_out=share,
+        )
+
+    def _pass(self, splits: Sequence[Split], recipes: Sequence[Recipe], output: Output, step: Side) -> list[int]:
+        """Read and write all splits; rows of the training side before each of them, and after the last."""
+        marks: list[int] = []
+        totals = [max(split.total, 1) for split in splits]
+        told, began = 0.0, time.monotonic()
+        document: Document | None = None
+        results = in_order(recipes, _tasks(splits), self._worker_count(splits))
+        for number, chunk, result in results:
+            if number == len(marks):  # the first of a source
+                output.finish(document)
+                marks.append(output.rows("train"))
+                document = self._document(recipes[number])
+            self._take_problems(chunk, result, output, recipes[number].side)
+            output.take(chunk, result, document)
+            if (now := time.monotonic()) - told > _TELL_SECONDS:
+                told = now
+                share = min((number + chunk.position / totals[number]) / len(totals), 1.0)
+                self.tell(ProgressInfo(step, output.read(step), output.tokens(step), share, now - began))
+        output.finish(document)
+        self.tell(ProgressInfo(step, output.read(step), output.tokens(step), 1.0, time.monotonic() - began))
+        return [*marks, output.rows("train")]
+
+    def _document(self, recipe: Recipe) -> Document | None:
+        return Document(recipe, *document_edges(self.section, self.tokenizer)) if recipe.joining != "no" else None
+
+    def _take_problems(self, chunk: Chunk, result: Result, output: Output, side: Side) -> None:
+        for number, bad in result.problems:
+            if self.section.on_error == "stop":
+                raise bad_row_error(chunk, number, bad)
+            output.skip(side, f"{place(chunk, number)}: {bad.message}")
+
+    def _worker_count(self, splits: Sequence[Split]) -> int:
+        if self.workers is not None:
+            return self.workers
+        return 1 if _few_rows(splits) else usable_cores()
+
+    def _refuse_empty(self, side: Side, output: Output) -> None:
+        if output.rows(side):
+            return
+        counts = output.counts(side)
+        share = self.section.val_split
+        if isinstance(share, float) and output.rows("val" if side == "train" else "train"):
+            raise UserInputError(
+                f"data.val_split: {share} leaves no row for {'validation' if side == 'val' else 'training'}.",
+                why=f"{output.read('train') + output.read('val')} rows were read, each drawn by a hash of its content.",
+                fix="Choose another share, or name a split of its own.",
+            )
+        split = self.section.train_split if side == "train" else self.section.val_split
+        raise UserInputError(
+            f"No row of the split '{split}' is left to train on ({counts['read']} were read).",
+            why=f"{counts['dropped_short']} were empty or a single token, {counts['dropped_unsupervised']} had no "
+            f"token that carries loss within data.max_length, {counts['dropped_long']} were longer than it, "
+            f"{counts['skipped_errors']} could not be read.",
+            fix="Check data.text_field or data.prompt_template, and data.max_length.",
+        )
+
+    def _write_set(
+        self, folder: Path, choices: Sequence[FormatChoice], recipes: Sequence[Recipe], overlap: int
+    ) -> None:
+        sources = [
+            {**asdict(split.source), "split": split.name, "format": asdict(choice), "joining": recipe.joining}
+            for split, choice, recipe in zip(self.train, choices, recipes, strict=True)
+        ]
+        content = {
+            "schema": SCHEMA,
+            **self.about,
+            "choice": asdict(choices[0]),
+            "overlap": overlap,
+            "has_val": bool(self.val) or isinstance(self.section.val_split, float),
+            "sources": sources,
+            "val_sources": [{"path": split.source.path, "split": split.name} for split in self.val],
+        }
+        (folder / SET).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def _tasks(splits: Sequence[Split]) -> Iterator[Task]:
+    for number, split in enumerate(splits):
+        for chunk in split.chunks():
+            yield number, chunk
+
+
+def _few_rows(splits: Sequence[Split]) -> bool:
+    """By what a few rows take up of the whole."""
+    rows = 0.0
+    for split in splits:
+        first = next(iter(split.chunks()), None)
+        if first is not None and first.position:
+            rows += count_rows(first) * split.total / first.position
+    return rows < _FEW_ROWS
