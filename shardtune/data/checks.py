@@ -1,0 +1,193 @@
+"""What in the data would spoil a training? Refusals and warnings, told before the first step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from shardtune.data.histogram import share
+from shardtune.data.inspect import NAMES, stored_rows
+from shardtune.data.show_rows import spread, visible
+from shardtune.errors import UserInputError
+from shardtune.observe.summary import count
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from shardtune.data.prepare import PreparedSet
+    from shardtune.data.prepared import Prepared, PreparedCounts
+
+_MANY = 0.2  # of the rows: repeated, or cut
+_LEAKED = 0.5  # of the validation rows: then validation measures memory
+_LOOKED_AT = 2000  # rows whose beginning is read: a second begin token is the template's doing, so in all or none
+_PLACES = 3
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something about the data that its owner should know. An error refuses the training."""
+
+    level: Literal["error", "warning"]
+    what: str
+    why: str
+    fix: str
+
+
+def enforce(findings: list[Finding]) -> list[Finding]:
+    """Raise one error that tells all refusals; otherwise return the warnings."""
+    errors = [finding for finding in findings if finding.level == "error"]
+    if len(errors) == 1:
+        raise UserInputError(errors[0].what, why=errors[0].why, fix=errors[0].fix)
+    if errors:
+        told = "".join(f"\n- {f.what}\n    why: {f.why}\n    fix: {f.fix}" for f in errors)
+        raise UserInputError(f"The data cannot be trained on, for {len(errors)} reasons:{told}")
+    return [finding for finding in findings if finding.level == "warning"]
+
+
+def refusals_and_warnings(
+    prepared_set: PreparedSet, tokenizer: PreTrainedTokenizerBase, vocabulary: int | None
+) -> list[Finding]:
+    """All that is wrong with a prepared set, errors first.
+
+    Args:
+        vocabulary: Rows of the model's embedding; None leaves tokens beyond it unchecked.
+    """
+    found: list[Finding] = []
+    for name, prepared in (("train", prepared_set.train), ("val", prepared_set.val)):
+        if prepared is not None:
+            found += _unsupervised(prepared.counts, name)
+            found += _unknown_tokens(prepared.counts, name, vocabulary)
+            found += _double_begin(prepared, name, tokenizer)
+            found += _skipped(prepared.counts, name)
+    found += _no_end(prepared_set)
+    found += _leaked(prepared_set)
+    found += _repeated(prepared_set.train)
+    found += _cut(prepared_set.train)
+    return sorted(found, key=lambda finding: finding.level)  # "error" < "warning"; otherwise as found
+
+
+def _unsupervised(counts: PreparedCounts, name: str) -> Iterator[Finding]:
+    if not counts.supervised:
+        yield Finding(
+            "error",
+            f"No {NAMES[name]} row has a token that carries loss.",
+            f"{counts.read:,} rows were read; {counts.dropped_unsupervised:,} had no supervised token within "
+            f"max_length, {counts.dropped_short:,} were empty.",
+            "Check data.train_on, data.format and the template; raise data.max_length if prompts fill it.",
+        )
+    elif counts.dropped_unsupervised:
+        yield Finding(
+            "warning",
+            f"{_rows(counts.dropped_unsupervised, name)} left out: no token of theirs is supervised.",
+            "Nothing is learnt from them: they have no answer, or their prompt fills max_length.",
+            "Check these rows, or raise data.max_length.",
+        )
+
+
+def _unknown_tokens(counts: PreparedCounts, name: str, vocabulary: int | None) -> Iterator[Finding]:
+    if vocabulary is not None and counts.largest_id >= vocabulary:
+        yield Finding(
+            "error",
+            f"The {NAMES[name]} data holds token {counts.largest_id}, but the model has embeddings for {vocabulary} "
+            "tokens only.",
+            "The tokenizer is not the one this model was made for, or tokens were added to it afterwards.",
+            "Set model.tokenizer_name_or_path to the model's own tokenizer.",
+        )
+
+
+def _double_begin(prepared: Prepared, name: str, tokenizer: PreTrainedTokenizerBase) -> Iterator[Finding]:
+    begin = tokenizer.bos_token_id
+    if begin is None:
+        return
+    looked_at = spread(len(prepared), _LOOKED_AT)
+    twice = [number for number in looked_at if prepared.row(number)[0][:2].tolist() == [begin, begin]]
+    if twice:
+        yield Finding(
+            "error",
+            f"{len(twice):,} of {len(looked_at):,} {NAMES[name]} rows looked at begin with {tokenizer.bos_token} "
+            "twice.",
+            f"The data or the template writes it and the tokenizer adds it (first in row {twice[0]}). The model has "
+            "never seen that.",
+            f"Take {tokenizer.bos_token} out of the data, data.prompt_template or data.chat_template.",
+        )
+
+
+def _skipped(counts: PreparedCounts, name: str) -> Iterator[Finding]:
+    if counts.skipped_errors:
+        yield Finding(
+            "warning",
+            f"{_rows(counts.skipped_errors, name)} skipped as unreadable (data.on_error: skip).",
+            "The first: " + "; ".join(visible(" ".join(place.split())) for place in counts.errors[:_PLACES]),
+            "Repair them, or set data.on_error: stop to be told at the first.",
+        )
+
+
+def _no_end(prepared_set: PreparedSet) -> Iterator[Finding]:
+    counts = prepared_set.train.counts
+    if not counts.supervised or not counts.without_eos:
+        return
+    meant = prepared_set.choice.name == "text" or not _setting(prepared_set.train, "append_eos", True)
+    if counts.without_eos >= counts.rows:
+        yield Finding(
+            "warning" if meant else "error",
+            "No training row has a supervised end-of-sequence token.",
+            "The model never learns to stop: it writes on until it is cut off.",
+            "Set data.append_eos: true; for chat, check that the template ends the assistant's turn with the "
+            "tokenizer's end token; raise data.max_length if rows lose their end.",
+        )
+    elif not _setting(prepared_set.train, "concatenate", False):  # a stretch of a corpus may hold no end
+        lost = counts.cut + counts.split
+        yield Finding(
+            "warning",
+            f"{_rows(counts.without_eos, 'train')} ({share(counts.without_eos, counts.rows)}) without a supervised "
+            "end-of-sequence token.",
+            f"{count(lost, 'row')} cut or split at data.max_length, which takes the end off."
+            if lost
+            else "Their text ends without.",
+            "Raise data.max_length." if lost else "Set data.append_eos: true, or check the end of these rows.",
+        )
+
+
+def _leaked(prepared_set: PreparedSet) -> Iterator[Finding]:
+    if prepared_set.val is None or not prepared_set.overlap:
+        return
+    rows, leaked = prepared_set.val.counts.rows, prepared_set.overlap
+    yield Finding(
+        "error" if leaked > _LEAKED * rows else "warning",
+        f"{leaked:,} of {rows:,} validation rows also stand in the training data ({share(leaked, rows)}).",
+        "The validation loss then measures what was memorised, and falls while the model gets worse on new text.",
+        "Take them out of one side; data.val_split: 0.05 holds rows out by content, so that none is on both.",
+    )
+
+
+def _repeated(prepared: Prepared) -> Iterator[Finding]:
+    repeated, stored = prepared.counts.duplicates, stored_rows(prepared)
+    if repeated > _MANY * stored:
+        yield Finding(
+            "warning",
+            f"{_rows(repeated, 'train')} ({share(repeated, stored)}) the same as an earlier one.",
+            "They are learnt that many times more often, and by heart.",
+            "Remove the repetitions, unless they are meant as a weight.",
+        )
+
+
+def _cut(prepared: Prepared) -> Iterator[Finding]:
+    cut, stored = prepared.counts.cut, stored_rows(prepared)
+    if cut > _MANY * stored:
+        p95 = prepared.manifest.get("uncut_p95")  # of the rows' lengths before they were cut
+        enough = f"Set data.max_length: {p95}, into which 95 % of the rows fit" if p95 else "Raise data.max_length"
+        yield Finding(
+            "warning",
+            f"{_rows(cut, 'train')} ({share(cut, stored)}) cut at data.max_length.",
+            f"What stood behind is not learnt, nor where to stop: only {share(stored - cut, stored)} of the rows fit.",
+            f"{enough}, or set data.long_rows: split or drop.",
+        )
+
+
+def _rows(number: int, name: str) -> str:
+    return count(number, f"{NAMES[name]} row")
+
+
+def _setting(prepared: Prepared, name: str, default: bool) -> bool:
+    return bool(prepared.manifest.get(name, default))

@@ -1,0 +1,180 @@
+"""Refusals and warnings before training: each with its message, and silence for good data."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from fake_prepared import FakePrepared, fake_set
+
+from shardtune.data.checks import Finding, enforce, refusals_and_warnings
+from shardtune.errors import UserInputError
+
+GOOD = [([5, 6, 7, 2], 2)] * 10  # word-level ids: 1 is <s>, 2 is </s>
+
+
+def good(**counts: Any) -> FakePrepared:
+    return FakePrepared(GOOD, **counts)
+
+
+def found(
+    words: Any, train: FakePrepared, val: FakePrepared | None = None, vocabulary: int | None = 72, **about: Any
+) -> list[Finding]:
+    return refusals_and_warnings(fake_set(train, val, **about), words, vocabulary)
+
+
+def only(findings: list[Finding]) -> Finding:
+    assert len(findings) == 1, findings
+    assert findings[0].what and findings[0].why and findings[0].fix
+    return findings[0]
+
+
+def test_nothing_is_said_about_good_data(words: Any) -> None:
+    assert found(words, good(), good()) == []
+
+
+def test_no_supervised_token_at_all_is_refused(words: Any) -> None:
+    finding = only(found(words, FakePrepared([], read=9, dropped_unsupervised=8, dropped_short=1)))
+    assert finding.level == "error"
+    assert finding.what == "No training row has a token that carries loss."
+    assert "9 rows were read; 8 had no supervised token" in finding.why
+
+
+def test_rows_left_out_because_nothing_in_them_is_learnt_are_told(words: Any) -> None:
+    finding = only(found(words, good(dropped_unsupervised=3)))
+    assert finding.level == "warning"
+    assert finding.what == "3 training rows left out: no token of theirs is supervised."
+
+
+def test_no_supervised_end_anywhere_is_refused(words: Any) -> None:
+    finding = only(found(words, good(without_eos=10)))
+    assert finding.level == "error"
+    assert finding.what == "No training row has a supervised end-of-sequence token."
+    assert "never learns to stop" in finding.why
+
+
+@pytest.mark.parametrize(("name", "settings"), [("text", {}), ("prompt", {"append_eos": False})])
+def test_no_supervised_end_is_a_warning_where_it_may_be_meant(words: Any, name: str, settings: dict[str, Any]) -> None:
+    train = FakePrepared(GOOD, manifest=settings, without_eos=10)
+    assert only(found(words, train, name=name)).level == "warning"
+
+
+def test_some_rows_without_a_supervised_end_are_counted(words: Any) -> None:
+    finding = only(found(words, good(without_eos=2)))
+    assert finding.level == "warning"
+    assert finding.what == "2 training rows (20 %) without a supervised end-of-sequence token."
+    assert "append_eos" in finding.fix
+
+
+def test_rows_that_lost_their_end_to_max_length_are_explained(words: Any) -> None:
+    finding = only(found(words, good(without_eos=2, cut=2)))
+    assert "2 rows cut or split at data.max_length" in finding.why and finding.fix == "Raise data.max_length."
+
+
+def test_stretches_of_a_corpus_need_no_end_of_their_own(words: Any) -> None:
+    train = FakePrepared(GOOD, manifest={"concatenate": True}, without_eos=9)
+    assert found(words, train, name="text") == []
+
+
+def test_validation_rows_that_stand_in_train_are_counted(words: Any) -> None:
+    finding = only(found(words, good(), good(), overlap=5))
+    assert finding.level == "warning"
+    assert finding.what == "5 of 10 validation rows also stand in the training data (50 %)."
+
+
+def test_mostly_leaked_validation_is_refused(words: Any) -> None:
+    finding = only(found(words, good(), good(), overlap=6))
+    assert finding.level == "error" and "6 of 10" in finding.what
+
+
+def test_a_doubled_begin_token_is_refused(words: Any) -> None:
+    rows = [*GOOD, ([1, 1, 5, 2], 2)]
+    finding = only(found(words, FakePrepared(rows)))
+    assert finding.level == "error"
+    assert finding.what == "1 of 11 training rows looked at begin with <s> twice."
+    assert "first in row 10" in finding.why
+
+
+def test_a_begin_token_once_is_fine(words: Any) -> None:
+    assert found(words, FakePrepared([([1, 5, 1, 2], 1)])) == []
+
+
+def test_a_tokenizer_without_a_begin_token_has_none_to_double(words: Any) -> None:
+    import copy
+
+    tokenizer = copy.deepcopy(words)
+    tokenizer.bos_token = None
+    assert found(tokenizer, FakePrepared([([1, 1, 5, 2], 2)])) == []
+
+
+@pytest.mark.parametrize("where", ["training", "validation"])
+def test_a_token_beyond_the_vocabulary_is_refused(words: Any, where: str) -> None:
+    bad = FakePrepared([([5, 72, 2], 1)])
+    sets = (bad, None) if where == "training" else (good(), bad)
+    finding = only(found(words, *sets))
+    assert finding.level == "error"
+    assert finding.what == f"The {where} data holds token 72, but the model has embeddings for 72 tokens only."
+    assert found(words, *sets, vocabulary=73) == []
+
+
+def test_without_a_known_vocabulary_tokens_are_not_judged(words: Any) -> None:
+    assert found(words, FakePrepared([([5, 72, 2], 1)]), vocabulary=None) == []
+
+
+def test_many_repeated_rows_are_a_warning(words: Any) -> None:
+    finding = only(found(words, good(duplicates=3)))
+    assert finding.level == "warning" and finding.what == "3 training rows (30 %) the same as an earlier one."
+    assert found(words, good(duplicates=2)) == []
+
+
+def test_repetitions_are_a_share_of_the_stored_rows_not_of_a_weighted_epoch(words: Any) -> None:
+    stored = {"files": {"offsets.bin": {"bytes": 8 * 101}}}  # a weight of 0.1 takes ten of a hundred
+    assert found(words, FakePrepared(GOOD, manifest=stored, duplicates=5)) == []
+    assert "(30 %)" in only(found(words, FakePrepared(GOOD, manifest=stored, duplicates=30))).what
+
+
+def test_skipped_rows_are_told_with_their_first_places(words: Any) -> None:
+    places = [f"rows.jsonl:{n}: broken\x1b[2J\n" for n in (3, 8, 9, 12)]
+    finding = only(found(words, good(skipped_errors=4, errors=places)))
+    assert finding.level == "warning"
+    assert finding.what == "4 training rows skipped as unreadable (data.on_error: skip)."
+    assert finding.why.startswith("The first: rows.jsonl:3: broken\\x1b[2J; rows.jsonl:8:")
+    assert "rows.jsonl:9:" in finding.why and "rows.jsonl:12:" not in finding.why
+
+
+def test_many_cut_rows_are_a_warning(words: Any) -> None:
+    finding = only(found(words, good(cut=3)))
+    assert finding.level == "warning" and finding.what == "3 training rows (30 %) cut at data.max_length."
+    assert "only 70 % of the rows fit" in finding.why and finding.fix.startswith("Raise data.max_length, or")
+    assert found(words, good(cut=2)) == []
+
+
+def test_a_warning_of_many_cut_rows_suggests_the_length_most_rows_fit_into(words: Any) -> None:
+    finding = only(found(words, FakePrepared(GOOD, manifest={"uncut_p95": 3100}, cut=3)))
+    assert finding.fix.startswith("Set data.max_length: 3100, into which 95 % of the rows fit")
+
+
+def test_errors_come_before_warnings(words: Any) -> None:
+    levels = [
+        f.level for f in found(words, good(dropped_unsupervised=1, duplicates=9, without_eos=10), good(), overlap=9)
+    ]
+    assert levels == ["error", "error", "warning", "warning"]
+
+
+def test_one_error_is_raised_as_it_is() -> None:
+    with pytest.raises(UserInputError) as raised:
+        enforce([Finding("warning", "w", "", ""), Finding("error", "what", "why", "fix")])
+    assert (raised.value.what, raised.value.why, raised.value.fix) == ("what", "why", "fix")
+
+
+def test_several_errors_are_raised_as_one() -> None:
+    with pytest.raises(UserInputError) as raised:
+        enforce([Finding("error", "first", "a", "b"), Finding("error", "second", "c", "d")])
+    assert raised.value.what == (
+        "The data cannot be trained on, for 2 reasons:\n- first\n    why: a\n    fix: b\n- second\n    why: c\n    fix: d"
+    )
+
+
+def test_warnings_alone_are_returned() -> None:
+    warning = Finding("warning", "w", "y", "f")
+    assert enforce([warning]) == [warning] and enforce([]) == []
