@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from shardtune.data.tokens import IGNORED
+
+if TYPE_CHECKING:
+    from shardtune.data.packing import Packs
+    from shardtune.data.prepared import Prepared
 
 BLANK = -1  # stands for "no row": a rank without one still has to take part in the collectives of the step
 
@@ -61,21 +66,24 @@ class StepOrder(Sampler[list[int]]):
         return torch.randperm(self.rows, generator=generator).tolist()
 
 
-class TokenRows(Dataset):
-    """Rows by number, as the collator wants them; BLANK gives a row in which no token carries loss."""
+class Documents(Dataset):
+    """What one row of a batch holds: its documents, each as (ids, labels). One document, or a pack of them.
 
-    def __init__(self, rows: Any) -> None:
-        self.rows = rows
+    BLANK gives a row in which no token carries loss.
+    """
+
+    def __init__(self, prepared: Prepared, packs: Packs | None) -> None:
+        self.prepared, self.packs = prepared, packs
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return len(self.prepared if self.packs is None else self.packs)
 
-    def __getitem__(self, number: int) -> dict[str, Sequence[int]]:
+    def __getitem__(self, number: int) -> list[tuple[np.ndarray, np.ndarray]]:
         if number == BLANK:
-            ids = list(self.rows[0]["input_ids"][:2])
-            return {"input_ids": ids, "labels": [IGNORED] * len(ids)}
-        row: dict[str, Sequence[int]] = self.rows[number]
-        return row
+            ids, _ = self.prepared.row(0)
+            return [(ids[:2], np.full(len(ids[:2]), IGNORED, dtype=ids.dtype))]
+        members = [number] if self.packs is None else self.packs.members(number)
+        return [self.prepared.row(int(member)) for member in members]
 
 
 class StepLoader(DataLoader):

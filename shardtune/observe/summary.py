@@ -10,7 +10,8 @@ from rich.table import Table
 
 if TYPE_CHECKING:
     from shardtune.adapters.lora import Coverage
-    from shardtune.data.tokens import TokenCounts
+    from shardtune.data.order import Documents
+    from shardtune.data.prepared import PreparedCounts
     from shardtune.parallel.processes import Processes
     from shardtune.parallel.shard import Sharding
     from shardtune.plan.steps import TrainingMath
@@ -21,29 +22,37 @@ def say(console: Console, label: str, text: str) -> None:
     console.print(f"[bold]{label:<9}[/] {escape(text)}", highlight=False, soft_wrap=True)
 
 
-def data_line(counts: TokenCounts) -> str:
-    left_out = [
-        f"{counts.cut:,} cut to max_length" if counts.cut else "",
-        f"{counts.dropped_short:,} empty rows dropped" if counts.dropped_short else "",
-        f"{counts.dropped_unsupervised:,} rows without a supervised token dropped"
-        if counts.dropped_unsupervised
-        else "",
-    ]
-    told = "; ".join(part for part in left_out if part)
+def data_line(counts: PreparedCounts) -> str:
+    left_out = {
+        "cut to max_length": counts.cut,
+        "split into several": counts.split,
+        "too long, dropped": counts.dropped_long,
+        "empty, dropped": counts.dropped_short,
+        "without a supervised token, dropped": counts.dropped_unsupervised,
+        "unreadable, skipped": counts.skipped_errors,
+    }
+    told = "; ".join(f"{number:,} {words}" for words, number in left_out.items() if number)
     share = counts.supervised / counts.tokens
-    return f"{counts.rows:,} rows, {counts.tokens:,} tokens, {share:.0%} of them carry loss" + (
-        f" ({told})" if told else ""
-    )
+    text = f"{counts.rows:,} rows, {counts.tokens:,} tokens, {share:.0%} of them carry loss"
+    return text + (f" ({told})" if told else "")
 
 
-def math_lines(math: TrainingMath) -> tuple[str, str]:
+def packing_line(documents: Documents, capacity: int) -> str:
+    if documents.packs is None:
+        return "off: one row per sequence, padded to the longest of its batch"
+    used = documents.packs.efficiency(documents.prepared.lengths, capacity)
+    rows, sequences = len(documents.prepared), len(documents)
+    return f"{rows:,} rows in {sequences:,} sequences of {capacity:,}, {used:.1%} of the places used"
+
+
+def math_lines(math: TrainingMath, unit: str = "rows") -> tuple[str, str]:
     """The batch and the steps, each with how it was counted."""
     batch = (
         f"{math.per_device} per device × {count(math.processes, 'process', 'es')} × {math.accumulation} accumulation "
-        f"= {math.effective_batch} rows a step"
+        f"= {math.effective_batch} {unit} a step"
     )
     steps = (
-        f"{math.steps:,} ({math.epochs:.3g} epochs of {math.rows:,} rows / {math.effective_batch}), "
+        f"{math.steps:,} ({math.epochs:.3g} epochs of {math.rows:,} {unit} / {math.effective_batch}), "
         f"{math.warmup_steps} warm-up, about {math.total_tokens:,} tokens"
     )
     return batch, steps

@@ -50,14 +50,13 @@ class Processes:
             dist.broadcast_object_list(box, src=0, group=self.control)
         return box[0]
 
-    @contextmanager
-    def local_main_first(self) -> Iterator[None]:
-        """The first process of each node goes ahead (and fills caches), the others follow."""
-        if self.world_size > 1 and self.local_rank != 0:
-            dist.barrier(group=self.control)
-        yield
-        if self.world_size > 1 and self.local_rank == 0:
-            dist.barrier(group=self.control)
+    def wait_for_all(self, name: str) -> None:
+        """Wait until every rank has come to `name`, however long it takes; a collective would give up on one."""
+        if self.world_size == 1:
+            return
+        store = dist.distributed_c10d._get_default_store()
+        store.set(f"shardtune/{name}/{self.rank}", "here")
+        store.wait([f"shardtune/{name}/{rank}" for rank in range(self.world_size)], timedelta(days=30))
 
 
 @contextmanager

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
+
+from shardtune.errors import UserInputError
+from shardtune.kernels import varlen
+
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
     from shardtune.config import ResolvedConfig
+
+# Attention codes that take the documents' bounds instead of a mask.
+FLAT_ATTENTION = (varlen.NAME, "flash_attention_2", "flash_attention_3")
 
 
 def settle_autos(resolved: ResolvedConfig, *, device: str, processes_here: int) -> ResolvedConfig:
@@ -16,8 +27,6 @@ def settle_autos(resolved: ResolvedConfig, *, device: str, processes_here: int) 
         resolved = resolved.with_auto("parallel.device", device, f"torch sees {device}")
     if config.parallel.nproc == "auto":
         resolved = resolved.with_auto("parallel.nproc", processes_here, "processes started on this machine")
-    if config.model.attn_implementation == "auto":
-        resolved = resolved.with_auto("model.attn_implementation", "sdpa", "torch's own fused attention")
     if config.train.bf16 == "auto":
         held = config.model.torch_dtype
         resolved = resolved.with_auto("train.bf16", held == "bfloat16", f"the model is held in {held}")
@@ -26,14 +35,40 @@ def settle_autos(resolved: ResolvedConfig, *, device: str, processes_here: int) 
         resolved = resolved.with_auto(
             "train.eval_strategy", "steps" if given else "no", f"data.val_split is {'given' if given else 'null'}"
         )
-    if config.data.train_on == "auto":
-        templated = config.data.prompt_template is not None
-        resolved = resolved.with_auto(
-            "data.train_on",
-            "completion" if templated else "all",
-            f"prompt_template is {'given' if templated else 'null'}",
-        )
     return resolved
+
+
+def settle_packing(resolved: ResolvedConfig, model: PreTrainedModel, device: torch.device) -> ResolvedConfig:
+    """Whether rows are packed, and which attention code keeps them apart. Changes the model's attention where needed.
+
+    Raises:
+        UserInputError: packing was asked for, and the model would let documents read each other.
+    """
+    config = resolved.config
+    apart = _keeps_documents_apart(model)
+    if config.train.packing == "auto":
+        why = "documents stay apart" if apart else f"{type(model).__name__} would let documents read each other"
+        resolved = resolved.with_auto("train.packing", apart, why)
+    elif config.train.packing and not apart:
+        raise UserInputError(
+            f"train.packing is true, but {type(model).__name__} would let the documents of a row read each other.",
+            why="It does not build its attention mask from positions.",
+            fix="Set train.packing: auto or false.",
+        )
+    if config.model.attn_implementation != "auto":
+        return resolved
+    computed_in = torch.bfloat16 if resolved.config.train.bf16 else model.dtype
+    if resolved.config.train.packing and varlen.usable(device, computed_in):
+        varlen.register()
+        model.set_attn_implementation(varlen.NAME)
+        return resolved.with_auto("model.attn_implementation", varlen.NAME, "packed rows on a GPU in half precision")
+    return resolved.with_auto("model.attn_implementation", "sdpa", "torch's own fused attention")
+
+
+def _keeps_documents_apart(model: PreTrainedModel) -> bool:
+    # transformers' mask functions derive the blocks from positions that restart; a model with masks of its own may not.
+    module = sys.modules[type(model).__module__]
+    return any(hasattr(module, name) for name in ("create_causal_mask", "create_sliding_window_causal_mask"))
 
 
 def slow_precision_notice(torch_dtype: str, device: str) -> str | None:

@@ -8,7 +8,7 @@ import signal
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import datasets
 import torch
@@ -23,40 +23,47 @@ from shardtune.adapters.lora import add_lora
 from shardtune.checkpoint.adapter import gather_adapter, put_adapter, read_adapter, write_adapter
 from shardtune.checkpoint.store import CheckpointStore, publish
 from shardtune.config import ResolvedConfig, render_yaml
-from shardtune.data.tokens import TokenCounts, tokenise_split
-from shardtune.errors import ShardtuneError, UserInputError
+from shardtune.data.checks import enforce, refusals_and_warnings
+from shardtune.data.collate import Collator
+from shardtune.data.order import Documents
+from shardtune.data.prepare import PreparedSet, prepare
+from shardtune.errors import ShardtuneError
 from shardtune.launch.run_folder import FOLDER_VARIABLE, create_run_folder
 from shardtune.model.load import load_model, load_tokenizer
 from shardtune.observe import environment, summary
 from shardtune.observe.events import EventLog
+from shardtune.observe.preparing import PreparingProgress
 from shardtune.observe.profile import StepProfile
 from shardtune.observe.progress import ProgressCallback, clock
 from shardtune.parallel.processes import Processes, join
 from shardtune.parallel.shard import shard_model
 from shardtune.plan.steps import TrainingMath, training_math
-from shardtune.train.choices import settle_autos, slow_precision_notice
+from shardtune.train.choices import FLAT_ATTENTION, settle_autos, settle_packing, slow_precision_notice
 from shardtune.train.interrupt import StopRequest
 from shardtune.train.settings import check_trackers, trainer_settings
 from shardtune.train.trainer import ShardedSFTTrainer, StopAtStep
 
 if TYPE_CHECKING:
-    from datasets import Dataset
     from peft import PeftModel
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from shardtune.adapters.lora import Coverage
     from shardtune.config.schema import RunConfig
+    from shardtune.data.prepared import Prepared
     from shardtune.parallel.shard import Sharding
 
 
 @dataclass(frozen=True)
 class Data:
-    """The tokenised rows of a run, and what is said about them."""
+    """What the steps of a run are made of: rows or packs of rows, and how a batch is laid out."""
 
-    train: Dataset
-    val: Dataset | None
-    counts: TokenCounts
-    val_counts: TokenCounts | None
+    train: Documents
+    val: Documents | None
+    collator: Collator
+
+    @property
+    def tokens(self) -> int:
+        return self.train.prepared.counts.tokens
 
 
 @dataclass(frozen=True)
@@ -86,17 +93,19 @@ def train(resolved: ResolvedConfig, *, run_id: str | None = None) -> int:
         scene = _open_scene(resolved, processes, run_id)
         _introduce(scene, resolved)
         tokenizer = load_tokenizer(config.model)
-        data = _read_data(scene, config, tokenizer)
-        math = training_math(
-            config.train, rows=data.counts.rows, tokens=data.counts.tokens, processes=processes.world_size
-        )
-        set_seed(config.train.seed)
+        prepared = _prepare_data(scene, config, tokenizer)
         base = load_model(config.model)
-        _refuse_unknown_tokens(base, data)
+        _check_data(scene, base, tokenizer, prepared)
+        resolved = settle_packing(resolved, base, processes.device)
+        config = resolved.config
+        data = _lay_out(config, prepared, base, tokenizer)
+        math = training_math(config.train, rows=len(data.train), tokens=data.tokens, processes=processes.world_size)
+        _write_config(scene, resolved)
+        set_seed(config.train.seed)
         model, coverage = add_lora(base, config.lora)
         _refuse_different_adapters(model, processes)
         sharding = shard_model(model, config.parallel, processes.mesh, torch.bfloat16 if config.train.bf16 else None)
-        _tell_plan(scene, config, data, math, coverage, sharding)
+        _tell_plan(scene, config, prepared, data, math, coverage, sharding)
         with StopRequest() as stop:
             return _train_and_save(scene, config, model, tokenizer, data, math, stop)
 
@@ -115,8 +124,8 @@ def _open_scene(resolved: ResolvedConfig, processes: Processes, run_id: str | No
 def _introduce(scene: Scene, resolved: ResolvedConfig) -> None:
     described = environment.describe()
     scene.events.write("run_start", run=scene.folder.name, world_size=scene.processes.world_size, environment=described)
+    _write_config(scene, resolved)
     if scene.processes.is_main:
-        (scene.folder / "config.yaml").write_text(render_yaml(resolved), encoding="utf-8")
         (scene.folder / "environment.json").write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
     config = resolved.config
     _quieten_libraries(scene.console)
@@ -138,26 +147,61 @@ def _quieten_libraries(console: Console) -> None:
         transformers_logging.disable_progress_bar()
 
 
-def _read_data(scene: Scene, config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> Data:
-    with scene.processes.local_main_first():  # `datasets` converts files once into its cache; the others find it there
-        train_rows, counts = tokenise_split(config.data, config.data.train_split, "data.train_split", tokenizer)
-        val_rows, val_counts = None, None
-        if config.data.val_split is not None:
-            val_rows, val_counts = tokenise_split(config.data, config.data.val_split, "data.val_split", tokenizer)
-    scene.events.write("data", train=counts.as_dict(), validation=val_counts.as_dict() if val_counts else None)
-    return Data(train_rows, val_rows, counts, val_counts)
+def _write_config(scene: Scene, resolved: ResolvedConfig) -> None:
+    """Written at the start, and again when the last `auto` is settled."""
+    if scene.processes.is_main:
+        (scene.folder / "config.yaml").write_text(render_yaml(resolved), encoding="utf-8")
 
 
-def _refuse_unknown_tokens(model: PreTrainedModel, data: Data) -> None:
-    """A token beyond the embedding is an IndexError on CPU and a device assert, far from its cause, on CUDA."""
-    largest = max(counts.largest_id for counts in (data.counts, data.val_counts) if counts)
-    rows = len(model.get_input_embeddings().weight)  # type: ignore[arg-type]
-    if largest >= rows:
-        raise UserInputError(
-            f"The data holds token {largest}, but the model has embeddings for {rows} tokens only.",
-            why="The tokenizer is not the one this model was made for, or tokens were added to it afterwards.",
-            fix="Set model.tokenizer_name_or_path to the model's own tokenizer.",
+def _prepare_data(scene: Scene, config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> PreparedSet:
+    """Every process asks; one per disk does the work while the others wait for its file, not in a collective."""
+    name = config.model.tokenizer_name_or_path or config.model.model_name_or_path
+    with PreparingProgress(scene.console) as progress:
+        prepared = prepare(config.data, config.train.seed, tokenizer, name, progress=progress)
+    scene.processes.wait_for_all("data")
+    fingerprint = prepared.about["fingerprint"]
+    if scene.processes.agree(fingerprint != scene.processes.share_from_main(fingerprint)):
+        raise ShardtuneError(
+            "The nodes have prepared different data.",
+            why=f"Rank {scene.processes.rank} has {fingerprint}.",
+            fix="Give every node the same files, or prepare once (shardtune data prepare) and copy the folder.",
         )
+    scene.events.write(
+        "data",
+        format=asdict(prepared.choice),
+        folder=str(prepared.folder),
+        train=prepared.train.counts.as_dict(),
+        validation=prepared.val.counts.as_dict() if prepared.val else None,
+    )
+    return prepared
+
+
+def _check_data(
+    scene: Scene, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prepared: PreparedSet
+) -> None:
+    embeddings = len(model.get_input_embeddings().weight)  # type: ignore[arg-type]
+    for warning in enforce(refusals_and_warnings(prepared, tokenizer, embeddings)):
+        text = " ".join(part for part in (warning.what, warning.why, warning.fix) if part)
+        scene.console.print(f"[yellow]warning[/] {escape(text)}", highlight=False)
+        scene.events.write("warning", about="data", text=text)
+
+
+def _lay_out(
+    config: RunConfig, prepared: PreparedSet, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+) -> Data:
+    """Rows as they are, or packed; and the batch layout that fits the attention code."""
+    layout: Literal["padded", "packed", "flat"] = "padded"
+    if config.train.packing:
+        layout = "flat" if model.config._attn_implementation in FLAT_ATTENTION else "packed"
+
+    def documents(part: Prepared) -> Documents:
+        return Documents(part, part.packs(config.data.max_length) if config.train.packing else None)
+
+    return Data(
+        train=documents(prepared.train),
+        val=documents(prepared.val) if prepared.val is not None else None,
+        collator=Collator(tokenizer.pad_token_id, layout),
+    )
 
 
 def _refuse_different_adapters(model: PeftModel, processes: Processes) -> None:
@@ -172,15 +216,23 @@ def _refuse_different_adapters(model: PeftModel, processes: Processes) -> None:
 
 
 def _tell_plan(
-    scene: Scene, config: RunConfig, data: Data, math: TrainingMath, coverage: Coverage, sharding: Sharding
+    scene: Scene,
+    config: RunConfig,
+    prepared: PreparedSet,
+    data: Data,
+    math: TrainingMath,
+    coverage: Coverage,
+    sharding: Sharding,
 ) -> None:
-    batch, steps = summary.math_lines(math)
+    batch, steps = summary.math_lines(math, "sequences" if config.train.packing else "rows")
     frozen = coverage.total - coverage.trainable
     compute = "bfloat16" if config.train.bf16 else config.model.torch_dtype
     lines = {
         "model": f"{config.model.model_name_or_path} ({frozen:,} parameters, computed in {compute})",
-        "data": summary.data_line(data.counts),
-        "eval": summary.data_line(data.val_counts) if data.val_counts else "none (data.val_split is null)",
+        "data": summary.data_line(prepared.train.counts),
+        "format": f"{prepared.choice.name}: {prepared.choice.why}",
+        "eval": summary.data_line(prepared.val.counts) if prepared.val else "none (data.val_split is null)",
+        "packing": summary.packing_line(data.train, config.data.max_length),
         "sharding": summary.sharding_line(sharding, scene.processes),
         "batch": batch,
         "steps": steps,
@@ -209,6 +261,7 @@ def _train_and_save(
         args=trainer_settings(config, scene.folder, math, on_cpu=scene.processes.device.type == "cpu"),
         train_rows=data.train,
         eval_rows=data.val,
+        collator=data.collator,
         tokenizer=tokenizer,
         processes=scene.processes,
         store=store,

@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from datasets import Dataset
 from transformers import TrainerCallback
 from transformers.trainer_utils import EvalLoopOutput
 from trl import SFTTrainer
-from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
 from shardtune.checkpoint.adapter import gather_adapter, write_adapter
 from shardtune.checkpoint.store import CheckpointStore
-from shardtune.data.order import StepLoader, StepOrder, TokenRows
+from shardtune.data.collate import REAL_TOKENS, Collator
+from shardtune.data.order import Documents, StepLoader, StepOrder
 from shardtune.data.tokens import IGNORED
 from shardtune.errors import ShardtuneError
 from shardtune.observe.events import EventLog
@@ -24,7 +25,6 @@ from shardtune.parallel.processes import Processes
 from shardtune.train.interrupt import StopRequest
 
 if TYPE_CHECKING:
-    from datasets import Dataset
     from peft import PeftModel
     from transformers import PreTrainedTokenizerBase, TrainerControl
     from trl import SFTConfig
@@ -41,8 +41,9 @@ class ShardedSFTTrainer(SFTTrainer):
         self,
         model: PeftModel,
         args: SFTConfig,
-        train_rows: Dataset,
-        eval_rows: Dataset | None,
+        train_rows: Documents,
+        eval_rows: Documents | None,
+        collator: Collator,
         tokenizer: PreTrainedTokenizerBase,
         processes: Processes,
         store: CheckpointStore,
@@ -50,32 +51,34 @@ class ShardedSFTTrainer(SFTTrainer):
         callbacks: list[TrainerCallback],
     ) -> None:
         self.processes, self.store, self.events = processes, store, events
+        self.train_rows, self.eval_rows, self.collator = train_rows, eval_rows, collator
+        self.real_tokens = 0  # trained on so far by this rank, padding not counted
         self.paused_seconds = 0.0  # evaluating and saving, which throughput does not count
         self.best: tuple[float, int] | None = None  # lowest validation loss among the checkpoints, and its step
         super().__init__(
             model=model,
             args=args,
-            train_dataset=train_rows,
-            eval_dataset=eval_rows,
+            # TRL wants a `datasets` object to look at; ours are memory-mapped, and read by our own loaders only.
+            train_dataset=Dataset.from_dict({"input_ids": [[0, 0]], "labels": [[0, 0]]}),
+            eval_dataset=Dataset.from_dict({"input_ids": [[0, 0]], "labels": [[0, 0]]}) if eval_rows else None,
             processing_class=tokenizer,
-            # Right padding, labels masked where padded: pad may be the same token as end-of-sequence.
-            data_collator=DataCollatorForLanguageModeling(pad_token_id=tokenizer.pad_token_id),
+            data_collator=collator,
             callbacks=callbacks,
         )
 
     def get_train_dataloader(self) -> StepLoader:
         return self._loader(
-            self.train_dataset,
+            self.train_rows,
             self.args.per_device_train_batch_size,
             accumulation=self.args.gradient_accumulation_steps,
             seed=self.args.data_seed if self.args.data_seed is not None else self.args.seed,
         )
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> StepLoader:
-        rows = self.eval_dataset if eval_dataset is None else eval_dataset
-        return self._loader(rows, self.args.per_device_eval_batch_size, accumulation=1, seed=None)
+        assert self.eval_rows is not None
+        return self._loader(self.eval_rows, self.args.per_device_eval_batch_size, accumulation=1, seed=None)
 
-    def _loader(self, rows: Dataset, micro_batch: int, *, accumulation: int, seed: int | None) -> StepLoader:
+    def _loader(self, rows: Documents, micro_batch: int, *, accumulation: int, seed: int | None) -> StepLoader:
         order = StepOrder(
             len(rows),
             micro_batch=micro_batch,
@@ -85,9 +88,9 @@ class ShardedSFTTrainer(SFTTrainer):
             seed=seed,
         )
         return StepLoader(
-            TokenRows(rows),
+            rows,
             batch_sampler=order,
-            collate_fn=self.data_collator,
+            collate_fn=self.collator,
             num_workers=self.args.dataloader_num_workers,
             pin_memory=self.args.dataloader_pin_memory,
             persistent_workers=self.args.dataloader_persistent_workers,
@@ -104,6 +107,7 @@ class ShardedSFTTrainer(SFTTrainer):
         self.model.eval()
         total = torch.zeros(2, dtype=torch.float64)  # summed loss, supervised tokens
         for inputs in dataloader:
+            inputs.pop(REAL_TOKENS)
             inputs = self._prepare_inputs(inputs)
             one = torch.ones((), device=self.args.device)
             with torch.no_grad():
@@ -148,6 +152,11 @@ class ShardedSFTTrainer(SFTTrainer):
         dist.barrier(group=self.processes.control)
         self.paused_seconds += time.perf_counter() - began
 
+    def training_step(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> torch.Tensor:
+        self.real_tokens += inputs.pop(REAL_TOKENS)
+        loss: torch.Tensor = super().training_step(model, inputs, *args, **kwargs)
+        return loss
+
     def eval_loss_at(self, step: int) -> float | None:
         """The validation loss measured at `step`, if it was."""
         found = (entry for entry in reversed(self.state.log_history) if entry["step"] == step and "eval_loss" in entry)
@@ -155,6 +164,11 @@ class ShardedSFTTrainer(SFTTrainer):
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """As TRL logs, but a loss that is no number ends the run: every later step would only spread it."""
+        if "loss" in logs:
+            # TRL counts one row of a packed batch only, and padding as tokens.
+            counted = torch.tensor([self.real_tokens])
+            dist.all_reduce(counted, group=self.processes.control)
+            self._metrics["train"]["num_tokens"] = [int(counted)]
         super().log(logs, start_time)
         for name in ("loss", "grad_norm", "eval_loss"):
             value = logs.get(name)

@@ -3,11 +3,13 @@ from __future__ import annotations
 import random
 from collections import Counter
 
-import datasets
+import numpy as np
 import pytest
-from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
+from fake_prepared import FakePrepared
 
-from shardtune.data.order import BLANK, StepLoader, StepOrder, TokenRows
+from shardtune.data.collate import REAL_TOKENS, Collator
+from shardtune.data.order import BLANK, Documents, StepLoader, StepOrder
+from shardtune.data.packing import pack
 from shardtune.data.tokens import IGNORED
 
 
@@ -110,27 +112,31 @@ def test_the_largest_seed_the_config_allows_works_in_a_late_epoch() -> None:
 
 
 @pytest.fixture
-def token_rows() -> datasets.Dataset:
-    return datasets.Dataset.from_dict({"input_ids": [[5, 6, 7], [8, 9]], "labels": [[IGNORED, 6, 7], [8, 9]]})
+def prepared() -> FakePrepared:
+    return FakePrepared([([5, 6, 7], 1), ([8, 9], 0), *(([n, n], 0) for n in range(10, 28))])
 
 
-def test_a_blank_has_two_tokens_without_loss(token_rows: datasets.Dataset) -> None:
-    blank = TokenRows(token_rows)[BLANK]
-    assert blank == {"input_ids": [5, 6], "labels": [IGNORED, IGNORED]}
-    assert TokenRows(token_rows)[1] == {"input_ids": [8, 9], "labels": [8, 9]}
+def test_a_blank_has_two_tokens_without_loss(prepared: FakePrepared) -> None:
+    ((ids, labels),) = Documents(prepared, None)[BLANK]
+    assert (ids.tolist(), labels.tolist()) == ([5, 6], [IGNORED, IGNORED])
+
+
+def test_a_row_is_one_document_or_the_members_of_its_pack(prepared: FakePrepared) -> None:
+    ((ids, labels),) = Documents(prepared, None)[0]
+    assert (list(ids), list(labels)) == ([5, 6, 7], [IGNORED, 6, 7])
+    packs = pack(np.array([len(prepared.row(n)[0]) for n in range(20)]), 8)
+    packed = Documents(prepared, packs)
+    assert len(packed) == len(packs) < 20
+    seen = sorted(tuple(int(i) for i in ids) for n in range(len(packed)) for ids, _ in packed[n])
+    assert seen == sorted(tuple(int(i) for i in prepared.row(n)[0]) for n in range(20))
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_loader_over_the_order_gives_padded_batches_and_obeys_set_epoch(
-    token_rows: datasets.Dataset, workers: int
-) -> None:
-    rows = datasets.Dataset.from_dict({"input_ids": [[n, n] for n in range(20)], "labels": [[n, n] for n in range(20)]})
+def test_a_loader_over_the_order_gives_batches_and_obeys_set_epoch(prepared: FakePrepared, workers: int) -> None:
+    rows = FakePrepared([([n, n], 0) for n in range(20)])
     order = StepOrder(20, micro_batch=3, accumulation=1, world_size=1, rank=0, seed=0)
     loader = StepLoader(
-        TokenRows(rows),
-        batch_sampler=order,
-        collate_fn=DataCollatorForLanguageModeling(pad_token_id=0),
-        num_workers=workers,
+        Documents(rows, None), batch_sampler=order, collate_fn=Collator(0, "padded"), num_workers=workers
     )
     first = [batch["input_ids"][:, 0].tolist() for batch in loader]
     loader.set_epoch(1)
@@ -139,7 +145,8 @@ def test_a_loader_over_the_order_gives_padded_batches_and_obeys_set_epoch(
     assert second == ranks(20, 3, 1, 1, seed=0, epoch=1)[0]
 
 
-def test_padding_and_blanks_carry_no_loss_even_when_pad_is_the_end_token(token_rows: datasets.Dataset) -> None:
-    collate = DataCollatorForLanguageModeling(pad_token_id=9)  # 9 is the last token of row 1 too
-    batch = collate([TokenRows(token_rows)[n] for n in (0, 1, BLANK)])
-    assert batch["labels"].tolist() == [[IGNORED, 6, 7], [8, 9, IGNORED], [IGNORED] * 3]
+def test_padding_and_blanks_carry_no_loss_even_when_pad_is_the_end_token(prepared: FakePrepared) -> None:
+    documents = Documents(prepared, None)
+    batch = Collator(9, "padded")([documents[n] for n in (0, 1, BLANK)])  # 9 is the last token of row 1 too
+    assert batch["labels"].tolist() == [[IGNORED, 6, 7], [IGNORED, 9, IGNORED], [IGNORED] * 3]
+    assert batch[REAL_TOKENS] == 5  # a blank is no row

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from shardtune.adapters.lora import Coverage, TargetRow
 from shardtune.config.schema import TrainSection
-from shardtune.data.tokens import TokenCounts
+from shardtune.data.prepared import PreparedCounts
 from shardtune.observe.summary import adapter_table, data_line, math_lines, say, sharding_line, size
 from shardtune.plan.steps import training_math
 
@@ -20,9 +20,10 @@ def printed(thing: Any, width: int = 100) -> str:
     return output.getvalue()
 
 
-def counts(**values: int) -> TokenCounts:
-    return TokenCounts(
+def counts(**values: int) -> PreparedCounts:
+    return PreparedCounts(
         **{
+            "read": 1234,
             "rows": 1234,
             "tokens": 10_000,
             "supervised": 2500,
@@ -42,7 +43,7 @@ def test_data_is_told_with_the_share_that_carries_loss() -> None:
 def test_whatever_was_left_out_is_told() -> None:
     line = data_line(counts(cut=3, dropped_short=1000, dropped_unsupervised=7))
     assert line.endswith(
-        "(3 cut to max_length; 1,000 empty rows dropped; 7 rows without a supervised token dropped)"
+        "(3 cut to max_length; 1,000 empty, dropped; 7 without a supervised token, dropped)"
     )  # fmt: skip
     assert data_line(counts(cut=3)).endswith("(3 cut to max_length)")
 

@@ -26,7 +26,7 @@ def runs(
         data={"val_split": "validation"},
         train={
             "num_train_epochs": 2, "max_steps": -1, "eval_steps": 6, "save_strategy": "steps", "save_steps": 6,
-            "save_total_limit": 2, "load_best_model_at_end": True, "gradient_checkpointing": True,
+            "save_total_limit": 2, "load_best_model_at_end": True, "gradient_checkpointing": True, "packing": False,
         },
     )  # fmt: skip
     for nproc, (batch, accumulation) in SHAPES.items():
@@ -164,3 +164,36 @@ def test_only_adapter_sized_files_are_written(runs: dict[int, Path], toy_model: 
     weights = (toy_model / "model.safetensors").stat().st_size
     written = [path for path in runs[3].rglob("*") if path.is_file() and path.suffix == ".safetensors"]
     assert written and all(path.stat().st_size < weights / 5 for path in written)
+
+
+def test_packed_rows_give_the_same_curve_on_one_and_two_processes(
+    shardtune: Command, toy_model: Path, toy_data: Path, tmp_path: Path
+) -> None:
+    config = toy_config(
+        tmp_path, toy_model, toy_data,
+        data={"val_split": "validation", "max_length": 40},
+        train={"num_train_epochs": 2, "max_steps": -1, "eval_strategy": "epoch", "packing": True},
+    )  # fmt: skip
+    for nproc, batch in ((1, 2), (2, 1)):
+        result = shardtune(
+            "train",
+            config,
+            "--nproc",
+            nproc,
+            "--run-id",
+            f"world{nproc}",
+            "-o",
+            f"train.per_device_train_batch_size={batch}",
+        )
+        assert result.returncode == 0, result.stdout + result.stderr
+        assert "sequences of 40" in result.stdout
+    alone, shared = (tmp_path / "runs" / f"world{nproc}" for nproc in (1, 2))
+    for number in ("loss", "grad_norm", "tokens"):
+        assert [e[number] for e in events(shared, "step")] == pytest.approx(
+            [e[number] for e in events(alone, "step")], rel=2e-5
+        )
+    assert [e["loss"] for e in events(shared, "eval")] == pytest.approx(
+        [e["loss"] for e in events(alone, "eval")], rel=1e-5
+    )
+    # every token of the data is trained on once per epoch, padding is not counted
+    assert events(alone, "step")[-1]["tokens"] == 2 * events(alone, "data")[0]["train"]["tokens"]

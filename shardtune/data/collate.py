@@ -1,0 +1,85 @@
+"""What does one forward pass see? Rows become a batch: padded, packed side by side, or packed flat."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+
+from shardtune.data.tokens import IGNORED
+
+REAL_TOKENS = "real_tokens"  # rides along for counting; the trainer takes it out before the model sees the batch
+Row = tuple[np.ndarray, np.ndarray]  # token ids, labels
+
+
+@dataclass(frozen=True)
+class Collator:
+    """Makes batches.
+
+    - `padded`: one document per row, padded on the right, with an attention mask.
+    - `packed`: several documents per row; positions restart with each, and transformers derives the block-diagonal mask
+      from that. Padding at the end of a row is a document of its own that carries no loss.
+    - `flat`: all documents of the batch in one row without any padding, with their bounds, for variable-length kernels.
+
+    A label at the first token of a document is taken out: nothing that stands before it may predict it.
+    """
+
+    pad_token_id: int
+    layout: Literal["padded", "packed", "flat"]
+
+    def __call__(self, rows: Sequence[Sequence[Row]]) -> dict[str, torch.Tensor | int]:
+        """`rows`: per row of the batch, its documents."""
+        # A document that teaches nothing is a BLANK, which stands for no row at all.
+        real = sum(len(ids) for row in rows for ids, labels in row if (labels != IGNORED).any())
+        if self.layout == "flat":
+            batch = self._flat([document for row in rows for document in row])
+        else:
+            batch = self._rows(rows)
+        return {**batch, REAL_TOKENS: real}
+
+    def _flat(self, documents: Sequence[Row]) -> dict[str, torch.Tensor | int]:
+        lengths = np.array([len(ids) for ids, _ in documents])
+        bounds = torch.from_numpy(np.concatenate([[0], lengths.cumsum()]).astype(np.int32))
+        ids, labels, positions = _joined(documents)
+        return {
+            "input_ids": torch.from_numpy(ids)[None],
+            "labels": torch.from_numpy(labels)[None],
+            "position_ids": torch.from_numpy(positions)[None],
+            "cu_seq_lens_q": bounds,
+            "cu_seq_lens_k": bounds,
+            "max_length_q": int(lengths.max()),
+            "max_length_k": int(lengths.max()),
+        }
+
+    def _rows(self, rows: Sequence[Sequence[Row]]) -> dict[str, torch.Tensor | int]:
+        width = max(sum(len(ids) for ids, _ in row) for row in rows)
+        input_ids = np.full((len(rows), width), self.pad_token_id, dtype=np.int64)
+        labels = np.full((len(rows), width), IGNORED, dtype=np.int64)
+        positions = np.zeros((len(rows), width), dtype=np.int64)
+        mask = np.zeros((len(rows), width), dtype=np.int64)
+        for number, row in enumerate(rows):
+            ids, own_labels, own_positions = _joined(row)
+            length = len(ids)
+            input_ids[number, :length], labels[number, :length] = ids, own_labels
+            positions[number, :length], positions[number, length:] = own_positions, np.arange(width - length)
+            mask[number, :length] = 1
+        batch: dict[str, torch.Tensor | int] = {
+            "input_ids": torch.from_numpy(input_ids),
+            "labels": torch.from_numpy(labels),
+        }
+        if self.layout == "packed":
+            # No attention mask: transformers looks for documents in the positions only when there is none.
+            return {**batch, "position_ids": torch.from_numpy(positions)}
+        return {**batch, "attention_mask": torch.from_numpy(mask)}
+
+
+def _joined(documents: Sequence[Row]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Ids, labels and positions of documents laid end to end."""
+    ids = np.concatenate([ids for ids, _ in documents]).astype(np.int64)
+    labels = np.concatenate([labels for _, labels in documents]).astype(np.int64)
+    positions = np.concatenate([np.arange(len(own)) for own, _ in documents])
+    labels[positions == 0] = IGNORED
+    return ids, labels, positions

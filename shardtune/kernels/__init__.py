@@ -1,0 +1,1 @@
+"""How is it fast? Plain functions, each with an eager twin that defines its meaning."""

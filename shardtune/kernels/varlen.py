@@ -1,0 +1,64 @@
+"""How do packed documents stay apart on a GPU? Variable-length attention: no mask, no padding, one call per layer.
+
+The eager twin is transformers' own SDPA with the block-diagonal mask it derives from `position_ids`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+NAME = "shardtune_varlen"
+
+
+def register() -> None:
+    """Make `attn_implementation: shardtune_varlen` known to transformers. Safe to call again."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    AttentionInterface.register(NAME, varlen_attention)
+    AttentionMaskInterface.register(NAME, _no_mask)
+
+
+def usable(device: torch.device, dtype: torch.dtype) -> bool:
+    """torch's kernel is flash attention: CUDA, half precision."""
+    return device.type == "cuda" and dtype in (torch.bfloat16, torch.float16)
+
+
+def varlen_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    **documents: Any,
+) -> tuple[torch.Tensor, None]:
+    """Causal attention within each document of a flat batch.
+
+    Args:
+        query: [1, heads, tokens, head_dim]; key and value likewise, perhaps with fewer heads.
+        documents: `cu_seq_lens_q` (int32, documents + 1) and `max_length_q`, as the collator makes them.
+
+    Returns:
+        [1, tokens, heads, value_dim], and None for the weights.
+    """
+    from torch.nn.attention.varlen import varlen_attn
+
+    bounds, longest = documents["cu_seq_lens_q"], int(documents["max_length_q"])
+    q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))  # [tokens, heads, dim]
+    if k.shape[1] != q.shape[1]:
+        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
+    value_dim = v.shape[-1]
+    if value_dim != q.shape[-1]:  # MLA: values are narrower than queries, and flash attention wants one width
+        v = torch.nn.functional.pad(v, (0, q.shape[-1] - value_dim))
+    window = (-1, 0) if sliding_window is None else (sliding_window - 1, 0)
+    out = varlen_attn(q, k, v, bounds, bounds, longest, longest, scale=scaling, window_size=window)
+    assert isinstance(out, torch.Tensor)
+    return out[..., :value_dim].unsqueeze(0), None
+
+
+def _no_mask(*args: Any, **kwargs: Any) -> None:
+    return None
