@@ -78,7 +78,8 @@ def _work(
         code = train(resolved, run_id=run_id)
     except Exception as error:  # noqa: BLE001 - the last line of defence of a process: told, and its code returned
         code = report_failure(error, place.rank)
-        os._exit(code) if place.world_size > 1 else None
+        if place.world_size > 1:
+            os._exit(code)  # threads of a broken process group would keep this process alive
     return code
 
 
