@@ -70,9 +70,7 @@ def _work(
     environ.update(RANK=str(place.rank), WORLD_SIZE=str(place.world_size), LOCAL_RANK=str(place.local_rank))
     try:
         resolved = load_config(config, overrides, accelerate_config, environ)
-        neutralise(
-            environ
-        )  # what accelerate launch set is translated now; the Trainer's accelerator must not act on it
+        neutralise(environ)  # what accelerate launch set is translated by now; the Trainer must not act on it too
         from shardtune.train.run import train
 
         code = train(resolved, run_id=run_id)

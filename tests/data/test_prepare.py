@@ -10,6 +10,7 @@ from typing import Any
 import datasets
 import numpy as np
 import pytest
+from running import REPOSITORY
 
 from shardtune.config.schema import DataSection, SourceSection
 from shardtune.data.prepare import PreparedSet, ProgressInfo, prepare
@@ -308,7 +309,7 @@ def test_lines_keep_their_breaks_and_the_begin_stands_once_per_file(tmp_path: Pa
 
 
 def test_stretches_have_exactly_max_length_but_for_the_last(tmp_path: Path, bytes_bpe: Any) -> None:
-    text = Path("/work/shared/data/wikitext-2/valid.txt")
+    text = REPOSITORY.parent / "shared" / "data" / "wikitext-2" / "valid.txt"
     if not text.is_file():
         pytest.skip("needs WikiText")
     content = "\n".join(text.read_text(encoding="utf-8").split("\n")[:400])
