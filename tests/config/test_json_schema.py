@@ -31,7 +31,7 @@ def validator() -> jsonschema.Draft202012Validator:
 
 
 def test_a_good_config_fits_the_schema(validator: jsonschema.Draft202012Validator) -> None:
-    validator.validate(GOOD)
+    assert list(validator.iter_errors(GOOD)) == []
 
 
 @pytest.mark.parametrize(

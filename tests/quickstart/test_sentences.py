@@ -155,4 +155,5 @@ def test_the_generator_imports_no_torch() -> None:
         "shardtune.quickstart.score; assert not {'torch','transformers','rich','tokenizers'} & set(sys.modules)"
     )
     env = {**os.environ, "PYTHONPATH": str(Path(sentences.__file__).parents[2])}
-    subprocess.run([sys.executable, "-c", code], env=env, check=True)
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
