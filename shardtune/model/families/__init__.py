@@ -1,0 +1,1 @@
+"""Architectures known by name: one file each, found by `registry`."""
