@@ -72,8 +72,25 @@ class ModelSection(Section):
     )
     torch_dtype: Literal["bfloat16", "float32", "auto"] = Field(
         default="bfloat16",
-        description="How the frozen weights are held. `auto` keeps the checkpoint's own dtype. "
-        "On a CPU without bf16 units float32 is many times faster.",
+        description="How the frozen weights are held, where they are not float8. `auto` keeps the checkpoint's own "
+        "dtype. On a CPU without bf16 units float32 is many times faster.",
+    )
+    base_precision: Literal["auto", "bf16", "fp8", "nf4"] = Field(
+        default="auto",
+        description="How the frozen weights are held. `fp8` = one byte each: an FP8 checkpoint's codes as they are, "
+        "any other quantised on load (per row, the error is reported). `bf16` = full values in torch_dtype, an FP8 "
+        "checkpoint multiplied out while it is read. `auto` = bf16, but for an FP8 checkpoint fp8 when the full "
+        "values would take more than 60 % of a rank's memory. `nf4` is refused with the reason.",
+    )
+    load: Literal["auto", "read-all", "rank0-broadcast"] = Field(
+        default="auto",
+        description="Who reads the weights. `read-all` = every rank its own slices from its disk. `rank0-broadcast` = "
+        "rank 0 reads and sends each rank its slices. `auto` = read-all where every rank sees the files.",
+    )
+    ignore_tensors: list[str] = Field(
+        default_factory=list,
+        description="Regular expressions of tensors in the checkpoint that are meant not to be read. Any other tensor "
+        "without a place in the model is an error.",
     )
     device_map: str | None = Field(
         default=None,

@@ -1,72 +1,81 @@
-"""How do the weights get here? Loads a causal language model and its tokenizer, and proves nothing was left random."""
+"""How do the weights get here? Finding a checkpoint, its tokenizer, and the whole model where one process wants it."""
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
-from huggingface_hub.errors import StrictDataclassError
-from safetensors import SafetensorError, safe_open
 
 from shardtune.config.schema import ModelSection
-from shardtune.errors import ShardtuneError, UserInputError
+from shardtune.errors import UserInputError
+from shardtune.model.blueprint import draw_up, first_line
+from shardtune.model.fill import fill, materialise, slots
 from shardtune.model.locate import check_model_folder, local_or_hub, looks_local
+from shardtune.model.reading import ShardReader
+from shardtune.model.stored import read_headers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-log = logging.getLogger(__name__)
+# Repositories carry the weights in other forms too; none of these is read.
+_OTHER_FORMS = ["consolidated*", "original/*", "onnx/*", "*.bin", "*.pth", "*.gguf", "*.msgpack", "*.h5"]
 
-_DTYPES: dict[str, torch.dtype | str] = {"bfloat16": torch.bfloat16, "float32": torch.float32, "auto": "auto"}
+
+def model_folder(section: ModelSection) -> Path:
+    """The local folder of the checkpoint; a hub name is looked up in the cache, or downloaded.
+
+    Raises:
+        UserInputError: it is not there.
+    """
+    check_model_folder(section.model_name_or_path)
+    if looks_local(section.model_name_or_path):
+        return Path(section.model_name_or_path).expanduser()
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    code = [] if section.trust_remote_code else ["*.py"]
+    try:
+        found = snapshot_download(
+            section.model_name_or_path, revision=section.revision or "main", ignore_patterns=[*_OTHER_FORMS, *code]
+        )
+    except (OSError, ValueError, HfHubHTTPError, HFValidationError) as error:
+        raise UserInputError(
+            f"'{section.model_name_or_path}' is neither a local folder nor a model the hub could give.",
+            why=first_line(error),
+            fix="Check model.model_name_or_path and model.revision; without a network, use a local folder.",
+        ) from error
+    check_model_folder(found)
+    return Path(found)
 
 
 def load_model(section: ModelSection) -> PreTrainedModel:
-    """The model on the CPU, in the dtype asked for, every parameter read from the checkpoint.
+    """The whole model on the CPU, in the dtype asked for, every parameter read from the checkpoint.
+
+    Training does not come here: it shards the model before a byte is read (`train/weights.py`).
 
     Raises:
-        UserInputError: the folder or hub name is not a causal language model that transformers can load.
-        ShardtuneError: a parameter has no counterpart in the checkpoint (transformers would leave it random).
+        UserInputError: the folder is not a causal language model, or its checkpoint does not fit it.
     """
-    from transformers import AutoModelForCausalLM
-
-    check_model_folder(section.model_name_or_path)
-    try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            local_or_hub(section.model_name_or_path),
-            revision=section.revision or "main",
-            dtype=_DTYPES[section.torch_dtype],
-            attn_implementation="sdpa" if section.attn_implementation == "auto" else section.attn_implementation,
-            trust_remote_code=section.trust_remote_code,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,  # told below, with names; transformers would point to a report we silence
-        )
-    except SafetensorError as error:
-        raise UserInputError(
-            f"The weights of '{section.model_name_or_path}' are damaged: {_damaged(section.model_name_or_path)}.",
-            why=_first_line(error),
-            fix="Copy or download them again (a file of a few lines is git-lfs's pointer: run git lfs pull).",
-        ) from error
-    except (OSError, ValueError, KeyError, ImportError, StrictDataclassError) as error:
-        raise UserInputError(
-            f"'{section.model_name_or_path}' could not be loaded as a causal language model.",
-            why=_first_line(error),
-            fix="Check model.model_name_or_path, model.revision and model.attn_implementation; without a network, use "
-            "a local folder.",
-        ) from error
-    model: PreTrainedModel = loaded[0]
-    _refuse_random_weights(section.model_name_or_path, loaded[1])
-    model.config.use_cache = False
-    return model
+    folder = model_folder(section)
+    blueprint = draw_up(section, folder, read_headers(folder))
+    materialise(blueprint.model, blueprint.model, torch.device("cpu"))
+    with ShardReader(blueprint.assembly) as reader:
+        fill(slots(blueprint.model, blueprint.assembly), reader)
+    return blueprint.model
 
 
-def load_tokenizer(section: ModelSection) -> PreTrainedTokenizerBase:
-    """The tokenizer; where it has no padding token the end-of-sequence one pads (labels are masked by position)."""
+def load_tokenizer(section: ModelSection, folder: Path | None = None) -> PreTrainedTokenizerBase:
+    """The tokenizer; where it has no padding token the end-of-sequence one pads (labels are masked by position).
+
+    Args:
+        folder: Where the model's files are, if not where its name says (a copy of those of rank 0).
+    """
     from transformers import AutoTokenizer
 
-    source = section.tokenizer_name_or_path or section.model_name_or_path
-    key = "model.tokenizer_name_or_path" if section.tokenizer_name_or_path else "model.model_name_or_path"
+    own = section.tokenizer_name_or_path
+    source = own or str(folder or section.model_name_or_path)
+    key = "model.tokenizer_name_or_path" if own else "model.model_name_or_path"
     if looks_local(source) and not Path(source).expanduser().exists():
         raise UserInputError(
             f"The tokenizer's folder '{source}' does not exist.",
@@ -83,7 +92,7 @@ def load_tokenizer(section: ModelSection) -> PreTrainedTokenizerBase:
     except (OSError, ValueError, KeyError, ImportError) as error:
         raise UserInputError(
             f"No tokenizer could be loaded from '{source}'.",
-            why=_first_line(error),
+            why=first_line(error),
             fix=f"Set model.tokenizer_name_or_path to a folder with tokenizer.json, or check {key}.",
         ) from error
     if tokenizer.pad_token_id is None:
@@ -94,40 +103,3 @@ def load_tokenizer(section: ModelSection) -> PreTrainedTokenizerBase:
             )
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
-
-
-def _refuse_random_weights(name: str, info: dict) -> None:
-    # transformers only prints a report when a checkpoint's names do not fit: the model comes out random.
-    missing = sorted(info.get("missing_keys") or ())
-    mismatched = sorted(
-        f"{key} ({list(there)} there, {list(here)} in the model)"
-        for key, there, here in info.get("mismatched_keys") or ()
-    )
-    if missing or mismatched:
-        bad = mismatched + missing
-        shown = ", ".join(bad[:5]) + (f" and {len(bad) - 5} more" if len(bad) > 5 else "")
-        raise ShardtuneError(
-            f"{len(bad)} parameters of the model are not in the checkpoint '{name}' and would stay random: {shown}.",
-            why="The checkpoint belongs to another architecture, or packages this one under other names.",
-            fix="Point model.model_name_or_path to the checkpoint of the language model itself.",
-        )
-    if info.get("unexpected_keys"):
-        extra = sorted(info["unexpected_keys"])
-        log.warning("%d tensors of the checkpoint are not part of the model, e.g. %s", len(extra), extra[0])
-
-
-def _damaged(name: str) -> str:
-    """Which file it is: the error of safetensors does not say."""
-    for file in sorted(Path(local_or_hub(name)).glob("*.safetensors")):
-        try:
-            with safe_open(file, framework="pt"):
-                pass
-        except SafetensorError:
-            return f"{file.name} ({file.stat().st_size:,} bytes) is not a whole safetensors file"
-    return "a file is not a whole safetensors file"
-
-
-def _first_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).strip().splitlines()] or [type(error).__name__]
-    announced = lines[0].endswith(":")  # then the second line is what it says
-    return " ".join(lines[: 2 if announced else 1])[:300]

@@ -12,9 +12,11 @@ if TYPE_CHECKING:
     from shardtune.adapters.lora import Coverage
     from shardtune.data.order import Documents
     from shardtune.data.prepared import PreparedCounts
+    from shardtune.model.blueprint import Blueprint
     from shardtune.parallel.processes import Processes
     from shardtune.parallel.shard import Sharding
     from shardtune.plan.steps import TrainingMath
+    from shardtune.train.weights import Loaded
 
 
 def say(console: Console, label: str, text: str) -> None:
@@ -64,6 +66,31 @@ def sharding_line(sharding: Sharding, processes: Processes) -> str:
         f"{sharding.layer_class}; "
         f"this rank holds {size(sharding.local_bytes)} of {size(sharding.total_bytes)}"
     )
+
+
+def weights_lines(loaded: Loaded, blueprint: Blueprint) -> list[str]:
+    """What was read by this rank, how fast, and what was left where it is."""
+    speed = f"{size(loaded.bytes_read / max(loaded.seconds, 1e-9))}/s"
+    lines = [
+        f"{size(loaded.bytes_read)} read in {loaded.seconds:.1f} s ({speed}), {size(loaded.local_bytes)} held here; host "
+        f"memory peaked at {size(loaded.peak_host_bytes)}"
+    ]
+    if loaded.way == "rank0-broadcast":
+        lines[0] += "; rank 0 read for all ranks"
+    if blueprint.wrapper is not None:
+        other = blueprint.assembly.left_out
+        lines.append(
+            f"the text model out of {blueprint.wrapper.class_name}: {len(other)} other tensors "
+            f"({size(sum(tensor.nbytes for tensor in other))}) not read"
+        )
+    if blueprint.assembly.unused_scales:
+        lines.append(f"{count(blueprint.assembly.unused_scales, 'activation scale')} not used: activations stay in full")
+    if loaded.quantisation_error is not None:
+        lines.append(
+            f"quantised to float8 on load, one scale per row: relative error {loaded.quantisation_error:.2%} (norm of the "
+            f"difference over norm of the weights), worst {loaded.worst_quantised}"
+        )
+    return lines
 
 
 def adapter_table(coverage: Coverage) -> Table:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,11 +11,15 @@ import torch
 
 from shardtune.errors import UserInputError
 from shardtune.kernels import varlen
+from shardtune.model.quantized import fp8_candidates
+from shardtune.plan.precision import base_precision
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from shardtune.config import ResolvedConfig
+    from shardtune.model.blueprint import Blueprint
+    from shardtune.parallel.processes import Processes
 
 # Attention codes that take the documents' bounds instead of a mask.
 FLAT_ATTENTION = (varlen.NAME, "flash_attention_2", "flash_attention_3")
@@ -63,6 +68,44 @@ def settle_packing(resolved: ResolvedConfig, model: PreTrainedModel, device: tor
         model.set_attn_implementation(varlen.NAME)
         return resolved.with_auto("model.attn_implementation", varlen.NAME, "packed rows on a GPU in half precision")
     return resolved.with_auto("model.attn_implementation", "sdpa", "torch's own fused attention")
+
+
+def settle_precision(resolved: ResolvedConfig, blueprint: Blueprint, processes: Processes) -> ResolvedConfig:
+    """How the frozen weights are held, where the config leaves it open."""
+    if resolved.config.model.base_precision != "auto":
+        return resolved
+    assembly, sizes = blueprint.assembly, {name: p.numel() for name, p in blueprint.model.named_parameters()}
+    chosen, why = base_precision(
+        quantised=sum(sizes[name] for name in assembly.quantised),
+        parameters=sum(sizes.values()),
+        value_bytes=blueprint.model.dtype.itemsize,
+        ranks=processes.world_size,
+        memory=_memory(processes.device),
+    )
+    # Ranks with different memory must not choose differently.
+    chosen, why = processes.share_from_main((chosen, why))
+    return resolved.with_auto("model.base_precision", chosen, why)
+
+
+def fp8_blocks(blueprint: Blueprint) -> dict[str, tuple[int, int]]:
+    """Which parameters are held in float8, and the block of each: as stored, or one scale per row where quantised here.
+
+    In an FP8 checkpoint what is stored in full stays in full.
+    """
+    assembly = blueprint.assembly
+    candidates = fp8_candidates(blueprint.model)
+    stored = [name for name in candidates if name in assembly.quantised]
+    if stored:
+        return {name: assembly.block(name) for name in stored}
+    return {name: (1, blueprint.model.get_parameter(name).shape[-1]) for name in candidates}
+
+
+def _memory(device: torch.device) -> int:
+    """Bytes one rank has: its GPU's, or its part of the host's."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return host // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
 def _keeps_documents_apart(model: PreTrainedModel) -> bool:

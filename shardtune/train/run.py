@@ -1,4 +1,4 @@
-"""The run itself, from top to bottom: join → data → model → adapters → shard → train → save."""
+"""The run itself, from top to bottom: join → data → model → adapters → shard → weights → train → save."""
 
 from __future__ import annotations
 
@@ -29,19 +29,30 @@ from shardtune.data.order import Documents
 from shardtune.data.prepare import PreparedSet, prepare
 from shardtune.errors import ShardtuneError
 from shardtune.launch.run_folder import FOLDER_VARIABLE, create_run_folder
-from shardtune.model.load import load_model, load_tokenizer
+from shardtune.model.blueprint import draw_up
+from shardtune.model.load import load_tokenizer
+from shardtune.model.quantized import hold_in_fp8
 from shardtune.observe import environment, summary
 from shardtune.observe.events import EventLog
+from shardtune.observe.loading import LoadingProgress
 from shardtune.observe.preparing import PreparingProgress
 from shardtune.observe.profile import StepProfile
 from shardtune.observe.progress import ProgressCallback, clock
 from shardtune.parallel.processes import Processes, join
 from shardtune.parallel.shard import shard_model
 from shardtune.plan.steps import TrainingMath, training_math
-from shardtune.train.choices import FLAT_ATTENTION, settle_autos, settle_packing, slow_precision_notice
+from shardtune.train.choices import (
+    FLAT_ATTENTION,
+    fp8_blocks,
+    settle_autos,
+    settle_packing,
+    settle_precision,
+    slow_precision_notice,
+)
 from shardtune.train.interrupt import StopRequest
 from shardtune.train.settings import check_trackers, trainer_settings
 from shardtune.train.trainer import ShardedSFTTrainer, StopAtStep
+from shardtune.train.weights import bring_in, find_checkpoint
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -50,7 +61,9 @@ if TYPE_CHECKING:
     from shardtune.adapters.lora import Coverage
     from shardtune.config.schema import RunConfig
     from shardtune.data.prepared import Prepared
+    from shardtune.model.blueprint import Blueprint
     from shardtune.parallel.shard import Sharding
+    from shardtune.train.weights import Way
 
 
 @dataclass(frozen=True)
@@ -80,7 +93,8 @@ def train(resolved: ResolvedConfig, *, run_id: str | None = None) -> int:
     """Train what the config describes, as one rank of the run; returns the exit code (0, or 128 + signal).
 
     The order is the whole story: data before weights (its mistakes are cheap to find), adapters before sharding (so
-    that they are sharded too), all of it before the trainer.
+    that they are sharded too), sharding before weights (so that no rank ever holds more than its part), all of it
+    before the trainer.
     """
     check_trackers(resolved.config.train.report_to)
     with join(resolved.config.parallel) as processes:
@@ -92,20 +106,24 @@ def train(resolved: ResolvedConfig, *, run_id: str | None = None) -> int:
         config = resolved.config
         scene = _open_scene(resolved, processes, run_id)
         _introduce(scene, resolved)
-        tokenizer = load_tokenizer(config.model)
+        checkpoint = find_checkpoint(config.model, processes)
+        tokenizer = load_tokenizer(config.model, checkpoint.folder)
         prepared = _prepare_data(scene, config, tokenizer)
-        base = load_model(config.model)
-        _check_data(scene, base, tokenizer, prepared)
-        resolved = settle_packing(resolved, base, processes.device)
+        blueprint = draw_up(config.model, checkpoint.folder, checkpoint.stored)
+        _check_data(scene, blueprint.model, tokenizer, prepared)
+        resolved = settle_packing(resolved, blueprint.model, processes.device)
+        resolved = settle_precision(resolved, blueprint, processes)
         config = resolved.config
-        data = _lay_out(config, prepared, base, tokenizer)
+        data = _lay_out(config, prepared, blueprint.model, tokenizer)
         math = training_math(config.train, rows=len(data.train), tokens=data.tokens, processes=processes.world_size)
         _write_config(scene, resolved)
         set_seed(config.train.seed)
-        model, coverage = add_lora(base, config.lora)
-        _refuse_different_adapters(model, processes)
+        if config.model.base_precision == "fp8":
+            hold_in_fp8(blueprint.model, fp8_blocks(blueprint))
+        model, coverage = add_lora(blueprint.model, config.lora)
         sharding = shard_model(model, config.parallel, processes.mesh, torch.bfloat16 if config.train.bf16 else None)
         _tell_plan(scene, config, prepared, data, math, coverage, sharding)
+        _load_weights(scene, config, model, blueprint, checkpoint.way)
         with StopRequest() as stop:
             return _train_and_save(scene, config, model, tokenizer, data, math, stop)
 
@@ -204,15 +222,15 @@ def _lay_out(
     )
 
 
-def _refuse_different_adapters(model: PeftModel, processes: Processes) -> None:
-    """Sharding keeps each rank's own slice: adapters that start out differently would be stitched from strangers."""
-    mine = float(sum(p.detach().double().abs().sum() for p in model.parameters() if p.requires_grad))
-    if processes.agree(mine != processes.share_from_main(mine)):
-        raise ShardtuneError(
-            "The adapters do not start alike on all ranks.",
-            why=f"Rank {processes.rank} drew weights that sum to {mine!r}.",
-            fix="Use the same torch and peft versions on every node.",
+def _load_weights(scene: Scene, config: RunConfig, model: PeftModel, blueprint: Blueprint, way: Way) -> None:
+    with LoadingProgress(scene.console) as progress:
+        loaded = bring_in(
+            model, blueprint, way, scene.processes, config.train.seed, progress, on_host=config.parallel.offload_params
         )
+    scene.processes.wait_for_all("weights")
+    scene.events.write("weights", **asdict(loaded))
+    for line in summary.weights_lines(loaded, blueprint):
+        summary.say(scene.console, "weights", line)
 
 
 def _tell_plan(

@@ -1,0 +1,199 @@
+"""What model is this, and is all of it there? Built on the meta device: nothing is allocated, everything is checked."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import transformers
+from huggingface_hub.errors import StrictDataclassError
+from packaging.version import Version
+
+from shardtune.config.schema import ModelSection
+from shardtune.errors import UserInputError
+from shardtune.model.assembly import Assembly, assemble
+from shardtune.model.families.family import Family, Wrapper
+from shardtune.model.families.registry import family_for, family_of, wrapper_for
+from shardtune.model.stored import StoredTensor
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from transformers import PretrainedConfig, PreTrainedModel
+
+_DTYPES: dict[str, torch.dtype] = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+_INSTEAD = {
+    "gptq": "its codes are not read",
+    "awq": "its codes are not read",
+    "bitsandbytes": "its 4-bit and 8-bit codes are not read",
+    "compressed-tensors": "its codes are not read",
+    "mxfp4": "its 4-bit codes are not read",
+}
+
+
+@dataclass(frozen=True)
+class Blueprint:
+    """A model on the meta device, what is known about it, and how its checkpoint fills it."""
+
+    model: PreTrainedModel
+    family: Family
+    wrapper: Wrapper | None
+    assembly: Assembly
+
+    @property
+    def parameters(self) -> int:
+        return sum(parameter.numel() for parameter in self.model.parameters())
+
+
+def draw_up(section: ModelSection, folder: Path, stored: Mapping[str, StoredTensor]) -> Blueprint:
+    """The model that `folder` describes, with a place for every tensor of `stored`.
+
+    Raises:
+        UserInputError: the architecture is unknown to the installed library or quantised in a way that is not read, or
+            the checkpoint does not fit it.
+    """
+    raw = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    quantised = _quantisation(section.model_name_or_path, raw)
+    config = _config(section, folder, raw)
+    wrapper = None
+    text = config
+    if getattr(config, "text_config", None) is not None and type(config).sub_configs:
+        wrapper, text = _unwrap(section.model_name_or_path, config)
+    model = _build(section, text, raw, stored)
+    block = quantised.get("weight_block_size")
+    assembly = assemble(
+        model,
+        stored,
+        prefixes=wrapper.stored if wrapper is not None else None,
+        ignore=section.ignore_tensors,
+        declared_block=tuple(block) if block else None,
+    )
+    return Blueprint(model, family_of(model), wrapper, assembly)
+
+
+def _quantisation(name: str, raw: dict[str, Any]) -> dict[str, Any]:
+    inner = raw.get("text_config") or {}
+    found: dict[str, Any] = raw.get("quantization_config") or inner.get("quantization_config") or {}
+    method = found.get("quant_method", "fp8" if found else None)
+    if method not in (None, "fp8"):
+        raise UserInputError(
+            f"'{name}' is quantised with {method}, {_INSTEAD.get(method, 'a format that is not read')}.",
+            why="LoRA needs gradients through the base weights; checkpoints in bf16, fp16, fp32 and FP8 (quant_method: "
+            "fp8) are read.",
+            fix="Use the model's original checkpoint; with model.base_precision: fp8 it is quantised to one byte per "
+            "weight while loading.",
+        )
+    return found
+
+
+def _config(section: ModelSection, folder: Path, raw: dict[str, Any]) -> PretrainedConfig:
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(folder, trust_remote_code=section.trust_remote_code)  # type: ignore[no-any-return]
+    except (OSError, ValueError, KeyError, ImportError, StrictDataclassError) as error:
+        kind = raw.get("model_type")
+        family = family_for(str(kind))
+        if family is not None and Version(transformers.__version__) < Version(family.min_transformers):
+            raise _too_old(section.model_name_or_path, family) from error
+        written = str(raw.get("transformers_version", "0"))
+        unknown = kind is not None and "does not recognize this architecture" in str(error)
+        newer = unknown and Version(written) > Version(transformers.__version__)
+        raise UserInputError(
+            f"'{section.model_name_or_path}' could not be loaded as a causal language model.",
+            why=f"transformers {transformers.__version__} does not know the model type '{kind}'."
+            if unknown
+            else first_line(error),
+            fix=f"The checkpoint was written with transformers {written}: install that version or a later one."
+            if newer
+            else "Check model.model_name_or_path and its config.json; a newer transformers may know the type.",
+        ) from error
+
+
+def _unwrap(name: str, config: PretrainedConfig) -> tuple[Wrapper, PretrainedConfig]:
+    """The text model's config out of a vision+text one."""
+    text = config.text_config
+    wrapper = wrapper_for(config.model_type, text.model_type)
+    if wrapper is None:
+        raise UserInputError(
+            f"'{name}' packages a text model ({text.model_type}) in {config.model_type}, and how is not known here.",
+            why="Only the text model is trained; its weights have to be found by name.",
+            fix="Use the text model's own checkpoint, or describe the wrapper in its family's file "
+            "(shardtune/model/families).",
+        )
+    text.tie_word_embeddings = config.tie_word_embeddings  # the wrapper owns the head
+    if text.dtype is None:
+        text.dtype = config.dtype
+    text.name_or_path = config.name_or_path
+    return wrapper, text
+
+
+def _build(
+    section: ModelSection, config: PretrainedConfig, raw: dict[str, Any], stored: Mapping[str, StoredTensor]
+) -> PreTrainedModel:
+    from transformers import AutoModelForCausalLM
+
+    family = family_for(config.model_type)
+    if family is not None and Version(transformers.__version__) < Version(family.min_transformers):
+        raise _too_old(section.model_name_or_path, family)
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config  # we read the codes ourselves; Trainer refuses a model that says it is quantised
+    dtype = _DTYPES.get(section.torch_dtype) or _dtype(config.dtype) or _commonest(stored)
+    settings: dict[str, Any] = {
+        "dtype": dtype,
+        "attn_implementation": "sdpa" if section.attn_implementation == "auto" else section.attn_implementation,
+    }
+    try:
+        with torch.device("meta"):
+            if family is not None and not section.trust_remote_code:
+                cls = getattr(importlib.import_module("transformers"), family.causal_lm[config.model_type])
+                model: PreTrainedModel = cls._from_config(config, **settings)
+            else:
+                model = AutoModelForCausalLM.from_config(
+                    config, trust_remote_code=section.trust_remote_code, **settings
+                )
+    except (ValueError, KeyError, ImportError, AttributeError) as error:
+        raise UserInputError(
+            f"'{section.model_name_or_path}' could not be loaded as a causal language model.",
+            why=first_line(error),
+            fix="Check model.model_name_or_path and model.attn_implementation.",
+        ) from error
+    for pattern, kept in model._get_dtype_plan(dtype).items():  # what must stay float32 whatever the rest is
+        for parameter_name, parameter in model.named_parameters():
+            if pattern in parameter_name:
+                parameter.data = parameter.data.to(kept)
+    model.config.use_cache = False
+    return model
+
+
+def _dtype(named: torch.dtype | str | None) -> torch.dtype | None:
+    found: torch.dtype | None = getattr(torch, named) if isinstance(named, str) else named
+    return found
+
+
+def _commonest(stored: Mapping[str, StoredTensor]) -> torch.dtype:
+    """The dtype most bytes are stored in; bfloat16 where that is float8."""
+    sizes: dict[torch.dtype, int] = {}
+    for tensor in stored.values():
+        sizes[tensor.dtype] = sizes.get(tensor.dtype, 0) + tensor.nbytes
+    found = max(sizes, key=lambda dtype: sizes[dtype])
+    return found if found in (torch.float32, torch.float16, torch.bfloat16) else torch.bfloat16
+
+
+def _too_old(name: str, family: Family) -> UserInputError:
+    return UserInputError(
+        f"'{name}' is a {family.name} model, which needs transformers {family.min_transformers} or later.",
+        why=f"transformers {transformers.__version__} is installed; it lacks the class or computes it wrongly.",
+        fix=f"pip install 'transformers>={family.min_transformers}'",
+    )
+
+
+def first_line(error: BaseException) -> str:
+    """What a library's error says, without the pages that follow."""
+    lines = [line.strip() for line in str(error).strip().splitlines()] or [type(error).__name__]
+    announced = lines[0].endswith(":")  # then the second line is what it says
+    return " ".join(lines[: 2 if announced else 1])[:300]

@@ -1,0 +1,162 @@
+"""How do the weights get into place? Each rank fills the rows it holds; what no file has is computed, not left over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+from shardtune.errors import ShardtuneError
+from shardtune.model.assembly import SCALE, Assembly, tied_parameters
+from shardtune.model.reading import Job, ShardReader
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+@dataclass(frozen=True)
+class Slot:
+    """The rows of one parameter that this rank holds.
+
+    Args:
+        name: The parameter's name in the bare model, without what adapters and sharding put around it.
+        rows: The range of its first dimension.
+        into: Where they go.
+        scales_of: The weight whose grid of scales this is.
+        scale_into: The rows of its scales, where the weight is quantised while it is read.
+    """
+
+    name: str
+    rows: tuple[int, int]
+    into: torch.Tensor
+    scales_of: str | None = None
+    scale_into: torch.Tensor | None = None
+
+
+def materialise(model: nn.Module, base: PreTrainedModel, device: torch.device) -> None:
+    """Give a model that was built on the meta device its memory, and its buffers their values.
+
+    Buffers that no file holds (RoPE's frequencies) are computed by the model's own code. They are poisoned before: one
+    that the code does not set is named, where it would otherwise hold whatever lay in memory.
+    """
+    computed = set(_buffers_without_file(base))
+    tied = tied_parameters(base)
+    model.to_empty(device=device)
+    for name, held in tied.items():  # each name got memory of its own
+        owner, _, attribute = name.rpartition(".")
+        base.get_submodule(owner)._parameters[attribute] = base.get_parameter(held)
+    for parameter in model.parameters():
+        parameter._is_hf_initialized = True  # type: ignore[attr-defined]  # else _init_weights draws them at random
+    poisoned = {name: buffer for name, buffer in base.named_buffers() if name in computed}
+    for buffer in poisoned.values():
+        buffer.fill_(torch.nan if buffer.is_floating_point() else torch.iinfo(buffer.dtype).min)
+    for owner in sorted({name.rpartition(".")[0] for name in computed}):
+        base._init_weights(base.get_submodule(owner))
+    for name, buffer in base.named_buffers():
+        bad = buffer.isnan() if buffer.is_floating_point() else buffer == torch.iinfo(buffer.dtype).min
+        if name in computed and bool(bad.any()):
+            raise ShardtuneError(
+                f"The buffer '{name}' of {type(base).__name__} has no value.",
+                why="No file holds it, and the model's code does not compute it outside its constructor.",
+                fix="Please report this with the model's name.",
+            )
+
+
+def _buffers_without_file(base: PreTrainedModel) -> Iterator[str]:
+    for prefix, module in base.named_modules():
+        for name in module._non_persistent_buffers_set:
+            if module._buffers[name] is not None:
+                yield f"{prefix}.{name}" if prefix else name
+
+
+def slots(model: nn.Module, assembly: Assembly) -> list[Slot]:
+    """What this rank has to fill: every parameter and stored buffer except the adapters.
+
+    Raises:
+        ShardtuneError: the model has a parameter that the assembly does not know.
+    """
+    held = {bare_name(name): tensor for name, tensor in _tensors(model)}
+    found = []
+    for name, tensor in held.items():
+        weight = name.removesuffix(SCALE)
+        if name not in assembly.pieces and weight != name and weight in held:
+            if weight in assembly.quantised:  # otherwise filled together with the weight it belongs to
+                found.append(Slot(name, *_local(tensor), scales_of=weight))
+            continue
+        if name not in assembly.pieces:
+            raise ShardtuneError(f"No stored tensor was planned for '{name}'.", fix="Please report this.")
+        quantise = tensor.dtype == torch.float8_e4m3fn and name not in assembly.quantised
+        scale_into = _local(held[name + SCALE])[1] if quantise else None
+        found.append(Slot(name, *_local(tensor), scale_into=scale_into))
+    return [slot for slot in found if slot.rows[0] < slot.rows[1]]
+
+
+def fill(own: list[Slot], reader: ShardReader) -> None:
+    """Read this rank's slots from the files."""
+    for slot in own:
+        if slot.scales_of is not None:
+            reader.scales(slot.scales_of, slot.rows, slot.into)
+    reader.run(jobs(own, reader))
+
+
+def jobs(own: list[Slot], reader: ShardReader) -> list[Job]:
+    """What has to be read for these slots, scales not counted."""
+    weights = [slot for slot in own if slot.scales_of is None]
+    return [job for slot in weights for job in reader.jobs(slot.name, slot.rows, slot.into, slot.scale_into)]
+
+
+def bare_name(name: str) -> str:
+    """A parameter's name in the model as transformers builds it."""
+    return name.removeprefix("base_model.model.").replace(".base_layer", "")
+
+
+def _tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    for name, parameter in model.named_parameters():
+        if "lora_" not in name:
+            yield name, parameter
+    for prefix, module in model.named_modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            if name not in module._non_persistent_buffers_set:
+                yield f"{prefix}.{name}" if prefix else name, buffer
+
+
+def _local(tensor: torch.Tensor) -> tuple[tuple[int, int], torch.Tensor]:
+    """The rows of the first dimension this rank holds of `tensor`, and their memory."""
+    if not isinstance(tensor, DTensor):
+        return (0, tensor.shape[0] if tensor.dim() else 1), tensor.detach()
+    shape, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    return (offset[0], offset[0] + shape[0]), tensor.to_local().detach()
+
+
+def hand_out(plans: list[list[Slot]], reader: ShardReader, send: Callable[[torch.Tensor, int], None]) -> None:
+    """Rank 0's side of `rank0-broadcast`: fill its own slots, then read every other rank's and send them, in order.
+
+    Args:
+        plans: For each rank its slots; `into` (and `scale_into`) are meta tensors for ranks other than 0.
+        send: Sends a CPU tensor to a rank.
+    """
+    fill(plans[0], reader)
+    for rank, plan in enumerate(plans[1:], start=1):
+        for slot in plan:
+            into = torch.empty_like(slot.into, device="cpu")
+            scale_into = torch.empty_like(slot.scale_into, device="cpu") if slot.scale_into is not None else None
+            fill([Slot(slot.name, slot.rows, into, slot.scales_of, scale_into)], reader)
+            for tensor in (into, scale_into):
+                if tensor is not None:
+                    send(tensor, rank)
+
+
+def take(own: list[Slot], receive: Callable[[torch.Tensor], None]) -> None:
+    """Another rank's side: receive its slots in the order of its plan."""
+    for slot in own:
+        for into in (slot.into, slot.scale_into):
+            if into is not None:
+                arrived = into if into.device.type == "cpu" else torch.empty_like(into, device="cpu")
+                receive(arrived)
+                if arrived is not into:
+                    into.copy_(arrived)

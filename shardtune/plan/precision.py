@@ -1,0 +1,25 @@
+"""Does the base fit in full precision? Arithmetic on bytes, for `model.base_precision: auto`."""
+
+from __future__ import annotations
+
+SHARE_FOR_WEIGHTS = 0.6  # the rest is for gathered layers, activations, adapters and their optimizer
+
+
+def base_precision(*, quantised: int, parameters: int, value_bytes: int, ranks: int, memory: int) -> tuple[str, str]:
+    """`bf16` or `fp8` for a checkpoint, and why.
+
+    Args:
+        quantised: Parameters that are stored in float8.
+        parameters: Of the whole base.
+        value_bytes: Of one parameter that is not held in float8 (2 for bf16).
+        ranks: Over which the base is sharded.
+        memory: Bytes one rank has.
+    """
+    if quantised == 0:
+        return "bf16", "the checkpoint is not quantised"
+    full = parameters * value_bytes / ranks
+    held = (quantised + (parameters - quantised) * value_bytes) / ranks
+    sizes = f"{full / 1e9:.1f} GB a rank in full, {held / 1e9:.1f} GB in float8, of {memory / 1e9:.1f} GB"
+    if full <= SHARE_FOR_WEIGHTS * memory:
+        return "bf16", f"multiplied out it fits: {sizes}"
+    return "fp8", f"multiplied out it would leave too little: {sizes}"

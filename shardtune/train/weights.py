@@ -1,0 +1,209 @@
+"""Who reads what? Finds the checkpoint on every rank, then brings each rank its own slices of it, and only those."""
+
+from __future__ import annotations
+
+import hashlib
+import resource
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, cast
+
+import torch
+import torch.distributed as dist
+
+from shardtune.adapters.initial import draw_adapters
+from shardtune.config.schema import ModelSection
+from shardtune.errors import ShardtuneError, UserInputError
+from shardtune.model.fill import Slot, fill, hand_out, jobs, materialise, slots, take
+from shardtune.model.load import model_folder
+from shardtune.model.reading import ShardReader
+from shardtune.model.stored import StoredTensor, read_headers
+from shardtune.parallel.processes import Processes
+
+if TYPE_CHECKING:
+    from peft import PeftModel
+
+    from shardtune.model.blueprint import Blueprint
+
+Way = Literal["read-all", "rank0-broadcast"]
+_SMALL_FILE = 64 << 20
+_SMALL = (".json", ".jinja", ".txt", ".model", ".py", ".tiktoken")
+_MESSAGE = 256 << 20  # gloo sends are cut to this
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Where the model's files are for this rank, what tensors it has, and who reads them."""
+
+    folder: Path
+    stored: Mapping[str, StoredTensor]
+    way: Way
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What loading cost on this rank."""
+
+    way: Way
+    bytes_read: int
+    seconds: float
+    local_bytes: int
+    peak_host_bytes: int
+    quantisation_error: float | None = None
+    worst_quantised: str = ""
+
+
+def find_checkpoint(section: ModelSection, processes: Processes) -> Checkpoint:
+    """Look for the checkpoint on every rank, and settle who reads.
+
+    Raises:
+        UserInputError: nobody has it, rank 0 does not, or the ranks that should read it have different ones.
+    """
+    missing: UserInputError | None = None
+    try:
+        folder = model_folder(section)
+        stored = read_headers(folder)
+    except UserInputError as error:
+        missing, folder, stored = error, Path(), {}
+    if processes.share_from_main(missing is not None):
+        raise missing or UserInputError(
+            "Rank 0 has no complete checkpoint of the model.",
+            fix="See its own message; rank 0's node needs the files whatever model.load says.",
+        )
+    lacking = processes.agree(missing is not None)
+    if lacking and section.load == "read-all":
+        raise missing or UserInputError(
+            "A rank does not see the model's files, and model.load is read-all.",
+            fix="Give every node the files, or set model.load to auto or rank0-broadcast.",
+        )
+    if lacking or section.load == "rank0-broadcast":
+        folder, stored = _copy_of_main(folder, stored, processes, lacks=missing is not None)
+        return Checkpoint(folder, stored, "rank0-broadcast")
+    mine = _fingerprint(stored)
+    if processes.agree(mine != processes.share_from_main(mine)):
+        raise ShardtuneError(
+            "The nodes have different checkpoints of the model.",
+            why=f"Rank {processes.rank} has {len(stored)} tensors in '{folder}' (fingerprint {mine}).",
+            fix="Copy the same files to every node, or set model.load: rank0-broadcast.",
+        )
+    return Checkpoint(folder, stored, "read-all")
+
+
+def bring_in(
+    model: PeftModel,
+    blueprint: Blueprint,
+    way: Way,
+    processes: Processes,
+    seed: int,
+    told: Callable[[int, int], None],
+    *,
+    on_host: bool,
+) -> Loaded:
+    """Give a sharded model on the meta device its memory, its weights, its buffers and its adapters.
+
+    Args:
+        told: Called with bytes read and bytes to read, from reading threads.
+        on_host: Parameters live in host memory though the device is a GPU (`parallel.offload_params`).
+    """
+    began = time.perf_counter()
+    device = torch.device("cpu") if on_host else processes.device
+    materialise(model, blueprint.model, device)
+    own = slots(model, blueprint.assembly)
+    total = 0
+    with ShardReader(blueprint.assembly, told=lambda done: told(done, total)) as reader:
+        if way == "read-all":
+            total = sum(job.nbytes for job in jobs(own, reader))
+            fill(own, reader)
+        else:
+            total = blueprint.assembly.bytes
+            _spread(own, reader, processes)
+    _refuse_different_adapters(draw_adapters(model, seed), processes)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    error = reader.error
+    return Loaded(
+        way=way,
+        bytes_read=reader.reading.bytes,
+        seconds=time.perf_counter() - began,
+        local_bytes=sum(slot.into.numel() * slot.into.element_size() for slot in own),
+        peak_host_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        quantisation_error=error.relative if error.size else None,
+        worst_quantised=f"{error.worst[1]} ({error.worst[0]:.2%})" if error.size else "",
+    )
+
+
+def _spread(own: list[Slot], reader: ShardReader, processes: Processes) -> None:
+    """Rank 0 reads for everyone and sends each rank its slices; nobody but rank 0 touches the files."""
+    wanted = [(slot.name, slot.rows, _shape(slot.into), slot.scales_of, _shape(slot.scale_into)) for slot in own]
+    plans: list[list] = [[] for _ in range(processes.world_size)]
+    dist.all_gather_object(plans, wanted, group=processes.control)
+
+    def send(tensor: torch.Tensor, rank: int) -> None:
+        for part in tensor.reshape(-1).view(torch.uint8).split(_MESSAGE):
+            dist.send(part, rank, group=processes.control)
+
+    def receive(tensor: torch.Tensor) -> None:
+        for part in tensor.view(-1).view(torch.uint8).split(_MESSAGE):
+            dist.recv(part, 0, group=processes.control)
+
+    if processes.is_main:
+        theirs = [
+            [
+                Slot(name, rows, cast(torch.Tensor, _meta(into)), scales_of, _meta(scale_into))
+                for name, rows, into, scales_of, scale_into in plan
+            ]
+            for plan in plans
+        ]
+        hand_out([own, *theirs[1:]], reader, send)
+    else:
+        take(own, receive)
+
+
+Shape = tuple[tuple[int, ...], torch.dtype]
+
+
+def _shape(tensor: torch.Tensor | None) -> Shape | None:
+    return (tuple(tensor.shape), tensor.dtype) if tensor is not None else None
+
+
+def _meta(shape: Shape | None) -> torch.Tensor | None:
+    return torch.empty(shape[0], dtype=shape[1], device="meta") if shape is not None else None
+
+
+def _copy_of_main(
+    folder: Path, stored: dict[str, StoredTensor], processes: Processes, *, lacks: bool
+) -> tuple[Path, dict[str, StoredTensor]]:
+    """Rank 0's headers, and for a rank without the files a folder with its small ones (config, tokenizer)."""
+    small = {
+        file.name: file.read_bytes()
+        for file in (folder.iterdir() if processes.is_main else ())
+        if file.is_file() and file.name.endswith(_SMALL) and file.stat().st_size <= _SMALL_FILE
+    }
+    small, stored = processes.share_from_main((small, stored))
+    if lacks:
+        folder = Path(tempfile.mkdtemp(prefix="shardtune-model-"))
+        for name, content in small.items():
+            (folder / Path(name).name).write_bytes(content)
+    return folder, stored
+
+
+def _refuse_different_adapters(fingerprint: str, processes: Processes) -> None:
+    """Sharding keeps each rank's own slice: adapters that start out differently would be stitched from strangers."""
+    if processes.agree(fingerprint != processes.share_from_main(fingerprint)):
+        raise ShardtuneError(
+            "The adapters do not start alike on all ranks.",
+            why=f"Rank {processes.rank} drew other values from the same seed.",
+            fix="Use the same torch and peft versions on every node.",
+        )
+
+
+def _fingerprint(stored: Mapping[str, StoredTensor]) -> str:
+    """Of names, shapes, dtypes and places: different files almost always differ here, and no weight has to be read."""
+    text = "\n".join(
+        f"{name} {tensor.dtype} {tensor.shape} {tensor.file.name} {tensor.offset}"
+        for name, tensor in sorted(stored.items())
+    )
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
