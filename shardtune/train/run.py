@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from peft import PeftModel
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from shardtune.adapters.lora import Coverage
+    from shardtune.adapters.coverage import Coverage
     from shardtune.config.schema import RunConfig
     from shardtune.data.prepared import Prepared
     from shardtune.parallel.shard import Sharding
@@ -102,7 +102,8 @@ def train(resolved: ResolvedConfig, *, run_id: str | None = None) -> int:
         math = training_math(config.train, rows=len(data.train), tokens=data.tokens, processes=processes.world_size)
         _write_config(scene, resolved)
         set_seed(config.train.seed)
-        model, coverage = add_lora(base, config.lora)
+        model, coverage, notices = add_lora(base, config.lora)
+        _tell_notices(scene, notices)
         _refuse_different_adapters(model, processes)
         sharding = shard_model(model, config.parallel, processes.mesh, torch.bfloat16 if config.train.bf16 else None)
         _tell_plan(scene, config, prepared, data, math, coverage, sharding)
@@ -202,6 +203,13 @@ def _lay_out(
         val=documents(prepared.val) if prepared.val is not None else None,
         collator=Collator(tokenizer.pad_token_id, layout),
     )
+
+
+def _tell_notices(scene: Scene, notices: list[str]) -> None:
+    """How lora.target_modules was understood, where that is not what its words say."""
+    for notice in notices:
+        scene.console.print(f"[yellow]notice[/] {escape(notice)}", highlight=False)
+        scene.events.write("notice", about="lora", text=notice)
 
 
 def _refuse_different_adapters(model: PeftModel, processes: Processes) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 from torch import nn
 
@@ -26,9 +26,7 @@ def inspect_family(model: PreTrainedModel) -> Family:
     model_type = model.config.model_type
     layers = decoder_layers(model)
     layer_class = Counter(type(layer).__name__ for layer in layers).most_common(1)[0][0] if layers else ""
-    found: dict[Role, dict[str, None]] = {
-        role: {} for role in ("attention", "mlp", "shared_experts", "experts", "router")
-    }
+    found: dict[Role, dict[str, None]] = {role: {} for role in get_args(Role)}
     doubts: dict[str, None] = {}
     if not layers:
         doubts["No list of decoder layers was found."] = None
@@ -47,10 +45,14 @@ def inspect_family(model: PreTrainedModel) -> Family:
         model_types=(model_type,),
         causal_lm={model_type: type(model).__name__},
         decoder_layer={model_type: layer_class},
+        attention=parts["attention"],
+        mlp=parts["mlp"],
+        shared_experts=parts["shared_experts"],
+        experts=parts["experts"],
+        router=parts["router"],
         meanings=_meanings(parts),
         inspected=True,
         doubts=tuple(doubts),
-        **parts,
     )
 
 

@@ -21,7 +21,8 @@ FAMILY = Family(
     pitfalls=(
         "There is no shared expert: without lora.experts the feed-forward of a sparse layer does not train.",
         "Checkpoints store one tensor per expert; transformers fuses them when it loads.",
-        "PEFT takes gate_proj, up_proj, down_proj and gate for names of transformers 4 and puts adapters on "
-        "the routed experts (of doubled rank) and the router. Dense layers are therefore adapted through target_parameters.",
+        "PEFT takes gate_proj, up_proj, down_proj and gate for names of transformers 4 and puts adapters on the "
+        "routed experts (of doubled rank) and the router. Dense layers are therefore adapted through "
+        "target_parameters, which needs lora_dropout: 0.",
     ),
 )
