@@ -36,10 +36,11 @@ lint: install
 types: install
 	$(BIN)/mypy
 
-# The pages that are generated from the settings themselves; a test fails when they are out of date.
+# The pages that are generated from the settings and the family files themselves; a test fails when they are out of date.
 reference: install
 	$(BIN)/shardtune config reference > docs/config-reference.md
 	$(BIN)/python -m shardtune.config.accelerate_file > docs/accelerate-files.md
+	$(BIN)/python -m shardtune.model.families.page > docs/families.md
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from pathlib import Path
+from typing import Any
 
 WORDS = [f"w{i:02d}" for i in range(60)]
 SPECIAL = ["<pad>", "<s>", "</s>", "<unk>"]
@@ -23,20 +24,100 @@ def toy_tokenizer(folder: Path) -> None:
     ).save_pretrained(folder)
 
 
-def toy_llama(folder: Path, *, layers: int = 2, hidden: int = 32, seed: int = 0) -> Path:
-    """A random two-layer Llama with its tokenizer, in float32."""
+_SMALL: dict[str, object] = {
+    "vocab_size": 72, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 256, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
+}  # fmt: skip
+# What an architecture needs beyond that to stay small. `head_dim` of gemma3 and qwen3 does not follow the hidden size.
+_OF_TYPE: dict[str, dict[str, object]] = {
+    "mistral4": {
+        "num_key_value_heads": 4, "moe_intermediate_size": 16, "n_routed_experts": 4, "num_experts_per_tok": 2,
+        "n_shared_experts": 1, "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8,
+        "v_head_dim": 8, "first_k_dense_replace": 0,
+    },
+    "mixtral": {"intermediate_size": 16, "num_local_experts": 4, "num_experts_per_tok": 2},
+    "qwen3_moe": {"head_dim": 8, "moe_intermediate_size": 16, "num_experts": 4, "num_experts_per_tok": 2},
+    "qwen3": {"head_dim": 8}, "gemma3_text": {"head_dim": 8}, "mistral": {"head_dim": 8}, "ministral": {"head_dim": 8},
+    "ministral3": {"head_dim": 8},
+}  # fmt: skip
+
+
+def toy_text_config(model_type: str, **changes: object) -> Any:
+    """The config of a random two-layer model of any architecture transformers knows."""
+    from transformers import CONFIG_MAPPING
+
+    return CONFIG_MAPPING[model_type](**{**_SMALL, **_OF_TYPE.get(model_type, {}), **changes})
+
+
+def mistral4_config(**changes: object) -> Any:
+    """MLA attention; 4 routed experts (2 per token) and a shared one in both layers."""
+    return toy_text_config("mistral4", **changes)
+
+
+def mixtral_config(**changes: object) -> Any:
+    """4 routed experts, 2 per token, no shared one."""
+    return toy_text_config("mixtral", **changes)
+
+
+def qwen3_moe_config(**changes: object) -> Any:
+    """4 routed experts, 2 per token, no shared one. `mlp_only_layers=[0]` makes layer 0 dense."""
+    return toy_text_config("qwen3_moe", **changes)
+
+
+def wrapper_config(text_config: Any = None, **changes: object) -> Any:
+    """Mistral3: a tiny vision tower beside a text model (a Mistral 4 unless another config is given)."""
+    from transformers import Mistral3Config, PixtralVisionConfig
+
+    vision = PixtralVisionConfig(
+        hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, image_size=16, patch_size=8
+    )
+    values: dict[str, object] = {"tie_word_embeddings": False, "image_token_index": 10, **changes}
+    return Mistral3Config(vision_config=vision, text_config=text_config or mistral4_config(), **values)
+
+
+def save_toy(model_class: type, config: Any, folder: Path, seed: int = 0) -> Path:
+    """A random model of the class, saved with the toy tokenizer, in float32."""
     import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=72, hidden_size=hidden, intermediate_size=2 * hidden, num_hidden_layers=layers,
-        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=256, bos_token_id=1, eos_token_id=2,
-        pad_token_id=0,
-    )  # fmt: skip
-    LlamaForCausalLM(config).save_pretrained(folder)
+    model_class(config).save_pretrained(folder)
     toy_tokenizer(folder)
     return folder
+
+
+def toy_llama(folder: Path, *, layers: int = 2, hidden: int = 32, seed: int = 0) -> Path:
+    """A random two-layer Llama with its tokenizer, in float32."""
+    from transformers import LlamaForCausalLM
+
+    config = toy_text_config("llama", num_hidden_layers=layers, hidden_size=hidden, intermediate_size=2 * hidden)
+    return save_toy(LlamaForCausalLM, config, folder, seed)
+
+
+def toy_mistral4(folder: Path, *, seed: int = 0, **changes: object) -> Path:
+    from transformers import Mistral4ForCausalLM
+
+    return save_toy(Mistral4ForCausalLM, mistral4_config(**changes), folder, seed)
+
+
+def toy_mixtral(folder: Path, *, seed: int = 0, **changes: object) -> Path:
+    """Stored as Mixtral is: one tensor per expert, which transformers fuses when it loads them."""
+    from transformers import MixtralForCausalLM
+
+    return save_toy(MixtralForCausalLM, mixtral_config(**changes), folder, seed)
+
+
+def toy_qwen3_moe(folder: Path, *, seed: int = 0, **changes: object) -> Path:
+    """Stored as Qwen3-MoE is: one tensor per expert, which transformers fuses when it loads them."""
+    from transformers import Qwen3MoeForCausalLM
+
+    return save_toy(Qwen3MoeForCausalLM, qwen3_moe_config(**changes), folder, seed)
+
+
+def toy_wrapper(folder: Path, text_config: Any = None, *, seed: int = 0, **changes: object) -> Path:
+    """A vision+text checkpoint whose text part is a Mistral 4, or what `text_config` says."""
+    from transformers import Mistral3ForConditionalGeneration
+
+    return save_toy(Mistral3ForConditionalGeneration, wrapper_config(text_config, **changes), folder, seed)
 
 
 def toy_rows(folder: Path, *, rows: int = 50, val_rows: int = 13, seed: int = 0) -> Path:

@@ -1,105 +1,62 @@
-"""What trains? Puts PEFT's LoRA on exactly the resolved targets and counts what that is."""
+"""What trains? Puts PEFT's LoRA on exactly the resolved targets."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import warnings
 from typing import TYPE_CHECKING
 
 import torch
-from peft import LoraConfig, get_peft_model
-from peft.tuners.lora import LoraLayer
+from peft import get_peft_model
+from peft.tuners.lora import LoraLayer, ParamWrapper
 
-from shardtune.adapters.targets import ALL_LINEAR, Target, resolve_targets
+from shardtune.adapters.coverage import Coverage, coverage_of
+from shardtune.adapters.peft_form import check_as_meant, peft_config
+from shardtune.adapters.targets import resolve_targets
 from shardtune.config.schema import LoraSection
-from shardtune.errors import ShardtuneError
+from shardtune.model.families.family import Family
+from shardtune.model.families.registry import family_of
 
 if TYPE_CHECKING:
     from peft import PeftModel
     from transformers import PreTrainedModel
 
 
-@dataclass(frozen=True)
-class TargetRow:
-    """One line of the adapter table."""
-
-    pattern: str
-    modules: int
-    parameters: int
-
-
-@dataclass(frozen=True)
-class Coverage:
-    """What got an adapter. `total` counts every parameter of the model, adapters included."""
-
-    rows: tuple[TargetRow, ...]
-    trainable: int
-    total: int
-
-    @property
-    def share(self) -> float:
-        return self.trainable / self.total
-
-
-def add_lora(model: PreTrainedModel, section: LoraSection) -> tuple[PeftModel, Coverage]:
-    """The model with adapters on what `lora.target_modules` means, and the account of it.
+def add_lora(
+    model: PreTrainedModel, section: LoraSection, family: Family | None = None
+) -> tuple[PeftModel, Coverage, list[str]]:
+    """The model with adapters on what `lora.target_modules` means, the account of it, and what to tell the user.
 
     Adapter weights are float32 whatever the base is (an update of 1e-4 relative size vanishes in bfloat16). They are
-    drawn from torch's global generator: seed it alike on every rank before.
+    drawn from torch's global generator: seed it alike on every rank before. On a model on the meta device they are on
+    it too, and nothing is drawn or allocated.
+
+    Args:
+        family: What is known about the architecture; None = found by the model's type.
     """
-    targets = resolve_targets(model, section.target_modules)
-    adapted = get_peft_model(
-        model,
-        LoraConfig(
-            r=section.r,
-            lora_alpha=section.lora_alpha,
-            lora_dropout=section.lora_dropout,
-            target_modules=_peft_targets(section.target_modules, targets),
-            bias=section.bias,
-            task_type=section.task_type,
-            use_rslora=section.use_rslora,
-        ),
-    )
+    resolution = resolve_targets(model, section, family or family_of(model))
+    config = peft_config(model, section, resolution.sites)
+    on_meta = any(p.is_meta for p in model.parameters())
+    with warnings.catch_warnings():
+        # PEFT looks for the patterns' keys among modules only; that ours matched parameters is checked below.
+        warnings.filterwarnings("ignore", r"The following (rank|alpha)_pattern keys did not match", RuntimeWarning)
+        adapted: PeftModel = get_peft_model(model, config, low_cpu_mem_usage=on_meta)
     for parameter in adapted.parameters():
         if parameter.requires_grad and parameter.dtype != torch.float32:
             parameter.data = parameter.data.float()  # FSDP2 wants one dtype for what trains in a unit
-    layers = {
-        name.removeprefix("base_model.model."): module
-        for name, module in adapted.named_modules()
-        if isinstance(module, LoraLayer)
-    }
-    _check_same(set(layers), {name for target in targets for name in target.modules})
-    return adapted, _coverage(adapted, targets, layers)
+    check_as_meant(adapted, section, resolution.sites)
+    _draw_again_on_float8(adapted)
+    if any(site.role == "experts" and site.is_parameter for site in resolution.sites.values()):
+        from shardtune.adapters.experts import use_grouped_products
+
+        use_grouped_products(adapted)
+    return adapted, coverage_of(adapted, resolution), resolution.notices
 
 
-def _peft_targets(patterns: str | list[str], targets: list[Target]) -> str | list[str]:
-    # PEFT understands `all-linear` and names as we do; only a regular expression has to be spelled out.
-    entries = [patterns] if isinstance(patterns, str) else patterns
-    if entries == [ALL_LINEAR]:
-        return ALL_LINEAR
-    if all(
-        name == target.pattern or name.endswith(f".{target.pattern}") for target in targets for name in target.modules
-    ):
-        return list(entries)
-    return sorted(name for target in targets for name in target.modules)
-
-
-def _check_same(adapted: set[str], meant: set[str]) -> None:
-    if adapted != meant:
-        missing, surplus = sorted(meant - adapted), sorted(adapted - meant)
-        raise ShardtuneError(
-            "PEFT put adapters on other modules than lora.target_modules means.",
-            why=f"Missing: {missing[:5] or 'none'}; not asked for: {surplus[:5] or 'none'}.",
-            fix="Please report this with the config; naming the modules in full avoids it.",
-        )
-
-
-def _coverage(adapted: PeftModel, targets: list[Target], layers: dict[str, LoraLayer]) -> Coverage:
-    def trained(name: str) -> int:
-        return sum(p.numel() for p in layers[name].parameters() if p.requires_grad)
-
-    rows = tuple(
-        TargetRow(target.pattern, len(target.modules), sum(trained(name) for name in target.modules))
-        for target in targets
-    )
-    trainable = sum(p.numel() for p in adapted.parameters() if p.requires_grad)
-    return Coverage(rows, trainable, sum(p.numel() for p in adapted.parameters()))
+def _draw_again_on_float8(adapted: PeftModel) -> None:
+    """PEFT rounds what it has drawn to the dtype of the base; float8 has eight steps to a doubling."""
+    for layer in adapted.modules():
+        if not isinstance(layer, LoraLayer):
+            continue
+        base = layer.get_param() if isinstance(layer, ParamWrapper) else layer.get_base_layer().weight
+        if base.element_size() == 1 and not base.is_meta:
+            layer.reset_lora_parameters("default", True)

@@ -1,95 +1,135 @@
-"""Which modules does each LoRA target mean? Every entry must match, and what it matched can be shown."""
+"""Which parts of the model does each LoRA target mean? Every entry must match, and what it matched can be shown."""
 
 from __future__ import annotations
 
-import difflib
-import re
-from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from torch import nn
-
-from shardtune.errors import UserInputError
+from shardtune.adapters import target_notices, target_problems
+from shardtune.adapters.patterns import matches
+from shardtune.adapters.sites import Role, Site, sites_of
+from shardtune.config.schema import LoraSection
+from shardtune.config.target_words import ALL_LINEAR, WORDS, entries_of
+from shardtune.model.families.family import Family
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-ALL_LINEAR = "all-linear"
-_PLAIN_NAME = re.compile(r"[A-Za-z0-9_.]+")
+# The routed experts in these are taken when lora.experts says so; `experts` and `router` name what they mean.
+_ROLES: dict[str, tuple[Role, ...]] = {
+    "attention": ("attention",),
+    "mlp": ("mlp", "shared-experts", "experts"),
+    "shared-experts": ("shared-experts",),
+    "experts": ("experts",),
+    "all-linear": ("attention", "mlp", "shared-experts", "experts", "other"),
+    "router": ("router",),
+}
 
 
 @dataclass(frozen=True)
 class Target:
-    """One entry of `lora.target_modules` and the full names of the modules it matched."""
+    """One entry of `lora.target_modules` and the full names of what it matched: modules, and parameters by name."""
 
     pattern: str
     modules: tuple[str, ...]
+    parameters: tuple[str, ...] = ()
 
 
-def linear_modules(model: PreTrainedModel) -> dict[str, nn.Linear]:
-    """Every `nn.Linear` that may take an adapter: all but the output head (TRL multiplies by its weight directly)."""
-    head = model.get_output_embeddings()
-    return {
-        name: module for name, module in model.named_modules() if isinstance(module, nn.Linear) and module is not head
-    }
-
-
-def resolve_targets(model: PreTrainedModel, patterns: str | list[str]) -> list[Target]:
-    """What each pattern matches, in the order written. A module two patterns match counts for the first.
+@dataclass(frozen=True)
+class Resolution:
+    """What gets an adapter.
 
     Args:
-        patterns: `all-linear`, a module name (`q_proj`, `layers.0.self_attn.q_proj`), a regular expression over full
-            module names, or a list of these.
+        targets: By entry of `lora.target_modules`, in the order written.
+        sites: All of them, by name.
+        experts: Every routed expert tensor of the model, adapted or not.
+        notices: What the user should know about how the entries were understood.
+    """
+
+    targets: list[Target]
+    sites: dict[str, Site]
+    experts: tuple[Site, ...]
+    notices: list[str]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What one entry means: the sites it reaches, the experts it would reach with lora.experts, and how it was read."""
+
+    entry: str
+    taken: tuple[Site, ...]
+    withheld: tuple[Site, ...]
+    translated: tuple[str, ...]
+
+    @property
+    def is_word(self) -> bool:
+        return self.entry in WORDS and self.entry != ALL_LINEAR
+
+
+def rank_of(site: Site, section: LoraSection) -> int:
+    """The rank of the adapter on a site: routed experts may have one of their own."""
+    return section.expert_r if site.role == "experts" and section.expert_r is not None else section.r
+
+
+def resolve_targets(model: PreTrainedModel, section: LoraSection, family: Family) -> Resolution:
+    """What each entry of `lora.target_modules` means in this model, in the order written.
+
+    A site two entries match counts for the first. The model may live on the meta device.
+
+    Args:
+        section: Entries may be the words of `WORDS`, module or parameter names (`q_proj`,
+            `layers.0.self_attn.q_proj`, `experts.down_proj`), or regular expressions over full names.
+        family: Says which part is what, and what the names people copy mean here.
 
     Raises:
-        UserInputError: a pattern matches no linear module; the message lists the names there are.
+        UserInputError: an entry matches nothing, nothing at all would train, a rank is larger than its layer, or
+            dropout is asked for where it cannot be expressed.
     """
-    entries = [patterns] if isinstance(patterns, str) else list(patterns)
-    candidates = linear_modules(model)
+    entries = entries_of(section.target_modules)
     if not entries:
-        raise UserInputError(
-            "lora.target_modules is empty: nothing would train.", fix="Use all-linear, or name modules."
-        )
-    taken: set[str] = set()
-    targets = []
-    for entry in entries:
-        matched = [name for name in candidates if _matches(entry, name)]
-        if not matched:
-            raise _no_match(model, entry, candidates)
-        targets.append(Target(entry, tuple(name for name in matched if name not in taken)))
-        taken.update(matched)
-    return targets
+        raise target_problems.nothing_named()
+    sites = sites_of(model, family)
+    readings = [_read(model, entry, sites, family, section) for entry in entries]
+    targets, taken = [], dict[str, Site]()
+    for reading in readings:
+        new = [site for site in reading.taken if site.name not in taken]
+        modules = tuple(site.name for site in new if not site.is_parameter)
+        targets.append(Target(reading.entry, modules, tuple(site.name for site in new if site.is_parameter)))
+        taken |= {site.name: site for site in new}
+    if not taken:
+        raise target_problems.nothing_trains(entries, family, section)
+    target_problems.check_ranks({name: (site, rank_of(site, section)) for name, site in taken.items()}, section)
+    target_problems.check_dropout(taken, section)
+    notices = target_notices.all_notices(model, section, family, sites, taken, readings)
+    experts = tuple(site for site in sites.values() if site.role == "experts")
+    return Resolution(targets, taken, experts, notices)
 
 
-def _matches(pattern: str, name: str) -> bool:
-    if pattern == ALL_LINEAR:
-        return True
-    if _PLAIN_NAME.fullmatch(pattern):
-        return name == pattern or name.endswith(f".{pattern}")
-    try:
-        return re.fullmatch(pattern, name) is not None
-    except re.error as error:
-        raise UserInputError(
-            f"lora.target_modules: '{pattern}' is not a valid regular expression.",
-            why=str(error),
-            fix="Use a module name such as q_proj, or a pattern over full names such as .*self_attn.*proj.",
-        ) from error
+def _read(model: PreTrainedModel, entry: str, sites: dict[str, Site], family: Family, section: LoraSection) -> Reading:
+    if entry in WORDS:
+        matched = [site for site in sites.values() if site.role in _ROLES[entry]]
+        return _with_experts(model, entry, matched, sites, section, named=entry == "experts")
+    literal = [site for site in sites.values() if any(matches(entry, name) for name in site.names)]
+    meant = family.meanings.get(entry)
+    if meant is not None:
+        reached = [site for site in sites.values() if site in literal or site.below in meant]
+        reading = _with_experts(model, entry, reached, sites, section, named=False)
+        other = (site.below for site in reading.taken if site not in literal)
+        return Reading(entry, reading.taken, reading.withheld, tuple(dict.fromkeys(other)))
+    # A pattern that reaches anything else means that, and not the router by the way.
+    chosen = [site for site in literal if site.role != "router"] or literal
+    return _with_experts(model, entry, chosen, sites, section, named=all(site.role == "experts" for site in chosen))
 
 
-def _no_match(model: PreTrainedModel, entry: str, candidates: dict[str, nn.Linear]) -> UserInputError:
-    counts = Counter(name.rsplit(".", 1)[-1] for name in candidates)
-    listing = ", ".join(f"{name} (×{count})" for name, count in counts.items())
-    other = [module for name, module in model.named_modules() if name and _matches(entry, name)]
-    if other and other[0] is model.get_output_embeddings():
-        why = f"'{entry}' is the output head; TRL's loss multiplies by its weight directly, so an adapter never trains."
-    elif other:
-        why = f"'{entry}' names {len(other)} module(s) of class {type(other[0]).__name__}, which is not a linear layer."
-    else:
-        near = difflib.get_close_matches(entry, counts, n=1)
-        why = f"Did you mean '{near[0]}'?" if near else ""
-    return UserInputError(
-        f"lora.target_modules: '{entry}' matches no linear layer of {type(model).__name__}.",
-        why=why,
-        fix=f"Linear layers there are: {listing}.",
-    )
+def _with_experts(
+    model: PreTrainedModel, entry: str, matched: list[Site], sites: dict[str, Site], section: LoraSection, named: bool
+) -> Reading:
+    """Takes the routed experts among what matched when they are named, or asked for by lora.experts."""
+    if not matched:
+        raise target_problems.no_match(model, entry, sites.values())
+    experts = tuple(site for site in matched if site.role == "experts")
+    if named and experts and section.experts is False:
+        raise target_problems.contradiction(entry)
+    if named or section.experts is True:
+        return Reading(entry, tuple(matched), (), ())
+    return Reading(entry, tuple(site for site in matched if site.role != "experts"), experts, ())

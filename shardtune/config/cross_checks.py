@@ -8,6 +8,7 @@ from string import Formatter
 
 from shardtune.config.schema import RunConfig
 from shardtune.config.suggestions import nearest
+from shardtune.config.target_words import EXPERTS, NO_DROPOUT, ROUTER, WORDS, entries_of
 from shardtune.config.trl_fields import TrlSourceError, check_extra, trl_fields
 
 # Their state is made of plain element-wise tensors that DTensor shards as it does the parameters.
@@ -60,6 +61,25 @@ def optimizer(config: RunConfig) -> Iterator[Finding]:
     close = nearest(name, OPTIMIZERS, cutoff=0.5) or "adamw_torch"
     what = f"'{name}' is not an optimizer that handles sharded tensors here (there are {', '.join(OPTIMIZERS)})"
     yield Finding(("train.optim",), what, f"did you mean `{close}`?")
+
+
+def adapter_targets(config: RunConfig) -> Iterator[Finding]:
+    """What the words of lora.target_modules say without a look at the model."""
+    lora = config.lora
+    me = "lora.target_modules"
+    entries = entries_of(lora.target_modules)
+    for entry in entries:
+        # No linear layer is called nearly like one of the words; `router` alone is short enough for a chance.
+        close = nearest(entry, WORDS, cutoff=0.8) if entry not in WORDS else None
+        if close:
+            yield Finding((me,), f"'{entry}' is not one of the words ({', '.join(WORDS)})", f"did you mean `{close}`?")
+    if EXPERTS in entries and lora.experts is False:
+        what = "it names the routed experts, but lora.experts is false"
+        yield Finding((me, "lora.experts"), what, "remove `experts` from the targets, or lora.experts: false")
+    said = [word for word in (EXPERTS, ROUTER) if word in entries] or (["lora.experts"] if lora.experts else [])
+    if said and lora.lora_dropout > 0:
+        what = f"lora_dropout is {lora.lora_dropout:g}, but {said[0]} is asked for: {NO_DROPOUT}"
+        yield Finding(("lora.lora_dropout", me, "lora.experts"), what, "set lora_dropout: 0")
 
 
 def evaluation_needs_rows(config: RunConfig) -> Iterator[Finding]:
@@ -149,6 +169,7 @@ def extra_is_known_to_trl(config: RunConfig) -> Iterator[Finding]:
 CHECKS: tuple[Callable[[RunConfig], Iterator[Finding]], ...] = (
     half_precision,
     optimizer,
+    adapter_targets,
     evaluation_needs_rows,
     best_checkpoint,
     loss_fits_format,

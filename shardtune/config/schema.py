@@ -121,14 +121,33 @@ class LoraSection(Section):
         default=32, gt=0, description="Scale of the adapters: their output is multiplied by alpha / r."
     )
     lora_dropout: Float = Field(
-        default=0.05, ge=0, lt=1, description="Dropout on the adapters' input while training, from 0 to below 1."
+        default=0.05,
+        ge=0,
+        lt=1,
+        description="Dropout on the adapters' input while training, from 0 to below 1. Must be 0 when routed experts "
+        "or the router are adapted.",
     )
     target_modules: Annotated[str | list[str], BeforeValidator(_comma_list)] = Field(
-        default="all-linear",
+        default=["attention", "mlp"],
         min_length=1,
-        description="What gets an adapter: `all-linear` (every linear layer but the output head), or module names "
-        "(`q_proj`), or a regular expression over full module names. Each entry must match something.",
-        examples=[["q_proj", "k_proj", "v_proj", "o_proj"]],
+        description="What gets an adapter, as one entry or a list: the words `attention`, `mlp` (with shared experts), "
+        "`shared-experts`, `experts`, `router`, `all-linear` (every linear layer but output head and router), as the "
+        "model's family defines them; module names (`q_proj`); regular expressions over full names. Each entry must "
+        "match something. Names of other architectures are understood as what they mean in this one.",
+        examples=[["attention", "mlp"], ["q_proj", "k_proj", "v_proj", "o_proj"]],
+    )
+    experts: bool | None = Field(
+        default=None,
+        description="In a mixture of experts: do `mlp`, `all-linear` and names such as `gate_proj` mean the routed "
+        "experts too? null = no, and the run says what that leaves untouched.",
+    )
+    expert_r: Annotated[Int, Field(ge=1)] | None = Field(
+        default=None, description="Rank of the adapters on routed experts; null = r."
+    )
+    expert_alpha: Annotated[Float, Field(gt=0)] | None = Field(
+        default=None,
+        description="Alpha of the adapters on routed experts; null = what gives them the scale of the others "
+        "(lora_alpha × expert_r / r; with use_rslora, lora_alpha).",
     )
     bias: Literal["none", "all", "lora_only"] = Field(
         default="none",

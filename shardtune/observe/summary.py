@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from shardtune.adapters.lora import Coverage
+    from shardtune.adapters.coverage import Coverage
     from shardtune.data.order import Documents
     from shardtune.data.prepared import PreparedCounts
     from shardtune.model.blueprint import Blueprint
@@ -94,19 +94,48 @@ def weights_lines(loaded: Loaded, blueprint: Blueprint) -> list[str]:
 
 
 def adapter_table(coverage: Coverage) -> Table:
-    """Each target pattern: how many modules it matched, how many parameters train there."""
-    table = Table(title="What trains", title_justify="left", title_style="bold")
-    table.add_column("target")
-    for name in ("modules", "parameters", "of the model"):
+    """Each target: what got adapters, how much trains there, and how much of the model they sit on."""
+    table = Table(
+        title="What trains", title_justify="left", title_style="bold", caption=_how_counted(coverage),
+        caption_justify="left",
+    )  # fmt: skip
+    table.add_column("target", overflow="fold")
+    table.add_column("on")
+    for name in ("adapter parameters", "of active", "of all"):
         table.add_column(name, justify="right")
     for row in coverage.rows:
         table.add_row(
-            escape(row.pattern), f"{row.modules:,}", f"{row.parameters:,}", f"{row.parameters / coverage.total:.2%}"
+            escape(row.pattern),
+            _places(row.modules, row.tensors),
+            f"{row.parameters:,}",
+            f"{row.covers_active / coverage.active:.2%}",
+            f"{row.covers / coverage.base:.2%}",
         )
-    modules = sum(row.modules for row in coverage.rows)
     table.add_section()
-    table.add_row("all trainable", f"{modules:,}", f"{coverage.trainable:,}", f"{coverage.share:.2%}")
+    rows = coverage.rows
+    table.add_row(
+        "all trainable",
+        _places(sum(row.modules for row in rows), sum(row.tensors for row in rows)),
+        f"{coverage.trainable:,}",
+        f"{sum(row.covers_active for row in rows) / coverage.active:.2%}",
+        f"{sum(row.covers for row in rows) / coverage.base:.2%}",
+    )
     return table
+
+
+def _places(modules: int, tensors: int) -> str:
+    parts = [count(modules, "module")] if modules or not tensors else []
+    return ", ".join([*parts, *([count(tensors, "tensor")] if tensors else [])])
+
+
+def _how_counted(coverage: Coverage) -> str:
+    text = f"of active, of all: the share of the frozen weights that the adapters sit on, of {coverage.base:,} in all"
+    if coverage.visited is None:
+        return f"{text}, which every token passes."
+    return (
+        f"{text} and of the {round(coverage.active):,} that one token passes "
+        f"({coverage.visited[0]} of {coverage.visited[1]} routed experts)."
+    )
 
 
 def count(number: int, word: str, plural: str = "s") -> str:

@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from peft import PeftModel
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from shardtune.adapters.lora import Coverage
+    from shardtune.adapters.coverage import Coverage
     from shardtune.config.schema import RunConfig
     from shardtune.data.prepared import Prepared
     from shardtune.model.blueprint import Blueprint
@@ -120,7 +120,8 @@ def train(resolved: ResolvedConfig, *, run_id: str | None = None) -> int:
         set_seed(config.train.seed)
         if config.model.base_precision == "fp8":
             hold_in_fp8(blueprint.model, fp8_blocks(blueprint))
-        model, coverage = add_lora(blueprint.model, config.lora)
+        model, coverage, notices = add_lora(blueprint.model, config.lora, blueprint.family)
+        _tell_notices(scene, notices)
         sharding = shard_model(model, config.parallel, processes.mesh, torch.bfloat16 if config.train.bf16 else None)
         _tell_plan(scene, config, prepared, data, math, coverage, sharding)
         _load_weights(scene, config, model, blueprint, checkpoint.way)
@@ -220,6 +221,13 @@ def _lay_out(
         val=documents(prepared.val) if prepared.val is not None else None,
         collator=Collator(tokenizer.pad_token_id, layout),
     )
+
+
+def _tell_notices(scene: Scene, notices: list[str]) -> None:
+    """How lora.target_modules was understood, where that is not what its words say."""
+    for notice in notices:
+        scene.console.print(f"[yellow]notice[/] {escape(notice)}", highlight=False)
+        scene.events.write("notice", about="lora", text=notice)
 
 
 def _load_weights(scene: Scene, config: RunConfig, model: PeftModel, blueprint: Blueprint, way: Way) -> None:

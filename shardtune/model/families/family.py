@@ -46,6 +46,8 @@ class Family:
         wrappers: Vision+text models that package it.
         min_transformers: The oldest transformers that has it and computes it rightly.
         pitfalls: What goes wrong with it elsewhere; shown by `docs/families.md`.
+        inspected: Not from a file: these are the findings of a look at the model (`generic.inspect_family`).
+        doubts: What that look could not place. Always empty in a file.
     """
 
     name: str
@@ -61,3 +63,5 @@ class Family:
     wrappers: tuple[Wrapper, ...] = ()
     min_transformers: str = "5.0.0"
     pitfalls: tuple[str, ...] = ()
+    inspected: bool = False
+    doubts: tuple[str, ...] = ()

@@ -1,0 +1,146 @@
+"""How is PEFT told what to adapt? The shortest config that means just these sites, and the check that it did."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from peft import LoraConfig
+from peft.tuners.lora import LoraLayer, ParamWrapper
+from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
+
+from shardtune.adapters.sites import Site
+from shardtune.adapters.target_problems import no_dropout
+from shardtune.adapters.targets import rank_of
+from shardtune.config.schema import LoraSection
+from shardtune.errors import ShardtuneError
+
+if TYPE_CHECKING:
+    from peft import PeftModel
+    from transformers import PreTrainedModel
+
+
+def peft_config(model: PreTrainedModel, section: LoraSection, sites: dict[str, Site]) -> LoraConfig:
+    """PEFT's config for adapters on these sites, with names as short as they can be while meaning nothing else.
+
+    Raises:
+        UserInputError: a linear module that PEFT can only be told about by its weight, while dropout is on.
+    """
+    modules = [name for name, site in sites.items() if not site.is_parameter]
+    short = shortest_suffixes(modules, [name for name, _ in model.named_modules()], parts=1)
+    refused = {suffix for suffix in short if _is_rewritten(model, suffix)}
+    by_weight = [f"{name}.weight" for name in modules if any(_ends(name, suffix) for suffix in refused)]
+    if by_weight and section.lora_dropout > 0:
+        raise no_dropout(by_weight[0].removesuffix(".weight"), section.lora_dropout)
+    parameters = [name for name, site in sites.items() if site.is_parameter] + by_weight
+    every_parameter = [name for name, _ in model.named_parameters()]
+    config = LoraConfig(
+        r=section.r,
+        lora_alpha=section.lora_alpha,
+        lora_dropout=section.lora_dropout,
+        target_modules=[suffix for suffix in short if suffix not in refused],
+        target_parameters=shortest_suffixes(parameters, every_parameter, parts=2) or None,
+        bias=section.bias,
+        task_type=section.task_type,
+        use_rslora=section.use_rslora,
+    )
+    experts = [name for name, site in sites.items() if site.role == "experts"]
+    keys = shortest_suffixes(experts, [*every_parameter, *modules], parts=2)
+    if experts and section.expert_r not in (None, section.r):
+        config.rank_pattern = dict.fromkeys(keys, section.expert_r)
+    if experts and expert_alpha(section) != section.lora_alpha:
+        config.alpha_pattern = dict.fromkeys(keys, expert_alpha(section))
+    return config
+
+
+def expert_alpha(section: LoraSection) -> float:
+    """Alpha on the routed experts: as given, or what gives them the same scale as the other adapters have.
+
+    Rank-stabilised LoRA divides by the root of the rank so that one alpha suits all ranks: there it stays the same.
+    """
+    if section.expert_alpha is not None:
+        return section.expert_alpha
+    if section.expert_r is None or section.use_rslora:
+        return section.lora_alpha
+    return section.lora_alpha * section.expert_r / section.r
+
+
+def shortest_suffixes(wanted: Iterable[str], names: Iterable[str], *, parts: int) -> list[str]:
+    """Ends of dotted names that match all of `wanted` and nothing else of `names`, each of at least `parts` parts."""
+    chosen = set(wanted)
+    endings: dict[str, bool] = {}  # ending -> does everything that ends so belong to what is wanted?
+    for name in {*names, *chosen}:
+        pieces = name.split(".")
+        for start in range(len(pieces)):
+            ending = ".".join(pieces[start:])
+            endings[ending] = endings.get(ending, True) and name in chosen
+    found = set()
+    for name in chosen:
+        pieces = name.split(".")
+        longest_first = [".".join(pieces[start:]) for start in range(max(1, len(pieces) - parts + 1))]
+        found.add(next(ending for ending in reversed(longest_first) if endings[ending]))
+    return sorted(found)
+
+
+def adapted_ranks(adapted: PeftModel) -> dict[str, tuple[int, float]]:
+    """Rank and scale of every adapter PEFT has made, by the name of the module or parameter it is on."""
+    found = {}
+    for name, module in adapted.named_modules():
+        if isinstance(module, LoraLayer):
+            base = name.removeprefix("base_model.model.").replace(".base_layer", "")
+            key = f"{base}.{module.parameter_name}" if isinstance(module, ParamWrapper) else base
+            found[key] = (module.r["default"], module.scaling["default"])
+    return found
+
+
+def check_as_meant(adapted: PeftModel, section: LoraSection, sites: dict[str, Site]) -> None:
+    """PEFT matches by the ends of names and rewrites some: what it did is compared with what was meant.
+
+    Raises:
+        ShardtuneError: an adapter is missing, not asked for, or of another rank or scale.
+    """
+    done = adapted_ranks(adapted)
+    by_weight = {name.removesuffix(".weight"): name for name in done}
+    # A linear module may have been adapted by its weight; either way it is the same matrix.
+    named = {name: (name if name in done else by_weight.get(name, name)) for name in sites}
+    meant = {named[name]: (rank_of(site, section), _scale(site, section)) for name, site in sites.items()}
+    missing, surplus = sorted(set(meant) - set(done)), sorted(set(done) - set(meant))
+    other = sorted(name for name in set(meant) & set(done) if not _alike(meant[name], done[name]))
+    if missing or surplus or other:
+        raise ShardtuneError(
+            "PEFT put other adapters on the model than lora.target_modules means.",
+            why=f"Missing: {missing[:5] or 'none'}; not asked for: {surplus[:5] or 'none'}; of another rank or scale: "
+            f"{other[:5] or 'none'}.",
+            fix="Please report this with the config; naming the modules in full avoids it.",
+        )
+
+
+def _alike(one: tuple[int, float], other: tuple[int, float]) -> bool:
+    return one[0] == other[0] and math.isclose(one[1], other[1])
+
+
+def _scale(site: Site, section: LoraSection) -> float:
+    rank = rank_of(site, section)
+    alpha = expert_alpha(section) if site.role == "experts" else section.lora_alpha
+    return alpha / (math.sqrt(rank) if section.use_rslora else rank)
+
+
+def _is_rewritten(model: PreTrainedModel, suffix: str) -> bool:
+    """Does PEFT take this name for one of transformers 4 and adapt something else (fused experts) in its place?
+
+    It does so for mixtures of experts that were stored unfused: there `gate_proj` of a dense layer or a shared expert
+    cannot be said by name. PEFT's own conversion answers; it refuses half of a fused pair, which is a yes as well.
+    """
+    asked = LoraConfig(target_modules=[suffix])
+    converted = copy.deepcopy(asked)
+    try:
+        convert_peft_config_for_transformers(converted, model, None)
+    except ValueError:
+        return True
+    return set(converted.target_modules or ()) != {suffix}
+
+
+def _ends(name: str, suffix: str) -> bool:
+    return name == suffix or name.endswith(f".{suffix}")

@@ -1,0 +1,106 @@
+"""What should the user know about how his LoRA targets were understood? One sentence for each such thing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from shardtune.adapters.sites import Site
+from shardtune.config.schema import LoraSection
+from shardtune.model.families.family import Family
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from shardtune.adapters.targets import Reading
+
+
+def all_notices(
+    model: PreTrainedModel,
+    section: LoraSection,
+    family: Family,
+    sites: dict[str, Site],
+    taken: dict[str, Site],
+    readings: list[Reading],
+) -> list[str]:
+    return [
+        *_inspected(family, sites, readings),
+        *_translated(family, readings),
+        *_left_untouched(model, section, readings, taken),
+        *_without_effect(section, family, sites, taken, readings),
+    ]
+
+
+def _inspected(family: Family, sites: dict[str, Site], readings: list[Reading]) -> Iterator[str]:
+    """The words mean what the family says; where nobody has said it, the user sees what was found."""
+    if not any(reading.is_word or reading.translated for reading in readings):
+        return
+    if family.inspected:
+        parts = {"attention": family.attention, "mlp": (*family.mlp, *family.shared_experts), "experts": family.experts}
+        found = "; ".join(f"{part} = {_last_parts(names)}" for part, names in parts.items() if names)
+        yield f"There is no family file for {family.name}; its parts were found by looking at it: {found}."
+        yield from (f"{family.name}: {doubt}" for doubt in family.doubts)
+    else:
+        unknown = _last_parts(site.below for site in sites.values() if site.role == "other" and site.below)
+        if unknown:
+            yield f"The family file of {family.name} does not know {unknown}: only all-linear or its name reaches it."
+
+
+def _translated(family: Family, readings: list[Reading]) -> Iterator[str]:
+    grouped: dict[tuple[str, ...], list[str]] = {}
+    for reading in readings:
+        if reading.translated:
+            grouped.setdefault(reading.translated, []).append(reading.entry)
+    if grouped:
+        said = "; ".join(f"{', '.join(names)} → {', '.join(meant)}" for meant, names in grouped.items())
+        yield f"lora.target_modules names what other architectures have; in {family.name} it means {said}."
+
+
+def _left_untouched(
+    model: PreTrainedModel, section: LoraSection, readings: list[Reading], taken: dict[str, Site]
+) -> Iterator[str]:
+    """What `lora.experts` was not asked about: nearly all of a large mixture of experts."""
+    left = {site.name: site for reading in readings for site in reading.withheld if site.name not in taken}.values()
+    if section.experts is not None or not left:
+        return
+    rank = section.expert_r or section.r
+    size = sum(site.size for site in left)
+    share = size / sum(p.numel() for p in model.parameters())
+    adapters = sum(rank * (site.size // site.shape[-2] + site.size // site.shape[-1]) for site in left)
+    yield (
+        f"The routed experts get no adapter, because lora.experts is not set: {compact(size)} parameters, {share:.0%} "
+        f"of the model, stay as they are. lora.experts: true adapts them too ({compact(adapters)} trainable parameters "
+        f"at rank {rank}); false leaves them without this notice."
+    )
+
+
+def _without_effect(
+    section: LoraSection, family: Family, sites: dict[str, Site], taken: dict[str, Site], readings: list[Reading]
+) -> Iterator[str]:
+    adapted = any(site.role == "experts" for site in taken.values())
+    if section.experts is True and not adapted:
+        if any(site.role == "experts" for site in sites.values()):
+            yield "lora.experts has no effect: no entry of lora.target_modules reaches the experts; add mlp or experts."
+        else:
+            yield f"lora.experts has no effect: {family.name} has no routed experts."
+    for key in ("expert_r", "expert_alpha"):
+        if getattr(section, key) is not None and not adapted:
+            yield f"lora.{key} has no effect: no routed expert is adapted."
+    for reading in readings:
+        if section.experts is False and not reading.taken:
+            yield (
+                f"lora.target_modules: '{reading.entry}' has no effect: in {family.name} it means the routed experts, "
+                "and lora.experts is false."
+            )
+
+
+def compact(number: int) -> str:
+    """27.5M, 1.06B; below a million every digit."""
+    for limit, unit in ((1e9, "B"), (1e6, "M")):
+        if number >= limit:
+            return f"{number / limit:.3g}{unit}"
+    return f"{number:,}"
+
+
+def _last_parts(names: Iterable[str]) -> str:
+    return ", ".join(dict.fromkeys(name.rpartition(".")[2] for name in names))

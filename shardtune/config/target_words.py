@@ -1,0 +1,22 @@
+"""Which words may stand in lora.target_modules for a part of the model? Known here so that slips are found early."""
+
+from __future__ import annotations
+
+ALL_LINEAR = "all-linear"
+ATTENTION = "attention"
+MLP = "mlp"
+EXPERTS = "experts"
+SHARED_EXPERTS = "shared-experts"
+ROUTER = "router"
+
+WORDS = (ATTENTION, MLP, EXPERTS, SHARED_EXPERTS, ALL_LINEAR, ROUTER)
+
+# Why dropout cannot be had there, in the words of both places that refuse it.
+NO_DROPOUT = (
+    "an adapter on a fused tensor or a router is computed as W + B·A, and dropout on its input cannot be expressed so"
+)
+
+
+def entries_of(target_modules: str | list[str]) -> list[str]:
+    """The entries of `lora.target_modules`, however it is written."""
+    return [target_modules] if isinstance(target_modules, str) else list(target_modules)
