@@ -69,6 +69,9 @@ class GroupedParamWrapper(ParamWrapper):
         super().merge(safe_merge=safe_merge, adapter_names=adapter_names)
 
 
+# PEFT finds its wrappers by this name when it puts a second adapter on a model.
+GroupedParamWrapper.__name__ = ParamWrapper.__name__
+
 _Factors = dict[str, tuple[tuple[Tensor, Tensor], float]]
 
 
