@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -13,7 +15,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from torch.distributed.tensor import DTensor
 
 from shardtune.config.schema import ParallelSection
-from shardtune.errors import UserInputError
+from shardtune.errors import ShardtuneError, UserInputError
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -63,6 +65,7 @@ def shard_model(
     # The root unit holds embeddings, final norm and head. They stay gathered between forward and backward: the head
     # is the first thing backward needs.
     fully_shard(model, mesh=mesh, mp_policy=precision, offload_policy=offload)
+    _gather_as_stored(model, precision)
     _prefetch([cast(FSDPModule, layer) for layer in layers], section.forward_prefetch, section.backward_prefetch)
     # The seam in transformers' Trainer: such a model owns its placement and gradient reduction, so that accelerate
     # neither wraps it in DDP (which it would on CPU) nor moves it.
@@ -95,6 +98,43 @@ def local_bytes(model: nn.Module) -> int:
     """Bytes of parameters this process really holds (a DTensor counts its local shard)."""
     held = (p.to_local() if isinstance(p, DTensor) else p for p in model.parameters())
     return sum(p.numel() * p.element_size() for p in held)
+
+
+def _gather_as_stored(model: nn.Module, precision: MixedPrecisionPolicy) -> None:
+    """Exempt FP8 codes and their scales from the policy's cast: a code in bf16 is no code, a scale in bf16 is rounded.
+
+    FSDP2 has one policy for a whole unit and casts every floating-point parameter before the all-gather, float8 too
+    (mixed dtypes it gathers as bytes). A unit of their own would cost a second all-gather in each layer. But each
+    parameter reads the policy for itself, in `FSDPParam.init_dtype_attrs` when its unit first runs: these read one
+    without a cast.
+    """
+    as_stored = replace(precision, param_dtype=None)
+    exempt = 0
+    for module in model.modules():
+        group = module._get_fsdp_state()._fsdp_param_group if isinstance(module, FSDPModule) else None
+        for held in group.fsdp_params if group is not None else ():
+            if _is_fp8_part(held._module_info.param_name, held.sharded_param):
+                held.init_dtype_attrs = partial(  # type: ignore[method-assign]
+                    _read_policy, held.init_dtype_attrs, as_stored
+                )
+                exempt += 1
+    expected = sum(_is_fp8_part(name, p) for name, p in model.named_parameters())
+    if exempt != expected:
+        raise ShardtuneError(
+            f"{expected - exempt} of {expected} FP8 parameters would be cast before they are gathered.",
+            why=f"They were not found in FSDP2's own records (torch {torch.__version__}).",
+            fix="Set model.base_precision: bf16, and please report the version of torch.",
+        )
+
+
+def _is_fp8_part(name: str, parameter: nn.Parameter) -> bool:
+    return parameter.dtype == torch.float8_e4m3fn or name.endswith("_scale_inv")
+
+
+def _read_policy(
+    read: Callable[[MixedPrecisionPolicy], None], instead: MixedPrecisionPolicy, _unit: MixedPrecisionPolicy
+) -> None:
+    read(instead)
 
 
 def _prefetch(layers: list[FSDPModule], forward: int, backward: int) -> None:

@@ -1,0 +1,203 @@
+"""How do routed experts multiply? Tokens sorted by expert once, then one grouped product for each weight.
+
+LoRA on an expert is two more grouped products of low rank, `scaling * (x Aᵀ) Bᵀ`; the experts' `B A`, as large as all
+experts together, never exists. The eager twin, `routed_experts_reference`, is a loop over the experts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+from shardtune.kernels.fp8 import CODES, Block, dequantize
+
+Activation = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class ExpertWeight:
+    """One weight of all experts, perhaps with an adapter.
+
+    Args:
+        weight: (E, out, in) in any float dtype, or its float8 codes, which come with `scale` and `block`.
+        lora_a: (E, r, in).
+        lora_b: (E, out, r).
+        scaling: What the low-rank product is multiplied with.
+    """
+
+    weight: Tensor
+    scale: Tensor | None = None
+    block: Block | None = None
+    lora_a: Tensor | None = None
+    lora_b: Tensor | None = None
+    scaling: float = 1.0
+
+    def __post_init__(self) -> None:
+        if (self.weight.dtype == CODES) != (self.scale is not None and self.block is not None):
+            raise ValueError(f"Float8 codes need scales and a block, and nothing else has them ({self.weight.dtype}).")
+        if (self.lora_a is None) != (self.lora_b is None):
+            raise ValueError("An adapter has two factors.")
+
+    def values(self, dtype: torch.dtype) -> Tensor:
+        """The weight without its adapter, (E, out, in) in `dtype`."""
+        return _values(self.weight, self.scale, self.block, dtype)
+
+
+def routed_experts(
+    x: Tensor,
+    top_k_index: Tensor,
+    top_k_weights: Tensor,
+    gate_up: ExpertWeight,
+    down: ExpertWeight,
+    activation: Activation,
+) -> Tensor:
+    """Each token through its k experts, their outputs added with the router's weights.
+
+    Args:
+        x: (tokens, hidden).
+        top_k_index: (tokens, k), numbers of experts.
+        top_k_weights: (tokens, k); their gradient is what reaches the router.
+        activation: What stands between the two products, (n, gate_up's out) to (n, down's in).
+
+    Returns:
+        (tokens, hidden) in x's dtype.
+    """
+    tokens, k = top_k_index.shape
+    sorted_experts, order = torch.sort(top_k_index.reshape(-1), stable=True)
+    back = torch.empty_like(order)
+    back[order] = torch.arange(order.shape[0], device=order.device)
+    numbers = torch.arange(gate_up.weight.shape[0], device=order.device, dtype=sorted_experts.dtype)
+    ends = torch.searchsorted(sorted_experts, numbers, right=True, out_int32=True)  # (E,): where each group ends
+
+    hidden = activation(_adapted(_ByExpert.apply(x, order, back, k), ends, gate_up))
+    out: Tensor = _ByToken.apply(_adapted(hidden, ends, down), order, back)
+    weighted = out.view(tokens, k, out.shape[-1]) * top_k_weights.unsqueeze(-1)
+    return weighted.sum(dim=1).to(x.dtype)
+
+
+def routed_experts_reference(
+    x: Tensor,
+    top_k_index: Tensor,
+    top_k_weights: Tensor,
+    gate_up: ExpertWeight,
+    down: ExpertWeight,
+    activation: Activation,
+) -> Tensor:
+    """The meaning of `routed_experts`: expert by expert, with `W + scaling * B A` written out."""
+
+    def full(of: ExpertWeight, expert: int) -> Tensor:
+        weight = of.values(torch.float32)[expert]
+        if of.lora_a is not None and of.lora_b is not None:
+            weight = weight + of.scaling * of.lora_b[expert].float() @ of.lora_a[expert].float()
+        return weight.to(x.dtype)
+
+    out = torch.zeros(x.shape[0], down.weight.shape[1], dtype=torch.float32, device=x.device)
+    for expert in range(gate_up.weight.shape[0]):
+        token, place = torch.where(top_k_index == expert)
+        hidden = activation(F.linear(x[token], full(gate_up, expert)))
+        each = F.linear(hidden, full(down, expert)) * top_k_weights[token, place, None]
+        out = out.index_add(0, token, each.float())
+    return out.to(x.dtype)
+
+
+def grouped_linear(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
+    """Rows of group e times `weight[e].T`, differentiable in both.
+
+    Args:
+        x: (n, in), rows of one group side by side.
+        weight: (E, out, in), of x's dtype.
+        ends: (E,) int32, where each group ends. Groups may be empty.
+    """
+    if _grouped_product_works(x, weight):
+        return F.grouped_mm(x.contiguous(), weight.transpose(-2, -1), offs=ends)
+    bounds = [0, *ends.tolist()]
+    groups = zip(bounds[:-1], bounds[1:], weight.unbind(0), strict=True)
+    return torch.cat([F.linear(x[start:end], one) for start, end, one in groups])
+
+
+def _adapted(x: Tensor, ends: Tensor, of: ExpertWeight) -> Tensor:
+    if of.weight.requires_grad:
+        base = grouped_linear(x, of.weight.to(x.dtype), ends)
+    else:
+        base = _FrozenGroupedLinear.apply(x, ends, of.weight, of.scale, of.block)
+    if of.lora_a is None or of.lora_b is None:
+        return base
+    # Both strides of a grouped product must be multiples of 16 bytes: a small rank is filled up with zeros.
+    fill = -of.lora_a.shape[1] % (16 // x.element_size())
+    a = F.pad(of.lora_a.to(x.dtype), (0, 0, 0, fill)).contiguous()  # (E, r, in)
+    b = F.pad(of.lora_b.to(x.dtype), (0, fill)).contiguous()  # (E, out, r)
+    return base + grouped_linear(grouped_linear(x, a, ends) * of.scaling, b, ends)
+
+
+def _values(weight: Tensor, scale: Tensor | None, block: Block | None, dtype: torch.dtype) -> Tensor:
+    if scale is None or block is None:
+        return weight.to(dtype)
+    return dequantize(weight, scale, block, dtype)
+
+
+def _grouped_product_works(x: Tensor, weight: Tensor) -> bool:
+    """torch's rules: 16-byte strides in every direction; on CUDA, tensor cores of 2020 or later."""
+    if x.device.type == "cuda" and torch.cuda.get_device_capability(x.device) < (8, 0):
+        return False
+    if x.device.type not in ("cpu", "cuda") or x.dtype not in (torch.bfloat16, torch.float16, torch.float32):
+        return False
+    return all(size * x.element_size() % 16 == 0 for size in weight.shape[1:])
+
+
+class _FrozenGroupedLinear(torch.autograd.Function):
+    """A grouped product that keeps the weight as it is held: codes are dequantised in forward and in backward again."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, ends: Tensor, weight: Tensor, scale: Tensor | None, block: Block | None) -> Tensor:
+        ctx.save_for_backward(ends, weight, scale)
+        ctx.block = block
+        return grouped_linear(x, _values(weight, scale, block, x.dtype), ends)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, None, None, None]:
+        if not ctx.needs_input_grad[0]:
+            return None, None, None, None, None
+        ends, weight, scale = ctx.saved_tensors
+        values = _values(weight, scale, ctx.block, grad.dtype)
+        return grouped_linear(grad, values.transpose(-2, -1), ends), None, None, None, None
+
+
+class _ByExpert(torch.autograd.Function):
+    """(tokens, hidden) to (tokens * k, hidden) sorted by expert; backward adds the k copies in a fixed order.
+
+    Indexing alone would add them with atomics or a sort, and in an order of its own.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, order: Tensor, back: Tensor, k: int) -> Tensor:
+        ctx.save_for_backward(back)
+        ctx.k = k
+        return x[order // k]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        (back,) = ctx.saved_tensors
+        return grad[back].view(grad.shape[0] // ctx.k, ctx.k, grad.shape[-1]).sum(dim=1), None, None, None
+
+
+class _ByToken(torch.autograd.Function):
+    """Rows sorted by expert back into the order of tokens; a permutation, so backward is the other permutation."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, order: Tensor, back: Tensor) -> Tensor:
+        ctx.save_for_backward(order)
+        return rows[back]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        (order,) = ctx.saved_tensors
+        return grad[order], None, None

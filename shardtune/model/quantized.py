@@ -1,0 +1,203 @@
+"""How is a frozen base held in FP8? Linear layers and routed experts whose weights are float8 codes with scales."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from shardtune.errors import ShardtuneError
+from shardtune.kernels import fp8
+from shardtune.kernels.experts import Activation, ExpertWeight, routed_experts
+
+SCALE_SUFFIX = "_scale_inv"  # as FP8 checkpoints call it, although the codes are multiplied with it
+_NAN_CODE = 0x7F
+_EXPERT_WEIGHTS = ("gate_up_proj", "down_proj")
+
+
+class Fp8Linear(nn.Linear):
+    """A linear layer whose frozen `weight` is float8 codes and `weight_scale_inv` their float32 scales.
+
+    PEFT puts LoRA on it as on any linear layer.
+    """
+
+    weight_scale_inv: nn.Parameter
+    fp8_blocks: dict[str, fp8.Block]
+    # PEFT makes adapters in the dtype of the weight they stand beside, unless the layer names another: float32 values
+    # that went through float8 would stay rounded.
+    compute_dtype = torch.float32
+
+    def forward(self, input: Tensor) -> Tensor:
+        _check_held(self, "weight")
+        return fp8.linear(input, self.weight, self.weight_scale_inv, self.fp8_blocks["weight"], self.bias)
+
+
+class Fp8Experts(nn.Module):
+    """Mixed into a class of routed experts of which one or both weights are held in FP8."""
+
+    fp8_blocks: dict[str, fp8.Block]
+    _apply_gate: Activation
+
+    def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+        gate_up, down = (expert_weight(self, name) for name in _EXPERT_WEIGHTS)
+        return routed_experts(hidden_states, top_k_index, top_k_weights, gate_up, down, self._apply_gate)
+
+
+def hold_in_fp8(model: nn.Module, blocks: Mapping[str, fp8.Block]) -> None:
+    """Make room for FP8 codes and scales in place of the named parameters, which lose their values.
+
+    Afterwards a name `X` is a frozen float8_e4m3fn parameter and `X_scale_inv` a frozen float32 one of the shape
+    `fp8.scale_shape(X's shape, block)`. Nothing is quantised here: until both are filled, every value is NaN, so that a
+    forgotten one shows in the first loss.
+
+    Args:
+        model: Before adapters and sharding, usually on the meta device.
+        blocks: For each parameter's plain name, how many rows and columns share a scale.
+
+    Raises:
+        ShardtuneError: there is no such parameter, it is no linear or expert weight, or the block does not fit.
+    """
+    for name, block in blocks.items():
+        owner_name, _, attribute = name.rpartition(".")
+        owner = _owner(model, owner_name, name)
+        weight = owner._parameters.get(attribute)
+        if weight is None:
+            raise ShardtuneError(
+                f"The model has no parameter {name} to hold in FP8.",
+                why=f"{owner_name} is a {type(owner).__name__} with: {', '.join(owner._parameters) or 'none'}.",
+            )
+        _check_block(name, weight, block)
+        if isinstance(owner, nn.Linear) and attribute == "weight":
+            owner.__class__ = Fp8Linear
+        elif weight.dim() == 3:
+            check_experts(owner)
+            if not isinstance(owner, Fp8Experts):
+                owner.__class__ = type(f"Fp8{type(owner).__name__}", (Fp8Experts, type(owner)), {})
+        else:
+            raise ShardtuneError(
+                f"{name} cannot be held in FP8.",
+                why=f"It belongs to a {type(owner).__name__}, which is neither a linear layer nor fused experts.",
+                fix="Leave it in the precision it has in the checkpoint.",
+            )
+        _make_room(owner, attribute, weight, block)
+
+
+def fp8_candidates(model: nn.Module, router: Collection[str] = ()) -> list[str]:
+    """Weights worth quantising: of every linear layer and all fused experts in the decoder layers, but no router.
+
+    Args:
+        model: A transformers model, which names its decoder layers' class.
+        router: Names of routers below a decoder layer, such as `mlp.gate`. A linear layer beside the experts with no
+            more outputs than there are experts is taken for one (or for the shared expert's gate) without being named.
+    """
+    kinds = set(getattr(model, "_no_split_modules", None) or ())
+    names = []
+    for layer_name, layer in model.named_modules():
+        if type(layer).__name__ not in kinds:
+            continue
+        scores = set(router) | _score_experts(layer)
+        for name, module in layer.named_modules():
+            if isinstance(module, nn.Linear) and name not in scores:
+                names.append(f"{layer_name}.{name}.weight")
+            elif hasattr(module, "num_experts"):
+                names += [f"{layer_name}.{name}.{p}" for p, w in module._parameters.items() if _is_fused(w)]
+    if not names:
+        raise ShardtuneError(
+            f"{type(model).__name__} has no linear layer or fused experts that could be held in FP8.",
+            why=f"Its decoder layers would be of class: {', '.join(sorted(kinds)) or 'none named'}.",
+            fix="Set model.base_precision: bf16.",
+        )
+    return names
+
+
+def expert_weight(
+    experts: nn.Module, name: str, lora: tuple[Tensor, Tensor] | None = None, scaling: float = 1.0
+) -> ExpertWeight:
+    """The weight `name` of fused experts as it is held, with the factors (E, r, in) and (E, out, r) of an adapter."""
+    weight = getattr(experts, name)
+    blocks: dict[str, fp8.Block] = getattr(experts, "fp8_blocks", {})
+    a, b = lora or (None, None)
+    if name not in blocks:
+        return ExpertWeight(weight, lora_a=a, lora_b=b, scaling=scaling)
+    _check_held(experts, name)
+    return ExpertWeight(weight, getattr(experts, name + SCALE_SUFFIX), blocks[name], a, b, scaling)
+
+
+def check_experts(experts: nn.Module) -> None:
+    """That grouped products mean for these experts what their own forward means.
+
+    Raises:
+        ShardtuneError: naming the class and what it has that is not supported.
+    """
+    needed: dict[str, object] = {
+        "has_gate": True, "has_bias": False, "is_transposed": False, "has_post_expert_norm": False,
+        "_is_expert_parallel": False,
+    }  # fmt: skip
+    other = [
+        f"{name}={getattr(experts, name, None)}" for name, value in needed.items() if _differs(experts, name, value)
+    ]
+    missing = [name for name in (*_EXPERT_WEIGHTS, "_apply_gate") if not hasattr(experts, name)]
+    if other or missing:
+        raise ShardtuneError(
+            f"Routed experts of class {type(experts).__name__} cannot be adapted or held in FP8.",
+            why="They have " + ", ".join(other + [f"no {name}" for name in missing])
+            + "; supported are gated experts without bias, fused as gate_up_proj and down_proj of (experts, out, in).",
+            fix="Leave the experts alone: lora.experts: false and model.base_precision: bf16.",
+        )  # fmt: skip
+
+
+def _differs(experts: nn.Module, name: str, value: object) -> bool:
+    # Older transformers lack the two newest attributes, and then have none of what they announce.
+    absent = value if name in ("has_post_expert_norm", "_is_expert_parallel") else None
+    return getattr(experts, name, absent) != value
+
+
+def _owner(model: nn.Module, owner_name: str, name: str) -> nn.Module:
+    try:
+        return model.get_submodule(owner_name)
+    except AttributeError as error:
+        raise ShardtuneError(f"The model has no parameter {name} to hold in FP8.", why=str(error)) from error
+
+
+def _check_block(name: str, weight: Tensor, block: fp8.Block) -> None:
+    if weight.dim() not in (2, 3) or min(block) < 1:
+        raise ShardtuneError(
+            f"{name} of shape {tuple(weight.shape)} cannot have one scale for {block[0]} × {block[1]} elements.",
+            why="Blocks are cut from matrices, or from the matrix of each expert.",
+            fix="Leave the parameter in the precision it has in the checkpoint, or give a block of at least 1 × 1.",
+        )
+
+
+def _make_room(owner: nn.Module, attribute: str, weight: Tensor, block: fp8.Block) -> None:
+    codes = torch.full(weight.shape, _NAN_CODE, dtype=torch.uint8, device=weight.device).view(fp8.CODES)
+    # Never a scalar, whatever the checkpoint has: FSDP2 refuses parameters without dimensions.
+    scale = torch.full(fp8.scale_shape(weight.shape, block), torch.nan, dtype=torch.float32, device=weight.device)
+    setattr(owner, attribute, nn.Parameter(codes, requires_grad=False))
+    owner.register_parameter(attribute + SCALE_SUFFIX, nn.Parameter(scale, requires_grad=False))
+    owner.fp8_blocks = {**getattr(owner, "fp8_blocks", {}), attribute: block}  # type: ignore[assignment]
+
+
+def _check_held(owner: nn.Module, name: str) -> None:
+    weight, scale = getattr(owner, name), getattr(owner, name + SCALE_SUFFIX)
+    if weight.dtype != fp8.CODES or scale.dtype != torch.float32:
+        raise ShardtuneError(
+            f"{type(owner).__name__}.{name} is held in FP8 but arrived as {weight.dtype} with {scale.dtype} scales.",
+            why="Something cast the model's parameters, such as .to(dtype) or a mixed-precision policy.",
+            fix="Please report this with the config; model.base_precision: bf16 avoids it.",
+        )
+
+
+def _score_experts(layer: nn.Module) -> set[str]:
+    """Names of linear layers that stand beside fused experts and score them."""
+    found = set()
+    for name, block in layer.named_modules():
+        counts = [w.shape[0] for child in block.children() for w in child._parameters.values() if _is_fused(w)]
+        for child_name, child in block.named_children():
+            if counts and isinstance(child, nn.Linear) and child.out_features <= counts[0]:
+                found.add(f"{name}.{child_name}".removeprefix("."))
+    return found
+
+
+def _is_fused(weight: Tensor | None) -> bool:
+    return weight is not None and weight.dim() == 3
