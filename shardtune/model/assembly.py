@@ -21,12 +21,13 @@ from transformers.core_model_loading import (
 )
 
 from shardtune.errors import ShardtuneError, UserInputError
+from shardtune.model.quantized import SCALE_SUFFIX
 from shardtune.model.stored import StoredTensor
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-SCALE = "_scale_inv"
+SCALE = SCALE_SUFFIX
 _ACTIVATION_SCALE = re.compile(r"(^|[._])(activation_scale|input_scale)$")
 _FLOATS = {torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn}
 Block = tuple[int, int]

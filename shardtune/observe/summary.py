@@ -72,8 +72,8 @@ def weights_lines(loaded: Loaded, blueprint: Blueprint) -> list[str]:
     """What was read by this rank, how fast, and what was left where it is."""
     speed = f"{size(loaded.bytes_read / max(loaded.seconds, 1e-9))}/s"
     lines = [
-        f"{size(loaded.bytes_read)} read in {loaded.seconds:.1f} s ({speed}), {size(loaded.local_bytes)} held here; host "
-        f"memory peaked at {size(loaded.peak_host_bytes)}"
+        f"{size(loaded.bytes_read)} read in {loaded.seconds:.1f} s ({speed}), {size(loaded.local_bytes)} held here; "
+        f"host memory peaked at {size(loaded.peak_host_bytes)}"
     ]
     if loaded.way == "rank0-broadcast":
         lines[0] += "; rank 0 read for all ranks"
@@ -84,11 +84,13 @@ def weights_lines(loaded: Loaded, blueprint: Blueprint) -> list[str]:
             f"({size(sum(tensor.nbytes for tensor in other))}) not read"
         )
     if blueprint.assembly.unused_scales:
-        lines.append(f"{count(blueprint.assembly.unused_scales, 'activation scale')} not used: activations stay in full")
+        lines.append(
+            f"{count(blueprint.assembly.unused_scales, 'activation scale')} not used: activations stay in full"
+        )
     if loaded.quantisation_error is not None:
         lines.append(
-            f"quantised to float8 on load, one scale per row: relative error {loaded.quantisation_error:.2%} (norm of the "
-            f"difference over norm of the weights), worst {loaded.worst_quantised}"
+            f"quantised to float8 on load, one scale per row: relative error {loaded.quantisation_error:.2%} (norm of "
+            f"the difference over norm of the weights), worst {loaded.worst_quantised}"
         )
     return lines
 

@@ -50,6 +50,7 @@ from shardtune.train.choices import (
     slow_precision_notice,
 )
 from shardtune.train.interrupt import StopRequest
+from shardtune.train.proof import ProofOfTraining
 from shardtune.train.settings import check_trackers, trainer_settings
 from shardtune.train.trainer import ShardedSFTTrainer, StopAtStep
 from shardtune.train.weights import bring_in, find_checkpoint
@@ -292,7 +293,12 @@ def _train_and_save(
         processes=scene.processes,
         store=store,
         events=scene.events,
-        callbacks=[progress, StepProfile(scene.console, scene.events, config.train.debug_freq), stopping],
+        callbacks=[
+            progress,
+            StepProfile(scene.console, scene.events, config.train.debug_freq),
+            ProofOfTraining(scene.console, scene.events, scene.processes),
+            stopping,
+        ],
     )
     trainer.remove_callback(PrinterCallback)
     progress.paused = lambda: trainer.paused_seconds

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import resource
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -21,6 +20,7 @@ from shardtune.model.fill import Slot, fill, hand_out, jobs, materialise, slots,
 from shardtune.model.load import model_folder
 from shardtune.model.reading import ShardReader
 from shardtune.model.stored import StoredTensor, read_headers
+from shardtune.observe.profile import host_peak_bytes
 from shardtune.parallel.processes import Processes
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ def bring_in(
         bytes_read=reader.reading.bytes,
         seconds=time.perf_counter() - began,
         local_bytes=sum(slot.into.numel() * slot.into.element_size() for slot in own),
-        peak_host_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        peak_host_bytes=host_peak_bytes(),
         quantisation_error=error.relative if error.size else None,
         worst_quantised=f"{error.worst[1]} ({error.worst[0]:.2%})" if error.size else "",
     )

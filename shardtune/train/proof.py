@@ -1,0 +1,151 @@
+"""Does what was meant to train really train, and nothing else? Looked at on every rank in the first steps of a run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from rich.console import Console
+from torch import nn
+from torch.distributed.tensor import DTensor
+from transformers import TrainerCallback
+
+from shardtune.errors import ShardtuneError
+from shardtune.observe import summary
+from shardtune.observe.events import EventLog
+from shardtune.parallel.processes import Processes
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+    from transformers import TrainerControl, TrainerState
+
+# A shard of experts may see no token in a step; after so many steps it is reported as unproven instead of waited for.
+_PATIENCE = 20
+
+
+class ProofOfTraining(TrainerCallback):
+    """Checks, for every shard on its rank: adapters received a gradient and changed, frozen weights did not.
+
+    A's gradient is zero by construction while B is zero, so B is proven in the first step and A in the next. Steps
+    whose learning rate is zero (the first of a warm-up) prove gradients but no change. A shard of routed experts
+    without a token waits for one. Changes are seen by checksums (the sum of the bytes as integers), not by copies.
+
+    Raises, on all ranks together and naming the parameter, when an adapter has no gradient, has one and does not
+    change, or a frozen weight does. Afterwards it costs nothing.
+    """
+
+    def __init__(self, console: Console, events: EventLog, processes: Processes) -> None:
+        self.console, self.events, self.processes = console, events, processes
+        self.frozen: dict[str, int] = {}
+        self.waiting: dict[str, torch.Tensor] = {}  # adapter shards that have not changed yet
+        self.shards = 0
+        self.before: dict[str, int] = {}
+        self.moved: set[str] = set()  # those with a gradient in this step
+        self.steps = 0  # with a learning rate
+        self.first_step = 0
+        self.done = False
+
+    def on_train_begin(
+        self, args: Any, state: TrainerState, control: TrainerControl, model: nn.Module | None = None, **_: Any
+    ) -> None:
+        assert model is not None
+        self.model = model
+        self.first_step = state.global_step + 1
+        self.frozen = {name: checksum(p) for name, p in _owned(model) if not p.requires_grad}
+        self.waiting = {name: p for name, p in _owned(model) if p.requires_grad}
+        self.shards = len(self.waiting)
+        self.steps, self.done = 0, False
+
+    def on_pre_optimizer_step(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        if self.done:
+            return
+        without = [name for name, p in self.waiting.items() if p.grad is None]
+        self._stop_if(f"'{without[0]}' received no gradient" if without else "", state)
+        flags = [local(p.grad).count_nonzero() for p in self.waiting.values() if p.grad is not None]
+        nonzero = torch.stack(flags).tolist() if flags else []
+        self.moved = {name for name, count in zip(self.waiting, nonzero, strict=True) if count}
+        self.before = {name: checksum(self.waiting[name]) for name in self.moved}
+        still = [name for name in self.waiting if name not in self.moved and not _may_wait(name, self.steps)]
+        self._stop_if(f"the gradient of '{still[0]}' is zero everywhere" if still else "", state)
+
+    def on_optimizer_step(
+        self, args: Any, state: TrainerState, control: TrainerControl, optimizer: Optimizer | None = None, **_: Any
+    ) -> None:
+        if self.done:
+            return
+        assert optimizer is not None
+        if not any(group["lr"] for group in optimizer.param_groups):
+            return
+        self.steps += 1
+        same = [name for name in self.moved if checksum(self.waiting[name]) == self.before[name]]
+        self._stop_if(f"'{same[0]}' received a gradient and did not change" if same else "", state)
+        for name in self.moved:
+            del self.waiting[name]
+        if self.steps == 1 or not self.processes.agree(bool(self.waiting)) or self.steps >= _PATIENCE:
+            # The checksum of everything is taken after the first step, and again when all is proven.
+            held = [(name, p) for name, p in _owned(self.model) if name in self.frozen]
+            touched = [name for name, p in held if checksum(p) != self.frozen[name]]
+            self._stop_if(f"'{touched[0]}' is frozen, and was changed" if touched else "", state)
+        if not self.processes.agree(bool(self.waiting)) or self.steps >= _PATIENCE:
+            self._tell(state)
+
+    def on_train_end(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        if not self.done and self.steps:
+            self._tell(state)  # a run too short to prove A
+
+    def _stop_if(self, problem: str, state: TrainerState) -> None:
+        """Raise on every rank if any rank found something."""
+        found = [problem]
+        if self.processes.world_size > 1:
+            found = [""] * self.processes.world_size
+            dist.all_gather_object(found, problem, group=self.processes.control)
+        rank = next((rank for rank, text in enumerate(found) if text), None)
+        if rank is None:
+            return
+        self.events.write("proof", ok=False, problem=found[rank], rank=rank, step=state.global_step + 1)
+        raise ShardtuneError(
+            f"Not what was meant is trained: {found[rank]} in step {state.global_step + 1} (rank {rank}).",
+            why="Every shard of an adapter must receive a gradient and change, and no frozen weight may.",
+            fix="Please report this with the config and the first lines of the log; the run was stopped before it cost "
+            "more.",
+        )
+
+    def _tell(self, state: TrainerState) -> None:
+        counts = torch.tensor([self.shards - len(self.waiting), self.shards, len(self.frozen)])
+        dist.all_reduce(counts, group=self.processes.control)
+        proven, shards, frozen = counts.tolist()
+        text = (
+            f"{proven:,} of {shards:,} adapter shards received a gradient and changed, {frozen:,} frozen ones did not"
+        )
+        if proven < shards:
+            text += " (the others had no token yet, or wait for a step more)"
+        ranks = summary.count(self.processes.world_size, "rank")
+        summary.say(self.console, "proof", f"{text} (steps {self.first_step}–{state.global_step + 1}, {ranks})")
+        self.events.write(
+            "proof", ok=True, proven=proven, shards=shards, frozen=frozen, step=state.global_step + 1,
+            unproven=sorted(self.waiting)[:20],
+        )  # fmt: skip
+        self.waiting, self.frozen, self.before, self.moved, self.done = {}, {}, {}, set(), True
+
+
+def checksum(tensor: torch.Tensor) -> int:
+    """The bytes of this rank's shard, summed up as integers. One changed value changes it; nothing is copied."""
+    flat = local(tensor).detach().reshape(-1).view(torch.uint8)
+    whole = len(flat) // 4 * 4
+    return int(flat[:whole].view(torch.int32).sum(dtype=torch.int64)) + int(flat[whole:].sum(dtype=torch.int64))
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """What this rank holds of a tensor."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _owned(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
+    """Parameters of which this rank holds anything (with many ranks a small one may have shards without a row)."""
+    return [(name, parameter) for name, parameter in model.named_parameters() if local(parameter).numel()]
+
+
+def _may_wait(name: str, steps: int) -> bool:
+    """Whether a gradient of zero is no sign of trouble: A before B has changed, experts without a token."""
+    return ".experts." in name or (".lora_A." in name and steps == 0)
