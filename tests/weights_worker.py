@@ -1,0 +1,67 @@
+"""Run under torchrun by test_weights.py: bring models in sharded, and write what this rank holds and what it cost."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from pathlib import Path
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from shardtune.adapters.lora import add_lora
+from shardtune.config.schema import LoraSection, ModelSection, ParallelSection
+from shardtune.model.blueprint import draw_up
+from shardtune.model.fill import bare_name
+from shardtune.model.quantized import hold_in_fp8
+from shardtune.observe.profile import host_peak_bytes
+from shardtune.parallel.processes import Processes, join
+from shardtune.parallel.shard import shard_model
+from shardtune.train.choices import fp8_blocks
+from shardtune.train.weights import bring_in, find_checkpoint
+
+
+def main(cases: str, out: str) -> None:
+    section = ParallelSection(device="cpu")
+    with join(section) as processes:
+        for name, case in json.loads(cases).items():
+            seen = bring_in_case(case, section, processes)
+            (Path(out) / f"{name}-rank{processes.rank}.json").write_text(json.dumps(seen))
+
+
+def bring_in_case(case: dict, section: ParallelSection, processes: Processes) -> dict:
+    folder = case.get("folders", {}).get(str(processes.rank)) or case["model"]["model_name_or_path"]
+    model_section = ModelSection(**{**case["model"], "model_name_or_path": folder})
+    checkpoint = find_checkpoint(model_section, processes)
+    blueprint = draw_up(model_section, checkpoint.folder, checkpoint.stored)
+    if model_section.base_precision == "fp8":
+        hold_in_fp8(blueprint.model, fp8_blocks(blueprint))
+    model, *_ = add_lora(blueprint.model, LoraSection(lora_dropout=0, **case.get("lora", {})), blueprint.family)
+    shard_model(model, section, processes.mesh, None)
+    loaded = bring_in(model, blueprint, checkpoint.way, processes, 7, lambda done, total: None, on_host=False)
+    return {
+        "way": loaded.way,
+        "bytes_read": loaded.bytes_read,
+        "local_bytes": loaded.local_bytes,
+        "peak": host_peak_bytes(),
+        "own_folder": str(checkpoint.folder) == folder,
+        "shards": {
+            own_name(name): digest(tensor) for name, tensor in [*model.named_parameters(), *model.named_buffers()]
+        },
+    }
+
+
+def own_name(name: str) -> str:
+    """As in the bare model; an adapter keeps its name (those of two expert tensors differ by `base_layer` alone)."""
+    return name if "lora_" in name else bare_name(name)
+
+
+def digest(tensor: torch.Tensor) -> str:
+    held = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    raw = held.detach().contiguous().view(-1).view(torch.uint8).numpy()
+    return hashlib.sha256(str(tuple(held.shape)).encode() + raw.tobytes()).hexdigest()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
