@@ -22,7 +22,7 @@ CODES = torch.float8_e4m3fn
 LARGEST_CODE = 448.0  # the largest finite float8_e4m3fn
 Block = tuple[int, int]
 
-# On CPU a product of mixed dtypes makes a float32 copy of its operands. Pieces of this many elements keep it at 64 MB.
+# On CPU a product of mixed dtypes makes float32 copies. Pieces of this many elements keep each of them at 64 MB.
 _PIECE = 1 << 24
 
 
