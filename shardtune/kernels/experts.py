@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -112,13 +113,10 @@ def grouped_linear(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
     Args:
         x: (n, in), rows of one group side by side.
         weight: (E, out, in), of x's dtype.
-        ends: (E,) int32, where each group ends. Groups may be empty.
+        ends: (E,) int32, where each group ends. Groups may be empty; the gradient of their weight is zero.
     """
-    if _grouped_product_works(x, weight):
-        return F.grouped_mm(x.contiguous(), weight.transpose(-2, -1), offs=ends)
-    bounds = [0, *ends.tolist()]
-    groups = zip(bounds[:-1], bounds[1:], weight.unbind(0), strict=True)
-    return torch.cat([F.linear(x[start:end], one) for start, end, one in groups])
+    result: Tensor = _GroupedLinear.apply(x, weight, ends)
+    return result
 
 
 def _adapted(x: Tensor, ends: Tensor, of: ExpertWeight) -> Tensor:
@@ -141,13 +139,50 @@ def _values(weight: Tensor, scale: Tensor | None, block: Block | None, dtype: to
     return dequantize(weight, scale, block, dtype)
 
 
-def _grouped_product_works(x: Tensor, weight: Tensor) -> bool:
+def _product(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
+    """(n, in) times (E, out, in), group by group: (n, out)."""
+    if _grouped_product_works(x, *weight.shape[1:]):
+        return F.grouped_mm(x.contiguous(), weight.transpose(-2, -1), offs=ends)
+    return torch.cat([F.linear(rows, one) for rows, one in zip(_groups(x, ends), weight.unbind(0), strict=True)])
+
+
+def _weight_gradient(grad: Tensor, x: Tensor, ends: Tensor) -> Tensor:
+    """(n, out) and (n, in) to (E, out, in): the outer products of each group's rows, added up."""
+    if _grouped_product_works(x, grad.shape[1], x.shape[1]):
+        gradient = F.grouped_mm(grad.contiguous().transpose(0, 1), x.contiguous(), offs=ends)
+        # For a group without rows the kernel may leave whatever its memory held (pytorch issue 172439).
+        empty = torch.diff(ends, prepend=ends.new_zeros(1)) == 0
+        return gradient.masked_fill_(empty[:, None, None], 0)
+    return torch.stack([g.T @ rows for g, rows in zip(_groups(grad, ends), _groups(x, ends), strict=True)])
+
+
+def _groups(x: Tensor, ends: Tensor) -> list[Tensor]:
+    bounds = [0, *ends.tolist()]
+    return [x[start:end] for start, end in pairwise(bounds)]
+
+
+def _grouped_product_works(x: Tensor, *sizes: int) -> bool:
     """torch's rules: 16-byte strides in every direction; on CUDA, tensor cores of 2020 or later."""
     if x.device.type == "cuda" and torch.cuda.get_device_capability(x.device) < (8, 0):
         return False
     if x.device.type not in ("cpu", "cuda") or x.dtype not in (torch.bfloat16, torch.float16, torch.float32):
         return False
-    return all(size * x.element_size() % 16 == 0 for size in weight.shape[1:])
+    return x.shape[0] > 0 and all(size * x.element_size() % 16 == 0 for size in sizes)
+
+
+class _GroupedLinear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
+        ctx.save_for_backward(x if ctx.needs_input_grad[1] else None, weight, ends)
+        return _product(x, weight, ends)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        x, weight, ends = ctx.saved_tensors
+        grad_x = _product(grad, weight.transpose(-2, -1), ends) if ctx.needs_input_grad[0] else None
+        grad_weight = _weight_gradient(grad, x, ends) if ctx.needs_input_grad[1] else None
+        return grad_x, grad_weight, None
 
 
 class _FrozenGroupedLinear(torch.autograd.Function):
@@ -157,7 +192,7 @@ class _FrozenGroupedLinear(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, ends: Tensor, weight: Tensor, scale: Tensor | None, block: Block | None) -> Tensor:
         ctx.save_for_backward(ends, weight, scale)
         ctx.block = block
-        return grouped_linear(x, _values(weight, scale, block, x.dtype), ends)
+        return _product(x, _values(weight, scale, block, x.dtype), ends)
 
     @staticmethod
     @once_differentiable
@@ -166,7 +201,7 @@ class _FrozenGroupedLinear(torch.autograd.Function):
             return None, None, None, None, None
         ends, weight, scale = ctx.saved_tensors
         values = _values(weight, scale, ctx.block, grad.dtype)
-        return grouped_linear(grad, values.transpose(-2, -1), ends), None, None, None, None
+        return _product(grad, values.transpose(-2, -1), ends), None, None, None, None
 
 
 class _ByExpert(torch.autograd.Function):

@@ -22,7 +22,7 @@ CODES = torch.float8_e4m3fn
 LARGEST_CODE = 448.0  # the largest finite float8_e4m3fn
 Block = tuple[int, int]
 
-# On CPU a product of mixed dtypes makes a float32 copy of its operands. Pieces of this many elements keep it at 64 MB.
+# On CPU a product of mixed dtypes makes float32 copies. Pieces of this many elements keep each of them at 64 MB.
 _PIECE = 1 << 24
 
 
@@ -100,14 +100,15 @@ def quantization_error(weight: Tensor, codes: Tensor, scale: Tensor) -> tuple[fl
     """What `quantize_rows` lost: the difference's Frobenius norm over the weight's own, and its largest element."""
     columns = weight.shape[-1]
     flat, flat_codes, flat_scale = weight.reshape(-1, columns), codes.reshape(-1, columns), scale.reshape(-1, 1)
-    lost, whole, largest = 0.0, 0.0, 0.0
+    lost, whole, largest = 0.0, 0.0, [0.0]
     for rows in _slices(flat):
         values = flat[rows].float()
         difference = dequantize(flat_codes[rows], flat_scale[rows], (1, columns), torch.float32).sub_(values)
         lost += difference.square().sum(dtype=torch.float64).item()
         whole += values.square().sum(dtype=torch.float64).item()
-        largest = max(largest, difference.abs().max().item())
-    return ((lost / whole) ** 0.5 if whole else lost**0.5), largest
+        largest.append(difference.abs().max().item())
+    # torch's maximum, because Python's loses a NaN: a weight that is not finite must show.
+    return ((lost / whole) ** 0.5 if whole else lost**0.5), torch.tensor(largest, dtype=torch.float64).max().item()
 
 
 def linear(x: Tensor, codes: Tensor, scale: Tensor, block: Block, bias: Tensor | None = None) -> Tensor:

@@ -99,6 +99,20 @@ def test_the_reported_error_is_the_difference_to_the_dequantised_weight(
     assert 0.01 < relative < 0.04  # three bits of mantissa
 
 
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_weight_that_is_not_finite_shows_in_the_error(bad: float) -> None:
+    weight = torch.ones(4, 8)
+    weight[1, 2] = bad
+    errors = fp8.quantization_error(weight, *fp8.quantize_rows(weight))
+    assert all(error != error for error in errors)
+
+
+def test_an_empty_shard_can_be_quantised_and_dequantised() -> None:
+    codes, scale = fp8.quantize_rows(torch.empty(0, 16, 8))
+    assert fp8.dequantize(codes, scale, (1, 8), torch.bfloat16).shape == (0, 16, 8)
+    assert fp8.quantization_error(torch.empty(0, 16, 8), codes, scale) == (0.0, 0.0)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("block", BLOCKS.values(), ids=BLOCKS)
 def test_the_linear_product_and_its_gradients_equal_the_twins(block: tuple[int, int], dtype: torch.dtype) -> None:

@@ -90,7 +90,7 @@ def test_bf16_stays_within_rounding_of_float32(kind: str, ranks: tuple[int, int]
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_sizes_no_grouped_product_takes_go_expert_by_expert(dtype: torch.dtype) -> None:
     given = parts(dtype, hidden=30)
-    assert not experts._grouped_product_works(given[0], given[3].weight)
+    assert not experts._grouped_product_works(given[0], *given[3].weight.shape[1:])
     fast = outputs_and_gradients(routed_experts, given, dtype)
     slow = outputs_and_gradients(routed_experts_reference, given, dtype)
     for name in fast:
@@ -114,13 +114,31 @@ def test_values_are_those_computed_by_hand() -> None:
     assert y.tolist() == [[1.5], [100.0]]
 
 
-def test_an_expert_without_tokens_gets_a_gradient_of_exactly_zero() -> None:
-    given = parts(torch.bfloat16)
+@pytest.mark.parametrize("hidden", [32, 30], ids=["grouped", "one by one"])
+def test_an_expert_without_tokens_gets_a_gradient_of_exactly_zero(hidden: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = parts(torch.bfloat16, hidden=hidden)
+    plain = F.grouped_mm
+
+    def leaves_empty_groups_as_they_were(a: torch.Tensor, b: torch.Tensor, *, offs: torch.Tensor) -> torch.Tensor:
+        out = plain(a, b, offs=offs)
+        if a.dim() == b.dim() == 2:
+            out[torch.diff(offs, prepend=offs.new_zeros(1)) == 0] = torch.nan
+        return out
+
+    monkeypatch.setattr(F, "grouped_mm", leaves_empty_groups_as_they_were)
     gradients = outputs_and_gradients(routed_experts, given, torch.bfloat16)
     assert not (given[1] == 0).any()
     for name in ("gate_up.lora_a", "gate_up.lora_b", "down.lora_a", "down.lora_b"):
         assert gradients[name][0].abs().max() == 0
         assert gradients[name][1].abs().max() > 0
+
+
+def test_no_tokens_at_all_is_no_error() -> None:
+    x, index, weights, gate_up, down = parts(torch.float32)
+    gradients = outputs_and_gradients(
+        routed_experts, (x.detach()[:0], index[:0], weights.detach()[:0], gate_up, down), torch.float32
+    )
+    assert gradients["y"].shape == (0, 32) and gradients["down.lora_a"].abs().max() == 0
 
 
 def test_no_tensor_of_all_experts_size_is_made_or_kept_beside_the_weights() -> None:
