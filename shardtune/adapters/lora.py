@@ -40,6 +40,7 @@ def add_lora(
         # PEFT looks for the patterns' keys among modules only; that ours matched parameters is checked below.
         warnings.filterwarnings("ignore", r"The following (rank|alpha)_pattern keys did not match", RuntimeWarning)
         adapted: PeftModel = get_peft_model(model, config, low_cpu_mem_usage=on_meta)
+    _in_order(adapted)
     for parameter in adapted.parameters():
         if parameter.requires_grad and parameter.dtype != torch.float32:
             parameter.data = parameter.data.float()  # FSDP2 wants one dtype for what trains in a unit
@@ -50,6 +51,13 @@ def add_lora(
 
         use_grouped_products(adapted)
     return adapted, coverage_of(adapted, resolution), resolution.notices
+
+
+def _in_order(adapted: PeftModel) -> None:
+    """PEFT keeps names as a set, which is written to adapter_config.json in another order each time."""
+    config = adapted.peft_config["default"]
+    config.target_modules = sorted(config.target_modules)
+    config.target_parameters = sorted(config.target_parameters) if config.target_parameters else None
 
 
 def _draw_again_on_float8(adapted: PeftModel) -> None:

@@ -80,7 +80,7 @@ def shortest_suffixes(wanted: Iterable[str], names: Iterable[str], *, parts: int
     for name in chosen:
         pieces = name.split(".")
         longest_first = [".".join(pieces[start:]) for start in range(max(1, len(pieces) - parts + 1))]
-        found.add(next(ending for ending in reversed(longest_first) if endings[ending]))
+        found.add(next((ending for ending in reversed(longest_first) if endings[ending]), name))
     return sorted(found)
 
 

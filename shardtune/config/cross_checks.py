@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from string import Formatter
@@ -69,8 +70,9 @@ def adapter_targets(config: RunConfig) -> Iterator[Finding]:
     me = "lora.target_modules"
     entries = entries_of(lora.target_modules)
     for entry in entries:
-        # No linear layer is called nearly like one of the words; `router` alone is short enough for a chance.
-        close = nearest(entry, WORDS, cutoff=0.8) if entry not in WORDS else None
+        # A single word that is nearly one of ours is a slip: no architecture calls a linear layer so.
+        single = re.fullmatch(r"[A-Za-z_ -]+", entry) is not None and entry not in WORDS
+        close = nearest(entry, WORDS, cutoff=0.8) if single else None
         if close:
             yield Finding((me,), f"'{entry}' is not one of the words ({', '.join(WORDS)})", f"did you mean `{close}`?")
     if EXPERTS in entries and lora.experts is False:

@@ -40,7 +40,7 @@ def base(kind: str = "llama", dtype: torch.dtype = torch.float32) -> PreTrainedM
 
 def trained(model: PreTrainedModel, seed: int = 1, **lora: Any) -> PeftModel:
     """As after training: every tensor that trains has moved."""
-    adapted, _ = add_lora(model, LoraSection(**{"r": 4, "target_modules": ["q_proj", "v_proj"], **lora}))
+    adapted, _, _ = add_lora(model, LoraSection(**{"r": 4, "target_modules": ["q_proj", "v_proj"], **lora}))
     torch.manual_seed(seed)
     for parameter in adapted.parameters():
         if parameter.requires_grad:

@@ -110,3 +110,39 @@ def test_a_template_must_name_columns(report: Report, template: str, expected: s
 def test_a_sound_template_passes(load: Load) -> None:
     text = "model: {model_name_or_path: gpt2}\ndata: {dataset_name_or_path: d, prompt_template: '{{x}} {q} {a}', train_on: completion}\n"
     assert load(text).config.data.prompt_template == "{{x}} {q} {a}"
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [("atention", "attention"), ("expert", "experts"), ("all_linear", "all-linear"), ("shared_experts", "shared-experts"), ("Attention", "attention")],
+)  # fmt: skip
+def test_a_misspelt_word_for_a_target_is_answered_with_the_right_one(report: Report, written: str, meant: str) -> None:
+    said = " ".join(report(SMALLEST + f"lora: {{target_modules: [q_proj, {written}]}}\n").split())
+    assert f"lora.target_modules '{written}' is not one of the words" in said
+    assert f"did you mean `{meant}`?" in said
+
+
+@pytest.mark.parametrize("name", ["q_proj", "self_attn.o_proj", "mlp.gate", ".*shared_experts.*", "experts.down_proj", "fc1", "gate", "dense"])  # fmt: skip
+def test_module_names_are_not_taken_for_misspelt_words(load: Load, name: str) -> None:
+    assert load(SMALLEST + f"lora: {{target_modules: ['{name}']}}\n").config.lora.target_modules == [name]
+
+
+@pytest.mark.parametrize("lora", ["target_modules: [attention, experts]", "target_modules: router", "experts: true"])
+def test_dropout_where_it_cannot_be_expressed_is_refused_before_anything_is_loaded(
+    report: Report, load: Load, lora: str
+) -> None:
+    said = " ".join(report(SMALLEST + f"lora: {{{lora}, lora_dropout: 0.1}}\n").split())
+    assert "lora.lora_dropout lora_dropout is 0.1" in said
+    assert "W + B·A" in said and "set lora_dropout: 0" in said
+    assert "lora_dropout is 0.05" in report(SMALLEST + f"lora: {{{lora}}}\n")  # the default is refused as well
+    assert load(SMALLEST + f"lora: {{{lora}, lora_dropout: 0}}\n").config.lora.lora_dropout == 0
+
+
+def test_naming_experts_while_refusing_them_is_a_contradiction(report: Report) -> None:
+    said = report(SMALLEST + "lora: {target_modules: [experts], experts: false, lora_dropout: 0}\n")
+    assert "it names the routed experts, but lora.experts is false" in said
+
+
+@pytest.mark.parametrize("line", ["expert_r: 0", "expert_r: true", "expert_alpha: 0", "experts: maybe"])
+def test_settings_of_experts_are_checked(report: Report, line: str) -> None:
+    assert f"lora.{line.split(':')[0]} expected" in report(SMALLEST + f"lora: {{{line}}}\n")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from shardtune.adapters.lora import Coverage, TargetRow
+from shardtune.adapters.coverage import Coverage, TargetRow
 from shardtune.config.schema import TrainSection
 from shardtune.data.prepared import PreparedCounts
 from shardtune.observe.summary import adapter_table, data_line, math_lines, say, sharding_line, size
@@ -65,16 +65,39 @@ def test_the_sharding_line_tells_what_this_rank_holds() -> None:
 
 
 def test_the_adapter_table_has_a_line_for_each_pattern_as_it_was_written() -> None:
-    rows = (TargetRow(".*[qv]_proj", 4, 1024), TargetRow("o[/]proj", 2, 512))
-    text = printed(adapter_table(Coverage(rows, trainable=1536, total=153_600)))
+    rows = (TargetRow(".*[qv]_proj", 4, 1024, covers=4000, covers_active=4000), TargetRow("o[/]proj", 2, 512))
+    text = printed(adapter_table(Coverage(rows, trainable=1536, total=153_600, base=152_064, active=152_064)))
     assert ".*[qv]_proj" in text  # not taken for a colour
     assert "o[/]proj" in text
     assert "1,024" in text
-    assert "0.67%" in text
+    assert "2.63%" in text
+    assert "which every token passes" in text
     last = next(line for line in text.splitlines() if "all trainable" in line)
-    assert "6" in last
+    assert "6 modules" in last
     assert "1,536" in last
-    assert "1.00%" in last
+    assert "2.63%" in last
+
+
+def mixture() -> Coverage:
+    rows = (
+        TargetRow("attention", 180, 16_846_848, 0, 1_009_778_688, 1_009_778_688),
+        TargetRow("mlp", 108, 1_067_581_440, 72, 116_870_086_656, 4_529_848_320.0),
+    )
+    return Coverage(rows, 1_084_428_288, 120_057_254_912, 118_972_826_624, 6_632_588_288.0, (4, 128))
+
+
+def test_the_adapter_table_of_a_mixture_tells_what_a_token_passes() -> None:
+    text = " ".join(printed(adapter_table(mixture()), 120).split())
+    assert "108 modules, 72 tensors" in text
+    assert "68.30% │ 98.23%" in text
+    assert "118,972,826,624 in all and of the 6,632,588,288 that one token passes (4 of 128 routed experts)" in text
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_adapter_table_fits_the_terminal_and_cuts_no_number(width: int) -> None:
+    text = printed(adapter_table(mixture()), width)
+    assert all(len(line) <= width for line in text.splitlines())
+    assert "1,084,428,288" in text and "…" not in text
 
 
 def test_a_long_path_with_brackets_stays_on_one_line_as_it_is() -> None:

@@ -21,7 +21,7 @@ def main(model_folder: str, out: str, compute: str) -> None:
     section = ParallelSection(device="cpu", forward_prefetch=2, backward_prefetch=0)
     with join(section) as processes:
         torch.manual_seed(0)
-        model, _ = add_lora(
+        model, _, _ = add_lora(
             load_model(ModelSection(model_name_or_path=model_folder, torch_dtype="float32")),
             LoraSection(lora_dropout=0),
         )
