@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from shardtune.errors import ShardtuneError
 
 if TYPE_CHECKING:
-    from peft import PeftModel
+    from peft import PeftConfig, PeftModel
 
 WEIGHTS = "adapter_model.safetensors"
 
@@ -34,10 +34,14 @@ def gather_adapter(model: PeftModel) -> dict[str, torch.Tensor]:
 
 def write_adapter(model: PeftModel, tensors: dict[str, torch.Tensor], folder: Path) -> None:
     """Write `adapter_model.safetensors` and `adapter_config.json` into `folder` (one process only)."""
+    write_tensors(tensors, model.peft_config["default"], folder)
+
+
+def write_tensors(tensors: dict[str, torch.Tensor], config: PeftConfig, folder: Path) -> None:
+    """Write an adapter's tensors and its config, as whatever loads PEFT adapters expects them."""
     folder.mkdir(parents=True, exist_ok=True)
     save_file({k: v.contiguous() for k, v in tensors.items()}, folder / WEIGHTS, metadata={"format": "pt"})
     (folder / WEIGHTS).chmod(0o644)  # safetensors 0.8 writes 0600: other users of a shared volume could not read it
-    config = model.peft_config["default"]
     was_inference, config.inference_mode = config.inference_mode, True
     try:
         config.save_pretrained(folder)

@@ -22,6 +22,7 @@ from shardtune import __version__
 from shardtune.adapters.lora import add_lora
 from shardtune.checkpoint.adapter import gather_adapter, put_adapter, read_adapter, write_adapter
 from shardtune.checkpoint.store import CheckpointStore, publish
+from shardtune.checkpoint.wrapper import write_for_wrapper
 from shardtune.config import ResolvedConfig, render_yaml
 from shardtune.data.checks import enforce, refusals_and_warnings
 from shardtune.data.collate import Collator
@@ -63,6 +64,7 @@ if TYPE_CHECKING:
     from shardtune.config.schema import RunConfig
     from shardtune.data.prepared import Prepared
     from shardtune.model.blueprint import Blueprint
+    from shardtune.model.families.family import Wrapper
     from shardtune.parallel.shard import Sharding
     from shardtune.train.weights import Way
 
@@ -127,7 +129,7 @@ def train(resolved: ResolvedConfig, *, run_id: str | None = None) -> int:
         _tell_plan(scene, config, prepared, data, math, coverage, sharding)
         _load_weights(scene, config, model, blueprint, checkpoint.way)
         with StopRequest() as stop:
-            return _train_and_save(scene, config, model, tokenizer, data, math, stop)
+            return _train_and_save(scene, config, model, blueprint.wrapper, tokenizer, data, math, stop)
 
 
 def _open_scene(resolved: ResolvedConfig, processes: Processes, run_id: str | None) -> Scene:
@@ -274,6 +276,7 @@ def _train_and_save(
     scene: Scene,
     config: RunConfig,
     model: PeftModel,
+    wrapper: Wrapper | None,
     tokenizer: PreTrainedTokenizerBase,
     data: Data,
     math: TrainingMath,
@@ -315,7 +318,7 @@ def _train_and_save(
     best = trainer.best[1] if config.train.load_best_model_at_end and trainer.best else None
     if best is not None and best != trainer.state.global_step:
         _load_best(scene, model, store, best)
-    _write_final(scene, model, tokenizer)
+    _write_final(scene, model, wrapper, tokenizer)
     _tell_end(scene, trainer, time.perf_counter() - began, best)
     return 0
 
@@ -340,12 +343,14 @@ def _load_best(scene: Scene, model: PeftModel, store: CheckpointStore, step: int
     put_adapter(model, scene.processes.share_from_main(tensors))
 
 
-def _write_final(scene: Scene, model: PeftModel, tokenizer: PreTrainedTokenizerBase) -> None:
+def _write_final(scene: Scene, model: PeftModel, wrapper: Wrapper | None, tokenizer: PreTrainedTokenizerBase) -> None:
     tensors = gather_adapter(model)
     if scene.processes.is_main:
 
         def fill(folder: Path) -> None:
             write_adapter(model, tensors, folder)
+            if wrapper is not None:
+                write_for_wrapper(model, tensors, folder, wrapper)
             tokenizer.save_pretrained(folder)
 
         publish(scene.folder / "final", fill)
