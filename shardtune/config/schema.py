@@ -75,12 +75,12 @@ class ModelSection(Section):
         description="How the frozen weights are held, where they are not float8. `auto` keeps the checkpoint's own "
         "dtype. On a CPU without bf16 units float32 is many times faster.",
     )
-    base_precision: Literal["auto", "bf16", "fp8", "nf4"] = Field(
+    base_precision: Literal["auto", "bf16", "fp8"] = Field(
         default="auto",
         description="How the frozen weights are held. `fp8` = one byte each: an FP8 checkpoint's codes as they are, "
         "any other quantised on load (per row, the error is reported). `bf16` = full values in torch_dtype, an FP8 "
         "checkpoint multiplied out while it is read. `auto` = bf16, but for an FP8 checkpoint fp8 when the full "
-        "values would take more than 60 % of a rank's memory. `nf4` is refused with the reason.",
+        "values would take more than 60 % of a rank's memory.",
     )
     load: Literal["auto", "read-all", "rank0-broadcast"] = Field(
         default="auto",
