@@ -34,7 +34,8 @@ def start(
         # A worker's errors go to its launcher, which tells them once for all ranks.
         return _work(config, overrides, accelerate_config, run_id, place, environ)
     resolved = load_config(config, overrides, accelerate_config, environ)
-    check_model_folder(resolved.config.model.model_name_or_path)
+    if place.node_rank == 0 or resolved.config.model.load == "read-all":  # others may get the model from rank 0
+        check_model_folder(resolved.config.model.model_name_or_path)
     check_dataset_path(resolved.config.data)
     nproc = _processes(place, resolved)
     if place.nnodes > 1:  # rank 0 makes the folder, wherever it is

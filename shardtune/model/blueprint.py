@@ -44,10 +44,6 @@ class Blueprint:
     wrapper: Wrapper | None
     assembly: Assembly
 
-    @property
-    def parameters(self) -> int:
-        return sum(parameter.numel() for parameter in self.model.parameters())
-
 
 def draw_up(section: ModelSection, folder: Path, stored: Mapping[str, StoredTensor]) -> Blueprint:
     """The model that `folder` describes, with a place for every tensor of `stored`.

@@ -1,4 +1,4 @@
-"""The run itself, from top to bottom: join → data → model → adapters → shard → weights → train → save."""
+"""The run itself, from top to bottom: join → model → adapters → data → shard → weights → train → save."""
 
 from __future__ import annotations
 
@@ -95,9 +95,9 @@ class Scene:
 def train(resolved: ResolvedConfig, *, run_id: str | None = None) -> int:
     """Train what the config describes, as one rank of the run; returns the exit code (0, or 128 + signal).
 
-    The order is the whole story: data before weights (its mistakes are cheap to find), adapters before sharding (so
-    that they are sharded too), sharding before weights (so that no rank ever holds more than its part), all of it
-    before the trainer.
+    The order is the whole story: what needs neither weights nor rows comes first (a target that matches nothing is told
+    in seconds), data before weights, adapters before sharding (so that they are sharded too), sharding before weights
+    (so that no rank ever holds more than its part), all of it before the trainer.
     """
     check_trackers(resolved.config.train.report_to)
     with join(resolved.config.parallel) as processes:
@@ -110,21 +110,21 @@ def train(resolved: ResolvedConfig, *, run_id: str | None = None) -> int:
         scene = _open_scene(resolved, processes, run_id)
         _introduce(scene, resolved)
         checkpoint = find_checkpoint(config.model, processes)
+        blueprint = draw_up(config.model, checkpoint.folder, checkpoint.stored)
+        resolved = settle_precision(resolved, blueprint, processes)
+        if resolved.config.model.base_precision == "fp8":
+            hold_in_fp8(blueprint.model, fp8_blocks(blueprint))
+        model, coverage, notices = add_lora(blueprint.model, config.lora, blueprint.family)
+        _tell_notices(scene, notices)
         tokenizer = load_tokenizer(config.model, checkpoint.folder)
         prepared = _prepare_data(scene, config, tokenizer)
-        blueprint = draw_up(config.model, checkpoint.folder, checkpoint.stored)
         _check_data(scene, blueprint.model, tokenizer, prepared)
         resolved = settle_packing(resolved, blueprint.model, processes.device)
-        resolved = settle_precision(resolved, blueprint, processes)
         config = resolved.config
         data = _lay_out(config, prepared, blueprint.model, tokenizer)
         math = training_math(config.train, rows=len(data.train), tokens=data.tokens, processes=processes.world_size)
         _write_config(scene, resolved)
         set_seed(config.train.seed)
-        if config.model.base_precision == "fp8":
-            hold_in_fp8(blueprint.model, fp8_blocks(blueprint))
-        model, coverage, notices = add_lora(blueprint.model, config.lora, blueprint.family)
-        _tell_notices(scene, notices)
         sharding = shard_model(model, config.parallel, processes.mesh, torch.bfloat16 if config.train.bf16 else None)
         _tell_plan(scene, config, prepared, data, math, coverage, sharding)
         _load_weights(scene, config, model, blueprint, checkpoint.way)
