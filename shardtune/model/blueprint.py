@@ -44,6 +44,11 @@ class Blueprint:
     wrapper: Wrapper | None
     assembly: Assembly
 
+    @property
+    def layer_class(self) -> str | None:
+        """The class that is sharded layer by layer, where the family knows it."""
+        return self.family.decoder_layer.get(self.model.config.model_type)
+
 
 def draw_up(section: ModelSection, folder: Path, stored: Mapping[str, StoredTensor]) -> Blueprint:
     """The model that `folder` describes, with a place for every tensor of `stored`.

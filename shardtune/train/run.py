@@ -125,7 +125,8 @@ def train(resolved: ResolvedConfig, *, run_id: str | None = None) -> int:
         math = training_math(config.train, rows=len(data.train), tokens=data.tokens, processes=processes.world_size)
         _write_config(scene, resolved)
         set_seed(config.train.seed)
-        sharding = shard_model(model, config.parallel, processes.mesh, torch.bfloat16 if config.train.bf16 else None)
+        compute_dtype = torch.bfloat16 if config.train.bf16 else None
+        sharding = shard_model(model, config.parallel, processes.mesh, compute_dtype, blueprint.layer_class)
         _tell_plan(scene, config, prepared, data, math, coverage, sharding)
         _load_weights(scene, config, model, blueprint, checkpoint.way)
         with StopRequest() as stop:
