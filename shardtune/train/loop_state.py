@@ -42,7 +42,7 @@ def gather_parts(trainer: ShardedSFTTrainer) -> list[RankPart]:
 
 
 def loop_state(trainer: ShardedSFTTrainer, parts: list[RankPart]) -> dict[str, Any]:
-    """The loop's memory, for `trainer.json`. Floats survive JSON bit by bit.
+    """The loop's memory, for `trainer.json`: a copy, as it is written while the loop goes on. Floats survive JSON.
 
     Sums since the last log line are in it: a checkpoint between two lines must not lose the losses before it.
     """
@@ -50,7 +50,7 @@ def loop_state(trainer: ShardedSFTTrainer, parts: list[RankPart]) -> dict[str, A
     return {
         "step": state.global_step,
         "epoch": state.epoch,
-        "log_history": state.log_history,
+        "log_history": [dict(entry) for entry in state.log_history],
         "best_metric": state.best_metric,
         "best_global_step": state.best_global_step,
         "num_input_tokens_seen": state.num_input_tokens_seen,
@@ -59,7 +59,10 @@ def loop_state(trainer: ShardedSFTTrainer, parts: list[RankPart]) -> dict[str, A
         "loss_sums": [part.loss_sum for part in parts],
         "flos": sum(part.flos for part in parts),
         "real_tokens": sum(part.real_tokens for part in parts),
-        "trl": {"metrics": dict(trainer._metrics["train"]), "tokens": trainer._total_train_tokens},
+        "trl": {
+            "metrics": {name: list(values) for name, values in trainer._metrics["train"].items()},
+            "tokens": trainer._total_train_tokens,
+        },
         "scheduler": {"last_epoch": trainer.lr_scheduler.last_epoch, "last_lr": trainer.lr_scheduler.get_last_lr()},
     }
 
