@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import time
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -83,7 +84,6 @@ class Scene:
     console: Console  # quiet on all ranks but 0
     events: EventLog
     asked: RunConfig  # the config as it was given, before any `auto` was settled
-    lease: Lease | None  # on rank 0: nobody else writes to the folder
 
 
 def train(resolved: ResolvedConfig, *, run_id: str | None = None) -> int:
@@ -94,14 +94,14 @@ def train(resolved: ResolvedConfig, *, run_id: str | None = None) -> int:
     """
     check_trackers(resolved.config.train.report_to)
     asked = resolved.config
-    with join(resolved.config.parallel) as processes:
+    with join(resolved.config.parallel) as processes, ExitStack() as at_end:
         resolved = settle_autos(
             resolved,
             device=processes.device.type,
             processes_here=int(os.environ.get("LOCAL_WORLD_SIZE", processes.world_size)),
         )
         config = resolved.config
-        scene = _open_scene(asked, processes, run_id)
+        scene = _open_scene(asked, processes, run_id, at_end)
         _introduce(scene, resolved)
         tokenizer = load_tokenizer(config.model)
         prepared = _prepare_data(scene, config, tokenizer)
@@ -120,14 +120,12 @@ def train(resolved: ResolvedConfig, *, run_id: str | None = None) -> int:
         facts = _facts(config, math, prepared)
         with StopRequest() as stop:
             code = _train_and_save(scene, config, model, tokenizer, data, math, facts, stop)
-        if scene.lease is not None:
-            if code == 0:
-                record_finish(scene.folder)
-            scene.lease.release()
+        if code == 0 and processes.is_main:
+            record_finish(scene.folder)
         return code
 
 
-def _open_scene(asked: RunConfig, processes: Processes, run_id: str | None) -> Scene:
+def _open_scene(asked: RunConfig, processes: Processes, run_id: str | None, at_end: ExitStack) -> Scene:
     """Agree on the run's folder (our launcher has chosen one; otherwise rank 0 does), and make it ours alone.
 
     Args:
@@ -142,7 +140,6 @@ def _open_scene(asked: RunConfig, processes: Processes, run_id: str | None) -> S
         chosen = str(choice.folder)
     folder = Path(given or processes.share_from_main(chosen))
     folder.mkdir(parents=True, exist_ok=True)  # nodes may not share a disk
-    lease = None
     if processes.is_main:
         lease = Lease.take(folder / LEASE, wait=_LEASE_SECONDS)
         if lease is None:
@@ -151,7 +148,8 @@ def _open_scene(asked: RunConfig, processes: Processes, run_id: str | None) -> S
                 why=f"{owner(folder / LEASE).capitalize()} holds {folder / LEASE}.",
                 fix="Wait for it, end it, or start another run beside it: --resume never.",
             )
-    return Scene(processes, folder, console, EventLog(folder, processes.rank), asked, lease)
+        at_end.callback(lease.release)
+    return Scene(processes, folder, console, EventLog(folder, processes.rank), asked)
 
 
 def _facts(config: RunConfig, math: TrainingMath, prepared: PreparedSet) -> RunFacts:
@@ -339,7 +337,7 @@ def _train_and_save(
         return _end_early(scene, trainer, stop, math)
     if config.train.eval_strategy != "no" and trainer.eval_loss_at(trainer.state.global_step) is None:
         trainer.evaluate()
-    found = scene.processes.share_from_main(store.best())
+    found = scene.processes.share_from_main(store.best() if scene.processes.is_main else None)
     best = found[0] if config.train.load_best_model_at_end and found else None
     if best is not None and best != trainer.state.global_step:
         _load_best(scene, model, store, best)
