@@ -119,7 +119,7 @@ def train(resolved: ResolvedConfig, *, run_id: str | None = None) -> int:
         _tell_plan(scene, config, prepared, data, math, coverage, sharding)
         facts = _facts(config, math, prepared)
         with StopRequest() as stop:
-            code = _train_and_save(scene, config, model, tokenizer, data, math, facts, stop)
+            code = _train_and_save(scene, resolved, model, tokenizer, data, math, facts, stop)
         if code == 0 and processes.is_main:
             record_finish(scene.folder)
         return code
@@ -195,9 +195,16 @@ def _quieten_libraries(console: Console) -> None:
 
 
 def _write_config(scene: Scene, resolved: ResolvedConfig) -> None:
-    """Written at the start, and again when the last `auto` is settled."""
+    """Written at the start, and again when the last `auto` is settled; a run that goes on keeps its own until then."""
+    if scene.processes.is_main and not CheckpointStore(scene.folder / CHECKPOINTS, None).steps():
+        (scene.folder / "config.yaml").write_text(render_yaml(redacted(resolved)), encoding="utf-8")
+
+
+def _take_over(scene: Scene, resolved: ResolvedConfig) -> None:
+    """The run goes on under this config. Not earlier: one that is refused must change nothing."""
     if scene.processes.is_main:
         (scene.folder / "config.yaml").write_text(render_yaml(redacted(resolved)), encoding="utf-8")
+        record_start(scene.folder, scene.asked)
 
 
 def _prepare_data(scene: Scene, config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> PreparedSet:
@@ -292,7 +299,7 @@ def _tell_plan(
 
 def _train_and_save(
     scene: Scene,
-    config: RunConfig,
+    resolved: ResolvedConfig,
     model: PeftModel,
     tokenizer: PreTrainedTokenizerBase,
     data: Data,
@@ -300,12 +307,13 @@ def _train_and_save(
     facts: RunFacts,
     stop: StopRequest,
 ) -> int:
+    config = resolved.config
     (scene.folder / CHECKPOINTS).mkdir(exist_ok=True)
     store = CheckpointStore(scene.folder / CHECKPOINTS, config.train.save_total_limit)
     saver = CheckpointSaver(store, scene.processes, scene.console, scene.events, facts)
     resumed = resume_point(store, model, scene.processes, facts, math)
-    if scene.processes.is_main:
-        record_start(scene.folder, scene.asked)  # not earlier: a config that is refused must not rename the run
+    if resumed is not None:
+        _take_over(scene, resolved)
     stopping = StopAtStep(stop, scene.processes)
     progress = ProgressCallback(scene.console, scene.events)
     profile = StepProfile(scene.console, scene.events, config.train.debug_freq)

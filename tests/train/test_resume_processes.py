@@ -6,13 +6,14 @@ import json
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from interrupted import evaluations, final_weights, lines
-from running import events
+from running import Command, events
 from safetensors.torch import load_file
 from toys import toy_config
 
@@ -119,3 +120,32 @@ def test_another_number_of_processes_goes_on_with_the_rows_that_were_not_seen(
         torch.testing.assert_close(final[0][name], tensor, rtol=1e-3, atol=1e-5)
     told = [event["changes"] for event in events(three / "chain", "resume")]
     assert [text[0][:17] for text in told] == ["processes: 3 → 2 ", "processes: 2 → 4 "]
+
+
+@pytest.mark.slow
+def test_a_run_killed_with_kill_9_goes_on_by_itself_to_the_same_bits(
+    config: Path, environment: dict[str, str], shardtune: Command, tmp_path: Path
+) -> None:
+    """The whole way a user takes: the same command twice, without a name."""
+    words = ["train", str(config), "-o", f"train.output_dir={tmp_path / 'runs'}", "-o", "train.save_steps=1",
+             "-o", "train.logging_steps=1", "-o", "train.eval_strategy=no", "-o", "train.max_steps=30"]  # fmt: skip
+    process = subprocess.Popen(
+        [sys.executable, "-m", "shardtune", *words], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    try:
+        deadline = time.monotonic() + 90
+        while not list(tmp_path.glob("runs/*/checkpoints/step-*")) and time.monotonic() < deadline:
+            time.sleep(0.05)
+    finally:
+        process.kill()
+        process.communicate()
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert not (folder / "final").exists()
+    again = shardtune(*words)
+    assert again.returncode == 0, again.stderr
+    assert f"going on with the unfinished run {folder.name}" in again.stdout
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == [folder.name]
+    whole = shardtune(*words, "--resume", "never", "--run-id", "whole")
+    assert whole.returncode == 0, whole.stderr
+    assert lines(folder) == lines(tmp_path / "runs" / "whole")
+    assert final_weights(folder) == final_weights(tmp_path / "runs" / "whole")
