@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import re
 from collections.abc import Iterable, Mapping
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from peft.tuners.lora import LoraLayer, ParamWrapper
 
-from shardtune.checkpoint.adapter import write_tensors
+from shardtune.checkpoint.adapter import frozen_config, write_adapter_files
 from shardtune.model.families.family import Wrapper
 
 if TYPE_CHECKING:
@@ -31,13 +30,13 @@ def write_for_wrapper(model: PeftModel, tensors: dict[str, torch.Tensor], folder
     where they are.
     """
     renamed = {_OUTER + served_name(name.removeprefix(_OUTER), wrapper.served): t for name, t in tensors.items()}
-    config = copy.deepcopy(model.peft_config["default"])
+    config = frozen_config(model)
     modules, parameters = _targets(model)
     served = [served_name(name, wrapper.served) for name in modules]
     config.target_modules = _pattern(served) if served else None
     config.target_parameters = [served_name(name, wrapper.served) for name in parameters] or None
     out = folder / FOLDER
-    write_tensors(renamed, config, out)
+    write_adapter_files(config, renamed, out)
     about = {
         "wrapper": wrapper.class_name,
         "key_mapping": {

@@ -27,8 +27,14 @@ def train(
             "--run-id", metavar="NAME", help="Folder of the run under train.output_dir; default: date and time."
         ),
     ] = None,
+    resume: Annotated[
+        str | None,
+        typer.Option("--resume", metavar="auto|latest|best|never|PATH", help="Short for -o train.resume=…."),
+    ] = None,
 ) -> None:
     """Train a LoRA adapter as CONFIG says, sharded over the processes of this machine.
+
+    A run that was interrupted goes on where its last checkpoint is, when the same config is started again.
 
     Under torchrun, accelerate launch or a scheduler's RANK/WORLD_SIZE it becomes one of their workers.
 
@@ -41,4 +47,6 @@ def train(
         overrides.append(f"parallel.nproc={nproc}")
     if debug_freq is not None:
         overrides.append(f"train.debug_freq={debug_freq}")
+    if resume is not None:
+        overrides.append(f"train.resume={resume}")
     sys.exit(start(config, overrides, accelerate_config, run_id, os.environ))

@@ -306,12 +306,25 @@ class TrainSection(Section):
     eval_steps: Int = Field(default=200, ge=1, description="Evaluate every so many steps (eval_strategy: steps).")
     save_strategy: Strategy = Field(default="steps", description="When to write a checkpoint: no, steps, epoch.")
     save_steps: Int = Field(default=200, ge=1, description="Checkpoint every so many steps (save_strategy: steps).")
+    save_minutes: Float | None = Field(
+        default=None,
+        gt=0,
+        description="Checkpoint also when so many minutes have passed since the last one, at the next step; null = by "
+        "save_strategy alone.",
+    )
     save_total_limit: Int | None = Field(
         default=3, ge=1, description="Checkpoints kept (the best one is never deleted); null keeps all."
     )
     load_best_model_at_end: bool = Field(
         default=False,
         description="`final/` holds the checkpoint with the lowest validation loss instead of the last step.",
+    )
+    resume: str = Field(
+        default="auto",
+        min_length=1,
+        description="Where to go on: `auto` (the newest unfinished run of the same config, else a new run), `latest`, "
+        "`best`, `never`, or the path of a checkpoint or run (also --resume).",
+        examples=["never", "runs/20260101-120000-ab12/checkpoints/step-000200"],
     )
     report_to: Annotated[str | list[str], BeforeValidator(_none_word), BeforeValidator(_comma_list)] = Field(
         default="none",

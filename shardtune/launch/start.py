@@ -14,7 +14,8 @@ from shardtune.errors import UserInputError
 from shardtune.launch.failure import report_failure
 from shardtune.launch.local import launch, process_count, threads_per_process
 from shardtune.launch.place import Node, Worker, read_place
-from shardtune.launch.run_folder import FOLDER_VARIABLE, create_run_folder
+from shardtune.launch.run_folder import FOLDER_VARIABLE
+from shardtune.launch.which_run import choose_run
 from shardtune.model.locate import check_model_folder
 
 
@@ -40,14 +41,16 @@ def start(
     nproc = _processes(place, resolved)
     if place.nnodes > 1:  # rank 0 makes the folder, wherever it is
         return launch(_arguments(config, overrides, accelerate_config, run_id), place, nproc)
-    folder = create_run_folder(resolved.config.train.output_dir, run_id)
-    environ[FOLDER_VARIABLE] = str(folder)
+    chosen = choose_run(resolved.config, run_id)
+    if chosen.told:
+        print(chosen.told, flush=True)
+    environ[FOLDER_VARIABLE] = str(chosen.folder)
     if nproc == 1:
         code = _work(config, overrides, accelerate_config, run_id, Worker(0, 1, 0), environ)
     else:
         code = launch(_arguments(config, overrides, accelerate_config, run_id), place, nproc)
-    if code == UserInputError.exit_code:
-        shutil.rmtree(folder)  # nothing was trained, and the name is free for the corrected command
+    if code == UserInputError.exit_code and chosen.created:
+        shutil.rmtree(chosen.folder)  # nothing was trained, and the name is free for the corrected command
     return code
 
 

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import time
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -21,15 +22,19 @@ from transformers.utils import logging as transformers_logging
 from shardtune import __version__
 from shardtune.adapters.lora import add_lora
 from shardtune.checkpoint.adapter import gather_adapter, put_adapter, read_adapter, write_adapter
+from shardtune.checkpoint.changes import identity
 from shardtune.checkpoint.store import CheckpointStore, publish
 from shardtune.checkpoint.wrapper import write_for_wrapper
 from shardtune.config import ResolvedConfig, render_yaml
+from shardtune.config.redact import redacted, redacted_settings
 from shardtune.data.checks import enforce, refusals_and_warnings
 from shardtune.data.collate import Collator
 from shardtune.data.order import Documents
 from shardtune.data.prepare import PreparedSet, prepare
-from shardtune.errors import ShardtuneError
-from shardtune.launch.run_folder import FOLDER_VARIABLE, create_run_folder
+from shardtune.errors import ShardtuneError, UserInputError
+from shardtune.launch.run_folder import FOLDER_VARIABLE
+from shardtune.launch.which_run import CHECKPOINTS, LEASE, choose_run, record_finish, record_start
+from shardtune.lease import Lease, owner
 from shardtune.model.blueprint import draw_up
 from shardtune.model.load import load_tokenizer
 from shardtune.model.quantized import hold_in_fp8
@@ -52,6 +57,8 @@ from shardtune.train.choices import (
 )
 from shardtune.train.interrupt import StopRequest
 from shardtune.train.proof import ProofOfTraining
+from shardtune.train.resume import ResumePoint, resume_point
+from shardtune.train.saving import CheckpointSaver, RunFacts, SaveWatch
 from shardtune.train.settings import check_trackers, trainer_settings
 from shardtune.train.trainer import ShardedSFTTrainer, StopAtStep
 from shardtune.train.weights import bring_in, find_checkpoint
@@ -67,6 +74,8 @@ if TYPE_CHECKING:
     from shardtune.model.families.family import Wrapper
     from shardtune.parallel.shard import Sharding
     from shardtune.train.weights import Way
+
+_LEASE_SECONDS = 15.0  # for the data workers of a run that was just killed to notice and let go
 
 
 @dataclass(frozen=True)
@@ -90,6 +99,7 @@ class Scene:
     folder: Path
     console: Console  # quiet on all ranks but 0
     events: EventLog
+    asked: RunConfig  # the config as it was given, before any `auto` was settled
 
 
 def train(resolved: ResolvedConfig, *, run_id: str | None = None) -> int:
@@ -100,14 +110,15 @@ def train(resolved: ResolvedConfig, *, run_id: str | None = None) -> int:
     (so that no rank ever holds more than its part), all of it before the trainer.
     """
     check_trackers(resolved.config.train.report_to)
-    with join(resolved.config.parallel) as processes:
+    asked = resolved.config
+    with join(resolved.config.parallel) as processes, ExitStack() as at_end:
         resolved = settle_autos(
             resolved,
             device=processes.device.type,
             processes_here=int(os.environ.get("LOCAL_WORLD_SIZE", processes.world_size)),
         )
         config = resolved.config
-        scene = _open_scene(resolved, processes, run_id)
+        scene = _open_scene(asked, processes, run_id, at_end)
         _introduce(scene, resolved)
         checkpoint = find_checkpoint(config.model, processes)
         blueprint = draw_up(config.model, checkpoint.folder, checkpoint.stored)
@@ -129,19 +140,55 @@ def train(resolved: ResolvedConfig, *, run_id: str | None = None) -> int:
         sharding = shard_model(model, config.parallel, processes.mesh, compute_dtype, blueprint.layer_class)
         _tell_plan(scene, config, prepared, data, math, coverage, sharding)
         _load_weights(scene, config, model, blueprint, checkpoint.way)
+        facts = _facts(config, math, prepared)
         with StopRequest() as stop:
-            return _train_and_save(scene, config, model, blueprint.wrapper, tokenizer, data, math, stop)
+            code = _train_and_save(scene, resolved, model, blueprint.wrapper, tokenizer, data, math, facts, stop)
+        if code == 0 and processes.is_main:
+            record_finish(scene.folder)
+        return code
 
 
-def _open_scene(resolved: ResolvedConfig, processes: Processes, run_id: str | None) -> Scene:
-    """Agree on the run's folder (our launcher has made one; otherwise rank 0 makes it)."""
+def _open_scene(asked: RunConfig, processes: Processes, run_id: str | None, at_end: ExitStack) -> Scene:
+    """Agree on the run's folder (our launcher has chosen one; otherwise rank 0 does), and make it ours alone.
+
+    Args:
+        asked: The config as it was given: a run is found by it, whatever `auto` turns out to be here.
+    """
     given = os.environ.get(FOLDER_VARIABLE)
-    made = ""
+    console = Console(quiet=not processes.is_main)
+    chosen = ""
     if given is None and processes.is_main:
-        made = str(create_run_folder(resolved.config.train.output_dir, run_id))
-    folder = Path(given or processes.share_from_main(made))
+        choice = choose_run(asked, run_id)
+        console.print(choice.told, markup=False, highlight=False, soft_wrap=True, end="\n" if choice.told else "")
+        chosen = str(choice.folder)
+    folder = Path(given or processes.share_from_main(chosen))
     folder.mkdir(parents=True, exist_ok=True)  # nodes may not share a disk
-    return Scene(processes, folder, Console(quiet=not processes.is_main), EventLog(folder, processes.rank))
+    if processes.is_main:
+        lease = Lease.take(folder / LEASE, wait=_LEASE_SECONDS)
+        if lease is None:
+            raise UserInputError(
+                f"The run {folder.name} is being trained right now.",
+                why=f"{owner(folder / LEASE).capitalize()} holds {folder / LEASE}.",
+                fix="Wait for it, end it, or start another run beside it: --resume never.",
+            )
+        at_end.callback(lease.release)
+    return Scene(processes, folder, console, EventLog(folder, processes.rank), asked)
+
+
+def _facts(config: RunConfig, math: TrainingMath, prepared: PreparedSet) -> RunFacts:
+    settings = redacted_settings(config)
+    return RunFacts(
+        settings=settings,
+        identity=identity(settings),
+        data=str(prepared.about["fingerprint"]),
+        batch={
+            "per_device": math.per_device,
+            "processes": math.processes,
+            "accumulation": math.accumulation,
+            "effective": math.effective_batch,
+        },
+        steps_per_epoch=math.steps_per_epoch,
+    )
 
 
 def _introduce(scene: Scene, resolved: ResolvedConfig) -> None:
@@ -171,9 +218,16 @@ def _quieten_libraries(console: Console) -> None:
 
 
 def _write_config(scene: Scene, resolved: ResolvedConfig) -> None:
-    """Written at the start, and again when the last `auto` is settled."""
+    """Written at the start, and again when the last `auto` is settled; a run that goes on keeps its own until then."""
+    if scene.processes.is_main and not CheckpointStore(scene.folder / CHECKPOINTS, None).steps():
+        (scene.folder / "config.yaml").write_text(render_yaml(redacted(resolved)), encoding="utf-8")
+
+
+def _take_over(scene: Scene, resolved: ResolvedConfig) -> None:
+    """The run goes on under this config. Not earlier: one that is refused must change nothing."""
     if scene.processes.is_main:
-        (scene.folder / "config.yaml").write_text(render_yaml(resolved), encoding="utf-8")
+        (scene.folder / "config.yaml").write_text(render_yaml(redacted(resolved)), encoding="utf-8")
+        record_start(scene.folder, scene.asked)
 
 
 def _prepare_data(scene: Scene, config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> PreparedSet:
@@ -275,18 +329,25 @@ def _tell_plan(
 
 def _train_and_save(
     scene: Scene,
-    config: RunConfig,
+    resolved: ResolvedConfig,
     model: PeftModel,
     wrapper: Wrapper | None,
     tokenizer: PreTrainedTokenizerBase,
     data: Data,
     math: TrainingMath,
+    facts: RunFacts,
     stop: StopRequest,
 ) -> int:
-    (scene.folder / "checkpoints").mkdir(exist_ok=True)
-    store = CheckpointStore(scene.folder / "checkpoints", config.train.save_total_limit)
+    config = resolved.config
+    (scene.folder / CHECKPOINTS).mkdir(exist_ok=True)
+    store = CheckpointStore(scene.folder / CHECKPOINTS, config.train.save_total_limit)
+    saver = CheckpointSaver(store, scene.processes, scene.console, scene.events, facts)
+    resumed = resume_point(store, model, scene.processes, facts, math)
+    if resumed is not None:
+        _take_over(scene, resolved)
     stopping = StopAtStep(stop, scene.processes)
     progress = ProgressCallback(scene.console, scene.events)
+    profile = StepProfile(scene.console, scene.events, config.train.debug_freq)
     trainer = ShardedSFTTrainer(
         model=model,
         args=trainer_settings(config, scene.folder, math, on_cpu=scene.processes.device.type == "cpu"),
@@ -295,28 +356,34 @@ def _train_and_save(
         collator=data.collator,
         tokenizer=tokenizer,
         processes=scene.processes,
-        store=store,
-        events=scene.events,
+        saver=saver,
+        resumed=resumed,
         callbacks=[
             progress,
-            StepProfile(scene.console, scene.events, config.train.debug_freq),
+            profile,
             ProofOfTraining(scene.console, scene.events, scene.processes),
+            SaveWatch(saver, config.train.save_minutes),
             stopping,
         ],
     )
     trainer.remove_callback(PrinterCallback)
     progress.paused = lambda: trainer.paused_seconds
+    if resumed is not None:
+        progress.tokens_before = resumed.tokens
+        _tell_resume(scene, resumed, math)
     torch.manual_seed(config.train.seed + scene.processes.rank)  # each rank its own dropout
     began = time.perf_counter()
     try:
         trainer.train()
     finally:
         progress.close()
+        saver.finish()
     if stopping.stopped and trainer.state.global_step < math.steps:
         return _end_early(scene, trainer, stop, math)
     if config.train.eval_strategy != "no" and trainer.eval_loss_at(trainer.state.global_step) is None:
         trainer.evaluate()
-    best = trainer.best[1] if config.train.load_best_model_at_end and trainer.best else None
+    found = scene.processes.share_from_main(store.best() if scene.processes.is_main else None)
+    best = found[0] if config.train.load_best_model_at_end and found else None
     if best is not None and best != trainer.state.global_step:
         _load_best(scene, model, store, best)
     _write_final(scene, model, wrapper, tokenizer)
@@ -324,13 +391,37 @@ def _train_and_save(
     return 0
 
 
+def _tell_resume(scene: Scene, resumed: ResumePoint, math: TrainingMath) -> None:
+    for line in resumed.damaged:
+        text = f"A checkpoint is damaged and was set aside. {line}"
+        scene.console.print(f"[bold red]warning[/] {escape(text)}", highlight=False, soft_wrap=True)
+        scene.events.write("warning", about="checkpoint", text=text)
+    epoch, done = divmod(resumed.step, math.steps_per_epoch)
+    place = f"step {resumed.step} of {math.steps} (epoch {epoch + 1}, {done} of {math.steps_per_epoch} steps done)"
+    summary.say(scene.console, "resume", f"{place}, from {resumed.path}")
+    for line in resumed.told:
+        summary.say(scene.console, "changed", line)
+    scene.events.write(
+        "resume",
+        step=resumed.step,
+        path=str(resumed.path),
+        world_size=scene.processes.world_size,
+        random_state="restored" if resumed.rng is not None else "new: another number of processes",
+        changes=list(resumed.told),
+        damaged=list(resumed.damaged),
+    )
+
+
 def _end_early(scene: Scene, trainer: ShardedSFTTrainer, stop: StopRequest, math: TrainingMath) -> int:
     step = trainer.state.global_step
-    if step not in scene.processes.share_from_main(trainer.store.steps()):
-        trainer._save_checkpoint(trainer.model, None)
+    store = trainer.saver.store
+    saved = step in store.steps() if scene.processes.is_main else True
     scene.events.write("run_end", status="stopped", step=step)
+    told = (
+        f"Checkpoint: {store.path(step)}" if saved else "Its checkpoint could not be written; the one before is good."
+    )
     scene.console.print(
-        f"Stopped on request after step {step} of {math.steps}. Checkpoint: {trainer.store.path(step)}",
+        f"Stopped on request after step {step} of {math.steps}. {told}",
         highlight=False,
         markup=False,
         soft_wrap=True,

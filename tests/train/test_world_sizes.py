@@ -141,8 +141,14 @@ def test_a_run_leaves_what_it_promises(runs: dict[int, Path]) -> None:
     run = runs[2]
     assert {path.name for path in run.iterdir()} == {
         "config.yaml", "environment.json", "events-rank0.jsonl", "events-rank1.jsonl", "checkpoints", "final",
+        "run.json",
     }  # fmt: skip
-    assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["step-000012", "step-000018"]
+    assert sorted(path.name for path in (run / "checkpoints").iterdir()) == [
+        "best",
+        "latest",
+        "step-000012",
+        "step-000018",
+    ]
     assert {"adapter_config.json", "adapter_model.safetensors", "tokenizer.json"} <= {
         p.name for p in (run / "final").iterdir()
     }
