@@ -37,7 +37,7 @@ VERDICTS: dict[str, Verdict] = {
     "model.tokenizer_name_or_path": _DATA,
     "model.torch_dtype": _ROUNDING,
     "model.base_precision": Verdict(
-        "told", "the frozen weights are held differently: the same values of an FP8 checkpoint, rounded ones of any other"
+        "told", "the frozen weights are held differently: an FP8 checkpoint's same values, any other's rounded"
     ),
     "model.load": _FREE,
     "model.ignore_tensors": _MODEL,
