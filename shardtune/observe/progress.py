@@ -11,6 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from transformers import TrainerCallback
 
 from shardtune.observe.events import EventLog
+from shardtune.observe.summary import clock
 
 if TYPE_CHECKING:
     from transformers import TrainerControl, TrainerState, TrainingArguments
@@ -116,10 +117,3 @@ class ProgressCallback(TrainerCallback):
 
     def _say(self, line: str) -> None:
         self.console.print(line, highlight=False, soft_wrap=True)
-
-
-def clock(seconds: float) -> str:
-    """12 s → `0:12`, 3700 s → `1:01:40`."""
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

@@ -43,7 +43,7 @@ from shardtune.observe.events import EventLog
 from shardtune.observe.loading import LoadingProgress
 from shardtune.observe.preparing import PreparingProgress
 from shardtune.observe.profile import StepProfile
-from shardtune.observe.progress import ProgressCallback, clock
+from shardtune.observe.progress import ProgressCallback
 from shardtune.parallel.processes import Processes, join
 from shardtune.parallel.shard import shard_model
 from shardtune.plan.steps import TrainingMath, training_math
@@ -461,7 +461,7 @@ def _tell_end(scene: Scene, trainer: ShardedSFTTrainer, seconds: float, best: in
         eval_loss=eval_loss,
         adapter=str(scene.folder / "final"),
     )
-    text = f"{trainer.state.global_step} steps in {clock(seconds)}"
+    text = f"{trainer.state.global_step} steps in {summary.clock(seconds)}"
     if losses:
         text += f", loss {losses[0]:.4f} → {losses[-1]:.4f}"
     if eval_loss is not None:
