@@ -28,6 +28,7 @@ from shardtune.data.collate import Collator
 from shardtune.data.order import Documents
 from shardtune.data.prepare import PreparedSet, prepare
 from shardtune.errors import ShardtuneError
+from shardtune.launch.exit_codes import INTERRUPTED, PREEMPTED
 from shardtune.launch.run_folder import FOLDER_VARIABLE, create_run_folder
 from shardtune.model.blueprint import draw_up
 from shardtune.model.load import load_tokenizer
@@ -49,10 +50,12 @@ from shardtune.train.choices import (
     settle_precision,
     slow_precision_notice,
 )
-from shardtune.train.interrupt import StopRequest
+from shardtune.train.interrupt import Grace, StopRequest, grace_seconds
 from shardtune.train.proof import ProofOfTraining
 from shardtune.train.settings import check_trackers, trainer_settings
+from shardtune.train.stopping import GraceWatch
 from shardtune.train.trainer import ShardedSFTTrainer, StopAtStep
+from shardtune.train.watchdog import ENDING, JOINING, LOADING, PREPARING, Limits, ProgressWatch, Watchdog
 from shardtune.train.weights import bring_in, find_checkpoint
 
 if TYPE_CHECKING:
@@ -90,15 +93,16 @@ class Scene:
     events: EventLog
 
 
-def train(resolved: ResolvedConfig, *, run_id: str | None = None) -> int:
-    """Train what the config describes, as one rank of the run; returns the exit code (0, or 128 + signal).
+def train(resolved: ResolvedConfig, *, run_id: str | None = None, stop: StopRequest | None = None) -> int:
+    """Train what the config describes, as one rank of the run; returns the exit code (0, or that of a stopped run).
 
     The order is the whole story: data before weights (its mistakes are cheap to find), adapters before sharding (so
     that they are sharded too), sharding before weights (so that no rank ever holds more than its part), all of it
     before the trainer.
     """
     check_trackers(resolved.config.train.report_to)
-    with join(resolved.config.parallel) as processes:
+    stop = stop or StopRequest()
+    with _watched(resolved.config) as watchdog, join(resolved.config.parallel) as processes:
         resolved = settle_autos(
             resolved,
             device=processes.device.type,
@@ -106,10 +110,13 @@ def train(resolved: ResolvedConfig, *, run_id: str | None = None) -> int:
         )
         config = resolved.config
         scene = _open_scene(resolved, processes, run_id)
+        watchdog.write_to(scene.folder, scene.events)
+        watchdog.enter(PREPARING)
         _introduce(scene, resolved)
         checkpoint = find_checkpoint(config.model, processes)
         tokenizer = load_tokenizer(config.model, checkpoint.folder)
         prepared = _prepare_data(scene, config, tokenizer)
+        watchdog.enter(LOADING)
         blueprint = draw_up(config.model, checkpoint.folder, checkpoint.stored)
         _check_data(scene, blueprint.model, tokenizer, prepared)
         resolved = settle_packing(resolved, blueprint.model, processes.device)
@@ -125,9 +132,15 @@ def train(resolved: ResolvedConfig, *, run_id: str | None = None) -> int:
         _tell_notices(scene, notices)
         sharding = shard_model(model, config.parallel, processes.mesh, torch.bfloat16 if config.train.bf16 else None)
         _tell_plan(scene, config, prepared, data, math, coverage, sharding)
-        _load_weights(scene, config, model, blueprint, checkpoint.way)
-        with StopRequest() as stop:
-            return _train_and_save(scene, config, model, tokenizer, data, math, stop)
+        _load_weights(scene, config, model, blueprint, checkpoint.way, watchdog)
+        stop.wait_for_step()
+        return _train_and_save(scene, config, model, tokenizer, data, math, stop, watchdog)
+
+
+def _watched(config: RunConfig) -> Watchdog:
+    watchdog = Watchdog(int(os.environ.get("RANK", "0")), Limits.of(config.parallel))
+    watchdog.enter(JOINING)
+    return watchdog
 
 
 def _open_scene(resolved: ResolvedConfig, processes: Processes, run_id: str | None) -> Scene:
@@ -231,10 +244,17 @@ def _tell_notices(scene: Scene, notices: list[str]) -> None:
         scene.events.write("notice", about="lora", text=notice)
 
 
-def _load_weights(scene: Scene, config: RunConfig, model: PeftModel, blueprint: Blueprint, way: Way) -> None:
+def _load_weights(
+    scene: Scene, config: RunConfig, model: PeftModel, blueprint: Blueprint, way: Way, watchdog: Watchdog
+) -> None:
     with LoadingProgress(scene.console) as progress:
+
+        def moved(done: int, total: int) -> None:
+            watchdog.beat()
+            progress(done, total)
+
         loaded = bring_in(
-            model, blueprint, way, scene.processes, config.train.seed, progress, on_host=config.parallel.offload_params
+            model, blueprint, way, scene.processes, config.train.seed, moved, on_host=config.parallel.offload_params
         )
     scene.processes.wait_for_all("weights")
     scene.events.write("weights", **asdict(loaded))
@@ -278,6 +298,7 @@ def _train_and_save(
     data: Data,
     math: TrainingMath,
     stop: StopRequest,
+    watchdog: Watchdog,
 ) -> int:
     (scene.folder / "checkpoints").mkdir(exist_ok=True)
     store = CheckpointStore(scene.folder / "checkpoints", config.train.save_total_limit)
@@ -297,11 +318,14 @@ def _train_and_save(
             progress,
             StepProfile(scene.console, scene.events, config.train.debug_freq),
             ProofOfTraining(scene.console, scene.events, scene.processes),
+            GraceWatch(Grace(grace_seconds(config.train.grace_seconds, os.environ)), scene.console, scene.events),
             stopping,
+            ProgressWatch(watchdog),
         ],
     )
     trainer.remove_callback(PrinterCallback)
     progress.paused = lambda: trainer.paused_seconds
+    trainer.stop_evaluating = stopping.now
     torch.manual_seed(config.train.seed + scene.processes.rank)  # each rank its own dropout
     began = time.perf_counter()
     try:
@@ -312,6 +336,9 @@ def _train_and_save(
         return _end_early(scene, trainer, stop, math)
     if config.train.eval_strategy != "no" and trainer.eval_loss_at(trainer.state.global_step) is None:
         trainer.evaluate()
+        if stopping.stopped:
+            return _end_early(scene, trainer, stop, math)
+    watchdog.enter(ENDING)
     best = trainer.best[1] if config.train.load_best_model_at_end and trainer.best else None
     if best is not None and best != trainer.state.global_step:
         _load_best(scene, model, store, best)
@@ -332,7 +359,7 @@ def _end_early(scene: Scene, trainer: ShardedSFTTrainer, stop: StopRequest, math
         soft_wrap=True,
     )
     # A rank that got no signal itself leaves like the others.
-    return 128 + (signal.SIGTERM if scene.processes.agree(stop.signal == signal.SIGTERM) else signal.SIGINT)
+    return INTERRUPTED if scene.processes.agree(stop.signal == signal.SIGINT) else PREEMPTED
 
 
 def _load_best(scene: Scene, model: PeftModel, store: CheckpointStore, step: int) -> None:

@@ -22,12 +22,18 @@ from shardtune.data.tokens import IGNORED
 from shardtune.errors import ShardtuneError
 from shardtune.observe.events import EventLog
 from shardtune.parallel.processes import Processes
-from shardtune.train.interrupt import StopRequest
+from shardtune.train.interrupt import StopRequest, ignore_stop_signals
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from peft import PeftModel
     from transformers import PreTrainedTokenizerBase, TrainerControl
     from trl import SFTConfig
+
+
+class EvaluationStopped(Exception):
+    """The run was asked to stop, and an evaluation may take longer than the time it is given."""
 
 
 class ShardedSFTTrainer(SFTTrainer):
@@ -52,6 +58,7 @@ class ShardedSFTTrainer(SFTTrainer):
     ) -> None:
         self.processes, self.store, self.events = processes, store, events
         self.train_rows, self.eval_rows, self.collator = train_rows, eval_rows, collator
+        self.stop_evaluating: Callable[[], bool] = lambda: False
         self.real_tokens = 0  # trained on so far by this rank, padding not counted
         self.paused_seconds = 0.0  # evaluating and saving, which throughput does not count
         self.best: tuple[float, int] | None = None  # lowest validation loss among the checkpoints, and its step
@@ -95,6 +102,7 @@ class ShardedSFTTrainer(SFTTrainer):
             pin_memory=self.args.dataloader_pin_memory,
             persistent_workers=self.args.dataloader_persistent_workers,
             prefetch_factor=self.args.dataloader_prefetch_factor,
+            worker_init_fn=ignore_stop_signals,
         )
 
     def evaluation_loop(
@@ -107,6 +115,10 @@ class ShardedSFTTrainer(SFTTrainer):
         self.model.eval()
         total = torch.zeros(2, dtype=torch.float64)  # summed loss, supervised tokens
         for inputs in dataloader:
+            if self.stop_evaluating():
+                self.model.train(was_training)
+                raise EvaluationStopped
+            self.callback_handler.on_prediction_step(self.args, self.state, self.control)
             inputs.pop(REAL_TOKENS)
             inputs = self._prepare_inputs(inputs)
             one = torch.ones((), device=self.args.device)
@@ -125,6 +137,15 @@ class ShardedSFTTrainer(SFTTrainer):
             metrics={f"{metric_key_prefix}_loss": loss_per_token, f"{metric_key_prefix}_tokens": int(total[1])},
             num_samples=len(dataloader.dataset),
         )
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        """As TRL does; one that is cut short because the run stops gives no result, and never the best one."""
+        try:
+            metrics: dict[str, float] = super().evaluate(*args, **kwargs)
+        except EvaluationStopped:
+            self.control.should_training_stop = self.control.should_save = True
+            return {"eval_loss": math.inf}
+        return metrics
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         """Gather the adapter (all ranks), write it (rank 0). The stock way pickles rank 0's shard of the optimizer."""
@@ -192,3 +213,8 @@ class StopAtStep(TrainerCallback):
         if self.processes.agree(self.stop.requested):
             self.stopped = True
             control.should_training_stop = True
+
+    def now(self) -> bool:
+        """Asked between the batches of an evaluation, by every rank."""
+        self.stopped = self.stopped or self.processes.agree(self.stop.requested)
+        return self.stopped
