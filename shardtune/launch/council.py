@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from shardtune.launch.exit_codes import DONE, INTERRUPTED, PREEMPTED
+from shardtune.launch.exit_codes import DONE, INTERRUPTED, LEFT_AT_ONCE, PREEMPTED
 from shardtune.launch.findings import Cause, Finding, at_clock, cause_of
 
 COLLECT_SECONDS = 12.0  # from the first failure until nodes that have not said anything count as lost
@@ -128,7 +128,7 @@ def on_masters_clock(report: Report, seen: float) -> Report:
 
 
 def _code(codes: list[int]) -> int:
-    return next((code for code in (INTERRUPTED, PREEMPTED) if code in codes), max(codes))
+    return next((code for code in (LEFT_AT_ONCE, INTERRUPTED, PREEMPTED) if code in codes), max(codes))
 
 
 Exchange = Callable[[Report], Word]

@@ -11,6 +11,7 @@ LOST = 69  # a node or its network is gone (EX_UNAVAILABLE)
 PREEMPTED = 75  # stopped by SIGTERM or SIGUSR1 with a checkpoint: start me again (EX_TEMPFAIL)
 NO_PROGRESS = 76  # a rank hung, and the deadline ended the run (EX_PROTOCOL)
 INTERRUPTED = 128 + signal.SIGINT
+LEFT_AT_ONCE = 128 + signal.SIGTERM  # a second signal came before the save was done; older checkpoints are good
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
@@ -24,6 +25,6 @@ def stop_signal(code: int) -> signal.Signals | None:
     """The signal a worker's exit code speaks of: it stopped in good order, or died of it before it listened."""
     if code in (INTERRUPTED, -signal.SIGINT):
         return signal.SIGINT
-    if code in (PREEMPTED, -signal.SIGTERM, -signal.SIGUSR1):
+    if code in (PREEMPTED, LEFT_AT_ONCE, -signal.SIGTERM, -signal.SIGUSR1):
         return signal.SIGTERM
     return None

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from shardtune.errors import UserInputError
 from shardtune.launch.council import Council, Exchange, Report, Word, end_word, on_masters_clock
-from shardtune.launch.exit_codes import DONE, LOST, STOP_SIGNALS, stop_signal, stopped_by
+from shardtune.launch.exit_codes import DONE, LEFT_AT_ONCE, LOST, STOP_SIGNALS, stop_signal, stopped_by
 from shardtune.launch.failure import render
 from shardtune.launch.findings import cause_of
 from shardtune.launch.link import Link, MasterLostError, wait_for_master
@@ -60,14 +60,14 @@ def threads_per_process(nproc: int) -> int:
     return max(1, cores // nproc)
 
 
-def launch(arguments: list[str], node: Node, nproc: int, config: RunConfig, environ: Mapping[str, str]) -> int:
-    """Run `python -m shardtune <arguments>` in `nproc` processes on this node; returns the exit code.
+def launch(command: list[str], node: Node, nproc: int, config: RunConfig, environ: Mapping[str, str]) -> int:
+    """Run `command` in `nproc` processes on this node; returns the exit code.
 
     With several nodes their launchers meet at the master, start together, end together and tell the same cause. A
     failure that is nobody's mistake is followed by another start of all, `parallel.max_restarts` times.
     """
     with _Signals() as signals:
-        launcher = _Launcher(arguments, node, facts_of(node, nproc, config), config.parallel, signals, environ)
+        launcher = _Launcher(command, node, facts_of(node, nproc, config), config.parallel, signals, environ)
         try:
             return launcher.run()
         except _StoppedWhileMeeting:
@@ -111,7 +111,7 @@ class _Signals:
 
 @dataclass
 class _Launcher:
-    arguments: list[str]
+    command: list[str]
     node: Node
     facts: Facts
     settings: ParallelSection
@@ -125,6 +125,7 @@ class _Launcher:
             link = link or self._open()
             try:
                 met = self._meet(link, attempt)
+                attempt = met.seat.attempt
                 word = self._attempt(link, met, restarts_left)
             except MasterLostError as error:  # while meeting
                 word = Word("end", code=LOST, text=render(error), restart=restarts_left > 0)
@@ -133,7 +134,7 @@ class _Launcher:
                 return word.code
             restarts_left, attempt = restarts_left - 1, attempt + 1
             if link.silent_for() > self.settings.node_timeout_seconds:
-                link = None  # its master is gone; wait for a new one
+                link, attempt = None, 0  # its master is gone; a new one counts from the beginning
 
     def _open(self) -> Link:
         several = self.node.nnodes > 1
@@ -162,7 +163,7 @@ class _Launcher:
             exchange = _Member(link, met.seat.attempt, self.settings.node_timeout_seconds, restarts_left)
         with tempfile.TemporaryDirectory(prefix="shardtune-errors-") as errors:
             environ = {**self.environ, "OMP_NUM_THREADS": self._threads()}
-            workers = LocalWorkers(self.arguments, met.seat, Path(errors), environ)
+            workers = LocalWorkers(self.command, met.seat, Path(errors), environ)
             try:
                 word = _supervise(workers, exchange, self.signals)
             finally:
@@ -296,7 +297,7 @@ def _looked(workers: LocalWorkers, report: Report, codes: dict[int, int], handed
     stopped = [number for code in codes.values() if (number := stop_signal(code)) is not None]
     if len(codes) == workers.seat.nproc:
         code = stopped_by(min(stopped)) if stopped else DONE  # SIGINT is the smaller number
-        return replace(report, state="done", code=code)
+        return replace(report, state="done", code=LEFT_AT_ONCE if LEFT_AT_ONCE in codes.values() else code)
     if stopped and not handed_on:  # one rank was told to stop before there was anything to save: so are the others
         return replace(report, state="stopping", signal=int(stopped[0]))
     return report

@@ -105,7 +105,7 @@ def meet(
     say: Callable[[str], None],
     idle: Callable[[], None],
 ) -> Met:
-    """Wait until all nodes are there for this attempt (a number on the master; the others take the master's).
+    """Wait until all nodes are there for this attempt (the master's number; the others take its, if it is no older).
 
     Args:
         idle: Called while waiting; may raise (a signal came).
@@ -117,7 +117,7 @@ def meet(
     if facts.node == 0:
         verdict = _gather(waiting, facts, attempt, say)
     else:
-        attempt, verdict = _attend(waiting, facts, say)
+        attempt, verdict = _attend(waiting, facts, attempt, say)
     if verdict["problem"]:
         raise UserInputError(*verdict["problem"][:1], why=verdict["problem"][1], fix=verdict["problem"][2])
     counts, hosts = verdict["nproc"], verdict["hosts"]
@@ -203,11 +203,12 @@ def _verdict(facts: Facts, there: dict[int, Facts], complaint: Any, waited: floa
     return {"problem": problem, "nproc": [f.nproc for f in ordered], "hosts": [f.host for f in ordered]}
 
 
-def _attend(waiting: _Waiting, facts: Facts, say: Callable[[str], None]) -> tuple[int, dict[str, Any]]:
+def _attend(waiting: _Waiting, facts: Facts, at_least: int, say: Callable[[str], None]) -> tuple[int, dict[str, Any]]:
     """The part of every other node: take the seat, and wait for the master's verdict."""
     told = -1
     while True:
-        if (attempt := waiting.read("attempt")) is not None:
+        attempt = waiting.read("attempt")
+        if attempt is not None and attempt >= at_least:
             _check_nnodes(waiting, facts, attempt)
             holder = waiting.take_seat(attempt, facts)
             verdict = waiting.read(f"met/{attempt}")

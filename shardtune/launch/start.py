@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import atexit
-import os
 import shutil
 import sys
 from collections.abc import MutableMapping
 from pathlib import Path
-from typing import NoReturn
 
 from shardtune.config import ResolvedConfig, load_config
 from shardtune.config.accelerate_file import neutralise
 from shardtune.data.source import check_dataset_path
 from shardtune.errors import UserInputError
 from shardtune.launch.defaults import banner, set_safe_defaults
-from shardtune.launch.failure import report_failure
+from shardtune.launch.ending import as_rank
 from shardtune.launch.local import launch, process_count, threads_per_process
 from shardtune.launch.place import Asked, Node, Worker, read_place
 from shardtune.launch.run_folder import FOLDER_VARIABLE, create_run_folder
@@ -46,13 +43,13 @@ def start(
     nproc = _processes(place, resolved)
     print(_banner(place, nproc), flush=True)
     if place.nnodes > 1:  # rank 0 makes the folder, wherever it is
-        return launch(_arguments(config, overrides, accelerate_config, run_id), place, nproc, resolved.config, environ)
+        return launch(_command(config, overrides, accelerate_config, run_id), place, nproc, resolved.config, environ)
     folder = create_run_folder(resolved.config.train.output_dir, run_id)
     environ[FOLDER_VARIABLE] = str(folder)
     if nproc == 1:
         code = _work(config, overrides, accelerate_config, run_id, Worker(0, 1, 0), environ)
     else:
-        code = launch(_arguments(config, overrides, accelerate_config, run_id), place, nproc, resolved.config, environ)
+        code = launch(_command(config, overrides, accelerate_config, run_id), place, nproc, resolved.config, environ)
     if code == UserInputError.exit_code:
         shutil.rmtree(folder)  # nothing was trained, and the name is free for the corrected command
     return code
@@ -76,35 +73,15 @@ def _work(
     # accelerate warns when it is unset, and then sets what torch takes anyway.
     environ.setdefault("OMP_NUM_THREADS", str(threads_per_process(int(environ.get("LOCAL_WORLD_SIZE", "1")))))
     environ.update(RANK=str(place.rank), WORLD_SIZE=str(place.world_size), LOCAL_RANK=str(place.local_rank))
-    with StopRequest() as stop:
-        try:
-            resolved = load_config(config, overrides, accelerate_config, environ)
-            neutralise(environ)  # what accelerate launch set is translated by now; the Trainer must not act on it too
-            from shardtune.train.run import train
 
-            code = train(resolved, run_id=run_id, stop=stop)
-        except SystemExit:
-            if not stop.requested:
-                raise
-            code = stop.exit_code
-            if place.rank == 0:
-                print("Stopped on request before the first step; there is nothing to save.", flush=True)
-        except Exception as error:  # noqa: BLE001 - the last line of defence of a process: told, and its code returned
-            code = report_failure(error, place.rank)
-            if place.world_size > 1:
-                os._exit(code)  # threads of a broken process group would keep this process alive
-    if place.world_size > 1:
-        _leave(code)
-    return code
+    def work(stop: StopRequest) -> int:
+        resolved = load_config(config, overrides, accelerate_config, environ)
+        neutralise(environ)  # what accelerate launch set is translated by now; the Trainer must not act on it too
+        from shardtune.train.run import train
 
+        return train(resolved, run_id=run_id, stop=stop)
 
-def _leave(code: int) -> NoReturn:
-    """End without taking the interpreter down: threads of torch's process groups that are still there then abort the
-    process now and then ("terminate called without an active exception", torch 2.13), after everything is done."""
-    atexit._run_exitfuncs()  # trackers finish their uploads there
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+    return as_rank(place.rank, place.world_size, work)
 
 
 def _banner(node: Node, nproc: int) -> str:
@@ -116,8 +93,8 @@ def _banner(node: Node, nproc: int) -> str:
     return banner(node.nnodes, node.node_rank, nproc, f"{node.master_addr}:{node.master_port}", gpus)
 
 
-def _arguments(config: Path, overrides: list[str], accelerate_config: Path | None, run_id: str | None) -> list[str]:
-    words = ["train", str(config)]
+def _command(config: Path, overrides: list[str], accelerate_config: Path | None, run_id: str | None) -> list[str]:
+    words = [sys.executable, "-m", "shardtune", "train", str(config)]
     for override in overrides:
         words += ["--override", override]
     if accelerate_config is not None:

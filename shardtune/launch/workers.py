@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -42,12 +41,11 @@ class Seat:
 class LocalWorkers:
     """The processes of this node in one attempt. `folder` is where they leave their records for this launcher."""
 
-    def __init__(self, arguments: list[str], seat: Seat, folder: Path, environ: Mapping[str, str]) -> None:
+    def __init__(self, command: list[str], seat: Seat, folder: Path, environ: Mapping[str, str]) -> None:
         self.seat, self.folder = seat, folder
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._ended: dict[int, float] = {}  # when a rank was first seen to be gone
         self._examined: dict[int, Finding] = {}
-        command = [sys.executable, "-m", "shardtune", *arguments]
         for local in range(seat.nproc):
             rank = seat.first_rank + local
             # A process group of its own: Ctrl-C reaches it once, through us, and its data loaders end with it.

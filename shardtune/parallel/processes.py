@@ -20,6 +20,7 @@ from shardtune.errors import UserInputError
 from shardtune.parallel.interface import choose_interface
 
 T = TypeVar("T")
+_MARGIN = timedelta(minutes=1)
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,7 @@ def join(section: ParallelSection) -> Iterator[Processes]:
 def collective_timeout(section: ParallelSection) -> timedelta:
     """Of a collective itself: longer than any phase, so that the watchdog, which knows who and why, comes first."""
     longest = max(section.load_timeout_minutes, section.step_timeout_minutes, section.checkpoint_timeout_minutes)
-    return timedelta(minutes=longest + 1)
+    return timedelta(minutes=longest) + _MARGIN
 
 
 def _launchers_store(timeout: timedelta) -> Store | None:

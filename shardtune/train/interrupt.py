@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping
 from types import FrameType, TracebackType
 
-from shardtune.launch.exit_codes import STOP_SIGNALS, stopped_by
+from shardtune.launch.exit_codes import INTERRUPTED, LEFT_AT_ONCE, STOP_SIGNALS, stopped_by
 
 GRACE_VARIABLE = "SHARDTUNE_GRACE_SECONDS"
 _USUAL_GRACE = 30.0  # what Kubernetes and torch give unless told otherwise
@@ -62,7 +62,7 @@ class StopRequest:
             if not self._saves:
                 raise SystemExit(self.exit_code)
         elif now - self._first > _SAME_PRESS:
-            os._exit(128 + number)
+            os._exit(INTERRUPTED if number == signal.SIGINT else LEFT_AT_ONCE)
 
 
 def ignore_stop_signals(worker: int = 0) -> None:
@@ -98,6 +98,6 @@ class Grace:
         self._warned = True
         return (
             f"Stopping takes up to {needed:.0f} s (a step {self.step:.1f} s, a save {self.save:.1f} s), but the "
-            f"scheduler kills {self.seconds:.0f} s after its SIGTERM: the work since the last checkpoint would be lost. Give the "
-            f"job a longer grace period ({1.5 * needed + 5:.0f} s) and say so in train.grace_seconds."
+            f"scheduler kills {self.seconds:.0f} s after its SIGTERM: what came after the last checkpoint is lost. "
+            f"Give the job a longer grace period ({1.5 * needed + 5:.0f} s) and say so in train.grace_seconds."
         )

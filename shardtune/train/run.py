@@ -53,9 +53,9 @@ from shardtune.train.choices import (
 from shardtune.train.interrupt import Grace, StopRequest, grace_seconds
 from shardtune.train.proof import ProofOfTraining
 from shardtune.train.settings import check_trackers, trainer_settings
-from shardtune.train.stopping import GraceWatch
+from shardtune.train.step_watch import GraceWatch, ProgressWatch
 from shardtune.train.trainer import ShardedSFTTrainer, StopAtStep
-from shardtune.train.watchdog import ENDING, JOINING, LOADING, PREPARING, Limits, ProgressWatch, Watchdog
+from shardtune.train.watchdog import ENDING, JOINING, LOADING, PREPARING, Limits, Watchdog
 from shardtune.train.weights import bring_in, find_checkpoint
 
 if TYPE_CHECKING:

@@ -12,17 +12,13 @@ import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-from transformers import TrainerCallback
+from typing import TYPE_CHECKING
 
 from shardtune.launch.exit_codes import LOST, NO_PROGRESS
 from shardtune.launch.failure import ERRORS_VARIABLE, leave_record, three_parts, write_json
 from shardtune.launch.workers import LAUNCHER_VARIABLE
 
 if TYPE_CHECKING:
-    from transformers import TrainerControl
-
     from shardtune.config.schema import ParallelSection
     from shardtune.observe.events import EventLog
 
@@ -75,8 +71,8 @@ class Watchdog:
 
     The main thread says what it begins (`enter`) and that it moves (`beat`). The thread writes both where the launcher
     can see them, twice a second; that it stops doing so tells the launcher of a process that is stopped or hangs in
-    code that holds Python's lock. On a passed deadline it writes the stacks of all threads and what NCCL's flight recorder
-    holds to `<run>/crash/`, an event, a record for the launcher, and leaves with a code of its own.
+    code that holds Python's lock. On a passed deadline it writes the stacks of all threads and what torch's flight
+    recorder holds to `<run>/crash/`, an event, a record for the launcher, and leaves with a code of its own.
     """
 
     def __init__(self, rank: int, limits: Limits, environ: Mapping[str, str] = os.environ) -> None:
@@ -100,6 +96,7 @@ class Watchdog:
 
     def __exit__(self, *_: object) -> None:
         self._ended.set()
+        self._tell_launcher()  # what it was doing last, for the record of an exception
         if self._errors is not None:
             faulthandler.unregister(DUMP_SIGNAL)
             self._stacks.close()
@@ -123,6 +120,7 @@ class Watchdog:
         return self._phase + (f" (step {self._step})" if self._phase in (BATCH, STEP, EVALUATING, SAVING) else "")
 
     def _watch(self) -> None:
+        self._tell_launcher()
         while not self._ended.wait(_INTERVAL):
             self._tell_launcher()
             if self._launcher is not None and os.getppid() != self._launcher:
@@ -180,48 +178,6 @@ class Watchdog:
         except OSError as error:
             return f"not written ({error.strerror})"
         return str(target)
-
-
-class ProgressWatch(TrainerCallback):
-    """Tells the watchdog what the Trainer's loop is about to do. Comes last, when the other callbacks have decided."""
-
-    def __init__(self, watchdog: Watchdog) -> None:
-        self.watchdog = watchdog
-
-    def on_train_begin(self, args: Any, state: Any, control: TrainerControl, **_: Any) -> None:
-        self.watchdog.enter(BATCH, state.global_step + 1)
-
-    def on_step_begin(self, args: Any, state: Any, control: TrainerControl, **_: Any) -> None:
-        self.watchdog.enter(STEP, state.global_step + 1)
-
-    def on_substep_end(self, args: Any, state: Any, control: TrainerControl, **_: Any) -> None:
-        self.watchdog.beat()
-
-    def on_step_end(self, args: Any, state: Any, control: TrainerControl, **_: Any) -> None:
-        self._next(state, control, evaluate=control.should_evaluate)
-
-    def on_epoch_end(self, args: Any, state: Any, control: TrainerControl, **_: Any) -> None:
-        self._next(state, control, evaluate=control.should_evaluate)
-
-    def on_prediction_step(self, args: Any, state: Any, control: TrainerControl, **_: Any) -> None:
-        self.watchdog.enter(EVALUATING, state.global_step)
-
-    def on_evaluate(self, args: Any, state: Any, control: TrainerControl, **_: Any) -> None:
-        self._next(state, control, evaluate=False)
-
-    def on_save(self, args: Any, state: Any, control: TrainerControl, **_: Any) -> None:
-        self.watchdog.enter(BATCH, state.global_step + 1)
-
-    def on_train_end(self, args: Any, state: Any, control: TrainerControl, **_: Any) -> None:
-        self.watchdog.enter(ENDING)
-
-    def _next(self, state: Any, control: TrainerControl, evaluate: bool) -> None:
-        if evaluate:
-            self.watchdog.enter(EVALUATING, state.global_step)
-        elif control.should_save:
-            self.watchdog.enter(SAVING, state.global_step)
-        else:
-            self.watchdog.enter(BATCH, state.global_step + 1)
 
 
 def _waits_for_others(stack: list[traceback.FrameSummary]) -> bool:
