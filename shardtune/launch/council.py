@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from shardtune.launch.exit_codes import DONE, INTERRUPTED, LEFT_AT_ONCE, PREEMPTED
+from shardtune.launch.exit_codes import DONE, INTERRUPTED, LEFT_AT_ONCE, PREEMPTED, stop_signal
 from shardtune.launch.findings import Cause, Finding, at_clock, cause_of
 
 COLLECT_SECONDS = 12.0  # from the first failure until nodes that have not said anything count as lost
@@ -79,8 +79,8 @@ class Council:
             return self._end
         if self._collecting is not None:
             return Word("collect")
-        stopping = [report for report in self._reports.values() if report.state == "stopping"]
-        return Word("stop", signal=stopping[0].signal) if stopping else Word()
+        asked = [number for report in self._reports.values() if (number := _stop_of(report))]
+        return Word("stop", signal=asked[0]) if asked else Word()
 
     def _decided(self, now: float, wall: float) -> Word | None:
         reports = self._reports.values()
@@ -125,6 +125,13 @@ def on_masters_clock(report: Report, seen: float) -> Report:
     if abs(offset) < 1.0:
         return report
     return Report(**{**vars(report), "findings": tuple(at_clock(finding, offset) for finding in report.findings)})
+
+
+def _stop_of(report: Report) -> int:
+    """The signal a node stops for, or has stopped for already (its ranks had nothing to save yet); 0 for none."""
+    if report.state == "stopping":
+        return report.signal
+    return int(stop_signal(report.code) or 0) if report.state == "done" else 0
 
 
 def _code(codes: list[int]) -> int:

@@ -180,7 +180,7 @@ def _check_index(name: str, index: int, of_name: str, count: int) -> None:
     """Processes that number themselves wrongly wait for each other until the timeout."""
     if not 0 <= index < count:
         raise UserInputError(
-            f"{name} is {index}, but {of_name} is {count}.",
+            f"The numbers do not fit: {name} is {index}, {of_name} is {count}.",
             why=f"{name} counts from 0 to {of_name} - 1.",
             fix="Let the scheduler set both, or unset them to run here alone.",
         )
