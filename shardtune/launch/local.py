@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from shardtune.errors import UserInputError
 from shardtune.launch.council import Council, Exchange, Report, Word, end_word, on_masters_clock
-from shardtune.launch.exit_codes import DONE, LEFT_AT_ONCE, LOST, STOP_SIGNALS, stop_signal, stopped_by
+from shardtune.launch.exit_codes import DONE, LEFT_AT_ONCE, LOST, stop_signal, stop_signals, stopped_by
 from shardtune.launch.failure import render
 from shardtune.launch.findings import cause_of
 from shardtune.launch.link import Link, MasterLostError, wait_for_master
@@ -88,7 +88,7 @@ class _Signals:
         self._former: dict[int, object] = {}
 
     def __enter__(self) -> _Signals:
-        for number in STOP_SIGNALS:
+        for number in stop_signals():
             self._former[number] = signal.signal(number, self._handle)
         return self
 

@@ -71,20 +71,20 @@ def digests(config: RunConfig) -> dict[str, str]:
     }
 
 
-def differences(all_facts: Sequence[Facts]) -> list[str]:
+def differences(all_facts: Sequence[Facts], called: str = "node") -> list[str]:
     """How nodes differ from node 0, a line each; empty when they may train together."""
     first, lines = all_facts[0], []
     for other in all_facts[1:]:
-        who = f"node {other.node} ({other.host})"
+        who = f"{called} {other.node} ({other.host})"
         for name in sorted({*first.versions, *other.versions}):
             mine, its = first.versions.get(name, "missing"), other.versions.get(name, "missing")
             if mine != its:
-                lines.append(f"{name} is {its} on {who} and {mine} on node 0 ({first.host})")
+                lines.append(f"{name} is {its} on {who} and {mine} on {called} 0 ({first.host})")
         changed = sorted(
             key for key in {*first.settings, *other.settings} if first.settings.get(key) != other.settings.get(key)
         )
         if changed:
-            lines.append(f"the config of {who} has another {', '.join(changed)} than that of node 0 ({first.host})")
+            lines.append(f"the config of {who} has another {', '.join(changed)} than that of {called} 0 ({first.host})")
     return lines
 
 

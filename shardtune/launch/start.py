@@ -16,6 +16,7 @@ from shardtune.launch.ending import as_rank
 from shardtune.launch.local import launch, process_count, threads_per_process
 from shardtune.launch.place import Asked, Node, Worker, read_place
 from shardtune.launch.run_folder import FOLDER_VARIABLE, create_run_folder
+from shardtune.launch.workers import LAUNCHER_VARIABLE
 from shardtune.model.locate import check_model_folder
 from shardtune.train.interrupt import StopRequest
 
@@ -81,6 +82,9 @@ def _work(
 
         return train(resolved, run_id=run_id, stop=stop)
 
+    if LAUNCHER_VARIABLE not in environ and place.world_size > 1 and place.local_rank == 0:
+        master = f"{environ.get('MASTER_ADDR')}:{environ.get('MASTER_PORT')}"
+        print(f"{_banner(Node(), 1)}, rank {place.rank} of {place.world_size}, master {master}", flush=True)
     return as_rank(place.rank, place.world_size, work)
 
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping
 from types import FrameType, TracebackType
 
-from shardtune.launch.exit_codes import INTERRUPTED, LEFT_AT_ONCE, STOP_SIGNALS, stopped_by
+from shardtune.launch.exit_codes import INTERRUPTED, LEFT_AT_ONCE, stop_signals, stopped_by
 
 GRACE_VARIABLE = "SHARDTUNE_GRACE_SECONDS"
 _USUAL_GRACE = 30.0  # what Kubernetes and torch give unless told otherwise
@@ -31,7 +31,7 @@ class StopRequest:
         self._former: dict[signal.Signals, object] = {}
 
     def __enter__(self) -> StopRequest:
-        for number in STOP_SIGNALS:
+        for number in stop_signals():
             self._former[number] = signal.signal(number, self._handle)
         return self
 
@@ -67,7 +67,7 @@ class StopRequest:
 
 def ignore_stop_signals(worker: int = 0) -> None:
     """For the processes that load data: a scheduler signals them too, and the last step still needs them."""
-    for number in STOP_SIGNALS:
+    for number in stop_signals():
         signal.signal(number, signal.SIG_IGN)
 
 

@@ -27,9 +27,11 @@ from shardtune.data.checks import enforce, refusals_and_warnings
 from shardtune.data.collate import Collator
 from shardtune.data.order import Documents
 from shardtune.data.prepare import PreparedSet, prepare
-from shardtune.errors import ShardtuneError
+from shardtune.errors import ShardtuneError, UserInputError
 from shardtune.launch.exit_codes import INTERRUPTED, PREEMPTED
+from shardtune.launch.meeting import Facts, differences, digests, versions
 from shardtune.launch.run_folder import FOLDER_VARIABLE, create_run_folder
+from shardtune.launch.workers import STORE_VARIABLE
 from shardtune.model.blueprint import draw_up
 from shardtune.model.load import load_tokenizer
 from shardtune.model.quantized import hold_in_fp8
@@ -101,7 +103,7 @@ def train(resolved: ResolvedConfig, *, run_id: str | None = None, stop: StopRequ
     before the trainer.
     """
     check_trackers(resolved.config.train.report_to)
-    stop = stop or StopRequest()
+    stop, asked = stop or StopRequest(), resolved.config
     with _watched(resolved.config) as watchdog, join(resolved.config.parallel) as processes:
         resolved = settle_autos(
             resolved,
@@ -110,6 +112,7 @@ def train(resolved: ResolvedConfig, *, run_id: str | None = None, stop: StopRequ
         )
         config = resolved.config
         scene = _open_scene(resolved, processes, run_id)
+        _refuse_different_nodes(processes, asked)
         watchdog.write_to(scene.folder, scene.events)
         watchdog.enter(PREPARING)
         _introduce(scene, resolved)
@@ -135,6 +138,22 @@ def train(resolved: ResolvedConfig, *, run_id: str | None = None, stop: StopRequ
         _load_weights(scene, config, model, blueprint, checkpoint.way, watchdog)
         stop.wait_for_step()
         return _train_and_save(scene, config, model, tokenizer, data, math, stop, watchdog)
+
+
+def _refuse_different_nodes(processes: Processes, asked: RunConfig) -> None:
+    """Our launchers have compared their nodes before they started anything; under others the ranks do it."""
+    if processes.world_size == 1 or STORE_VARIABLE in os.environ:
+        return
+    mine = Facts(processes.rank, processes.world_size, 1, versions=versions(), settings=digests(asked))
+    everyone: list[Facts] = [mine] * processes.world_size
+    dist.all_gather_object(everyone, mine, group=processes.control)
+    lines = differences(everyone, "rank")
+    if lines:
+        raise UserInputError(
+            "The ranks do not run the same thing.",
+            why="; ".join(lines) + ".",
+            fix="Use one image and one config file on all nodes.",
+        )
 
 
 def _watched(config: RunConfig) -> Watchdog:

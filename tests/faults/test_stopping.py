@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -52,3 +53,16 @@ def test_a_signal_while_nodes_wait_for_each_other_ends_the_wait(loopback: Cluste
     loopback.wait(lambda: "waiting for nodes 1, 2" in loopback.machines[0].said(), 60, "the wait")
     os.kill(loopback.machines[0].process.pid, signal.SIGTERM)
     assert loopback.ended(0, BOUND) == 75
+
+
+@pytest.mark.slow
+def test_a_second_signal_does_not_wait_for_the_save(loopback: Cluster) -> None:
+    loopback.start_all_toys(env={"TOY_SLOW_SAVE": "600"})
+    loopback.wait_for_step(20, ranks=3)
+    for machine in loopback.machines:
+        os.kill(machine.process.pid, signal.SIGTERM)
+    loopback.wait(lambda: len(list((loopback.folder / "run").glob("saved-*"))) == 3, 30, "the save")
+    time.sleep(1.5)  # later than what counts as the same signal, handed on twice
+    for machine in loopback.machines:
+        os.kill(machine.process.pid, signal.SIGTERM)
+    assert [loopback.ended(node, BOUND) for node in range(3)] == [143, 143, 143]

@@ -61,6 +61,7 @@ def work(stop: StopRequest) -> int:
             (FOLDER / f"step-{RANK}").write_text(str(step))
             if processes.agree(stop.requested):
                 (FOLDER / f"saved-{RANK}").write_text(str(step))
+                time.sleep(float(os.environ.get("TOY_SLOW_SAVE", "0")))
                 return PREEMPTED
         (FOLDER / f"total-{RANK}").write_text(str(total.item()))
     return 0
