@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 from pathlib import Path
 
 
@@ -13,3 +14,27 @@ def fsync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def write_file(path: Path, content: str | bytes) -> None:
+    """Write a new file that anybody may read, and wait until the disk has it."""
+    rest = memoryview(content.encode("utf-8") if isinstance(content, str) else content)
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    try:
+        while rest:
+            rest = rest[os.write(handle, rest) :]
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def replace_file(path: Path, content: str) -> None:
+    """Give `path` new content such that a reader, or a crash at any line, sees the old or the new, never a part."""
+    beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        write_file(beside, content)
+        beside.replace(path)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
+    fsync(path.parent)

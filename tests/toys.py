@@ -120,6 +120,31 @@ def toy_wrapper(folder: Path, text_config: Any = None, *, seed: int = 0, **chang
     return save_toy(Mistral3ForConditionalGeneration, wrapper_config(text_config, **changes), folder, seed)
 
 
+def big_llama(folder: Path, gigabytes: float) -> int:
+    """A bf16 Llama of about that size in files of half a gigabyte; returns its bytes."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    layers = max(1, round(gigabytes * 1e9 / 2 / 43e6) - 4)  # a layer of this shape has 43M parameters
+    config = LlamaConfig(
+        vocab_size=32000, hidden_size=2048, intermediate_size=4352, num_hidden_layers=layers,
+        num_attention_heads=16, num_key_value_heads=16, tie_word_embeddings=False,
+    )  # fmt: skip
+    with torch.device("meta"):
+        model = LlamaForCausalLM._from_config(config, dtype=torch.bfloat16)
+    # Drawing two billion normal numbers takes longer than everything measured here; slices of one draw do as well.
+    pool = torch.randn(1 << 24).bfloat16()
+    model.to_empty(device="cpu")
+    with torch.no_grad():
+        for index, parameter in enumerate(model.parameters()):
+            flat = parameter.view(-1)
+            for start in range(0, len(flat), len(pool)):
+                part = flat[start : start + len(pool)]
+                part.copy_(pool.roll(index * 97 + start // len(pool))[: len(part)])
+    model.save_pretrained(folder, max_shard_size="500MB")
+    return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+
+
 def toy_rows(folder: Path, *, rows: int = 50, val_rows: int = 13, seed: int = 0) -> Path:
     """Rows of different lengths with a rule to learn: the answer is the question's words in reverse."""
     rng = random.Random(seed)

@@ -1,4 +1,4 @@
-"""Run under torchrun by test_weights.py: bring models in sharded, and write what this rank holds and what it cost."""
+"""Run under torchrun by test_sharded_weights.py: bring models in sharded, and write what this rank holds and what it cost."""
 
 from __future__ import annotations
 

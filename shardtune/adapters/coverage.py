@@ -9,6 +9,7 @@ from peft.tuners.lora import LoraLayer, ParamWrapper
 
 from shardtune.adapters.sites import Site
 from shardtune.adapters.targets import Resolution
+from shardtune.model.quantized import SCALE_SUFFIX
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -83,8 +84,10 @@ def coverage_of(adapted: PeftModel, resolution: Resolution) -> Coverage:
                 sum(active(site) for site in sites),
             )
         )
-    total = sum(p.numel() for p in adapted.parameters())
-    base = sum(p.numel() for name, p in adapted.named_parameters() if ".lora_" not in name)
+    # The scales of a weight held in float8 are how it is stored, not more of the model.
+    counted = {name: p.numel() for name, p in adapted.named_parameters() if not name.endswith(SCALE_SUFFIX)}
+    total = sum(counted.values())
+    base = sum(size for name, size in counted.items() if ".lora_" not in name)
     routed = sum(site.size for site in resolution.experts)
     trainable = sum(p.numel() for p in adapted.parameters() if p.requires_grad)
     return Coverage(tuple(rows), trainable, total, base, base - routed * (1 - share), visited)

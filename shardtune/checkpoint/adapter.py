@@ -2,47 +2,70 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from peft.utils import get_peft_model_state_dict
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from shardtune.checkpoint.tensor_files import write_tensors
 from shardtune.errors import ShardtuneError
 
 if TYPE_CHECKING:
-    from peft import PeftModel
+    from peft import PeftConfig, PeftModel
 
 WEIGHTS = "adapter_model.safetensors"
 
 
-def gather_adapter(model: PeftModel) -> dict[str, torch.Tensor]:
-    """The trainable tensors, whole, on the CPU, by PEFT's names. A collective: every rank calls it and gets them.
+def gather_adapter(model: PeftModel, *, keep: bool = True) -> dict[str, torch.Tensor]:
+    """The trainable tensors, whole, copied to the CPU, by PEFT's names. A collective: every rank calls it.
 
     Gathers megabytes where a full state dict would gather the frozen base as well (238 GB at 119B parameters).
+
+    Args:
+        keep: False on ranks that only take part: they get nothing, and hold no more than one tensor at a time.
     """
-    whole = {
-        name: (p.full_tensor() if isinstance(p, DTensor) else p).detach().cpu()
-        for name, p in model.named_parameters()
-        if p.requires_grad
-    }
+    whole = gather_tensors(((name, p) for name, p in model.named_parameters() if p.requires_grad), keep=keep)
+    if not keep:
+        return {}
     # PEFT's own renaming, so that whatever loads a PEFT adapter loads this one.
     return get_peft_model_state_dict(model, state_dict=whole, save_embedding_layers=False)  # type: ignore[no-any-return]
 
 
+def gather_tensors(named: Iterable[tuple[str, torch.Tensor]], *, keep: bool) -> dict[str, torch.Tensor]:
+    """Sharded tensors made whole, one after the other, and copied to the CPU where they are kept.
+
+    Always a copy: with one process on a CPU the whole is the parameter itself, and training goes on.
+    """
+    found = {}
+    for name, tensor in named:
+        whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+        if keep:
+            found[name] = whole.detach().to("cpu", copy=True).contiguous()
+    return found
+
+
+def frozen_config(model: PeftModel) -> PeftConfig:
+    """A copy of the adapter's settings as they are written: ready for use, not for training."""
+    config = copy.deepcopy(model.peft_config["default"])
+    config.inference_mode = True
+    return config
+
+
 def write_adapter(model: PeftModel, tensors: dict[str, torch.Tensor], folder: Path) -> None:
     """Write `adapter_model.safetensors` and `adapter_config.json` into `folder` (one process only)."""
+    write_adapter_files(frozen_config(model), tensors, folder)
+
+
+def write_adapter_files(config: PeftConfig, tensors: dict[str, torch.Tensor], folder: Path) -> None:
+    """The same where the model is not at hand (a thread that writes while training goes on)."""
     folder.mkdir(parents=True, exist_ok=True)
-    save_file({k: v.contiguous() for k, v in tensors.items()}, folder / WEIGHTS, metadata={"format": "pt"})
-    (folder / WEIGHTS).chmod(0o644)  # safetensors 0.8 writes 0600: other users of a shared volume could not read it
-    config = model.peft_config["default"]
-    was_inference, config.inference_mode = config.inference_mode, True
-    try:
-        config.save_pretrained(folder)
-    finally:
-        config.inference_mode = was_inference
+    write_tensors(folder / WEIGHTS, tensors)
+    config.save_pretrained(folder)
 
 
 def read_adapter(folder: Path) -> dict[str, torch.Tensor]:
@@ -75,11 +98,20 @@ def put_adapter(model: PeftModel, tensors: dict[str, torch.Tensor]) -> None:
         )
     with torch.no_grad():
         for name, parameter in trainable.items():
-            value = tensors[name].to(parameter.dtype)
-            if isinstance(parameter, DTensor):
-                value = value.to(parameter.to_local().device)
-                value = distribute_tensor(value, parameter.device_mesh, parameter.placements)
-            parameter.copy_(value)
+            parameter.copy_(shard_like(tensors[name].to(parameter.dtype), parameter))
+
+
+def shard_like(whole: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+    """This rank's part of `whole`, laid out as `parameter` is. A collective: rank 0's content counts.
+
+    Elsewhere a tensor on `meta` will do, so that one process has to have read it.
+    """
+    if whole.is_meta:
+        whole = torch.empty(whole.shape, dtype=whole.dtype)
+    if not isinstance(parameter, DTensor):
+        return whole.to(parameter.device)
+    whole = whole.to(parameter.to_local().device)
+    return distribute_tensor(whole, parameter.device_mesh, parameter.placements)
 
 
 def _disk_name(name: str) -> str:

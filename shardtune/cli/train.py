@@ -42,8 +42,14 @@ def train(
     max_restarts: Annotated[
         int | None, typer.Option("--max-restarts", metavar="N", help="Short for -o parallel.max_restarts=N.")
     ] = None,
+    resume: Annotated[
+        str | None,
+        typer.Option("--resume", metavar="auto|latest|best|never|PATH", help="Short for -o train.resume=…."),
+    ] = None,
 ) -> None:
     """Train a LoRA adapter as CONFIG says, sharded over the processes of this machine, or of several.
+
+    A run that was interrupted goes on where its last checkpoint is, when the same config is started again.
 
     Under torchrun, accelerate launch or a scheduler's RANK/WORLD_SIZE it becomes one of their workers.
 
@@ -58,6 +64,8 @@ def train(
         overrides.append(f"parallel.nproc={nproc}")
     if debug_freq is not None:
         overrides.append(f"train.debug_freq={debug_freq}")
+    if resume is not None:
+        overrides.append(f"train.resume={resume}")
     if max_restarts is not None:
         overrides.append(f"parallel.max_restarts={max_restarts}")
     asked = Asked(nnodes, node_rank, master_addr, master_port)

@@ -29,6 +29,12 @@ _REFUSED_VALUES = {
         "half precision is not supported: it needs loss scaling and loses range",
         "use bfloat16, or float32",
     ),
+    # Tried with bitsandbytes 0.50 (its outputs under FSDP2 are right) and torchao 0.18 (which has dropped NF4).
+    ("model.base_precision", "nf4"): (
+        "4-bit weights are not supported: bitsandbytes quantises a weight whole, before it is sharded, keeps all its "
+        "scales on every rank, and has no form for fused experts",
+        "use fp8, which is read, sharded and computed slice by slice",
+    ),
 }
 
 

@@ -75,12 +75,12 @@ class ModelSection(Section):
         description="How the frozen weights are held, where they are not float8. `auto` keeps the checkpoint's own "
         "dtype. On a CPU without bf16 units float32 is many times faster.",
     )
-    base_precision: Literal["auto", "bf16", "fp8", "nf4"] = Field(
+    base_precision: Literal["auto", "bf16", "fp8"] = Field(
         default="auto",
         description="How the frozen weights are held. `fp8` = one byte each: an FP8 checkpoint's codes as they are, "
         "any other quantised on load (per row, the error is reported). `bf16` = full values in torch_dtype, an FP8 "
         "checkpoint multiplied out while it is read. `auto` = bf16, but for an FP8 checkpoint fp8 when the full "
-        "values would take more than 60 % of a rank's memory. `nf4` is refused with the reason.",
+        "values would take more than 60 % of a rank's memory.",
     )
     load: Literal["auto", "read-all", "rank0-broadcast"] = Field(
         default="auto",
@@ -306,6 +306,12 @@ class TrainSection(Section):
     eval_steps: Int = Field(default=200, ge=1, description="Evaluate every so many steps (eval_strategy: steps).")
     save_strategy: Strategy = Field(default="steps", description="When to write a checkpoint: no, steps, epoch.")
     save_steps: Int = Field(default=200, ge=1, description="Checkpoint every so many steps (save_strategy: steps).")
+    save_minutes: Float | None = Field(
+        default=None,
+        gt=0,
+        description="Checkpoint also when so many minutes have passed since the last one, at the next step; null = by "
+        "save_strategy alone.",
+    )
     save_total_limit: Int | None = Field(
         default=3, ge=1, description="Checkpoints kept (the best one is never deleted); null keeps all."
     )
@@ -318,6 +324,13 @@ class TrainSection(Section):
         gt=0,
         description="Seconds between a scheduler's SIGTERM and its SIGKILL; null = SHARDTUNE_GRACE_SECONDS of the "
         "environment, else 30. The run warns when a step and a save take longer.",
+    )
+    resume: str = Field(
+        default="auto",
+        min_length=1,
+        description="Where to go on: `auto` (the newest unfinished run of the same config, else a new run), `latest`, "
+        "`best`, `never`, or the path of a checkpoint or run (also --resume).",
+        examples=["never", "runs/20260101-120000-ab12/checkpoints/step-000200"],
     )
     report_to: Annotated[str | list[str], BeforeValidator(_none_word), BeforeValidator(_comma_list)] = Field(
         default="none",

@@ -19,6 +19,14 @@ def new_run_id() -> str:
     return f"{datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
 
 
+def check_run_id(name: str) -> None:
+    """Raise unless it is one plain folder name."""
+    if not _NAME.fullmatch(name):
+        raise UserInputError(
+            f"--run-id '{name}' cannot be a folder name.", fix="Use letters, digits, dots, dashes and underscores."
+        )
+
+
 def create_run_folder(output_dir: str, run_id: str | None = None) -> Path:
     """Create `<output_dir>/<run_id>` and return it, absolute.
 
@@ -26,10 +34,7 @@ def create_run_folder(output_dir: str, run_id: str | None = None) -> Path:
         UserInputError: the id is no folder name, the place is not writable, or the run exists and is not empty.
     """
     name = run_id or new_run_id()
-    if not _NAME.fullmatch(name):
-        raise UserInputError(
-            f"--run-id '{name}' cannot be a folder name.", fix="Use letters, digits, dots, dashes and underscores."
-        )
+    check_run_id(name)
     folder = Path(output_dir).expanduser().absolute() / name
     try:
         folder.mkdir(parents=True, exist_ok=True)

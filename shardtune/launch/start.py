@@ -15,7 +15,8 @@ from shardtune.launch.defaults import banner, set_safe_defaults
 from shardtune.launch.ending import as_rank
 from shardtune.launch.local import launch, process_count, threads_per_process
 from shardtune.launch.place import Asked, Node, Worker, read_place
-from shardtune.launch.run_folder import FOLDER_VARIABLE, create_run_folder
+from shardtune.launch.run_folder import FOLDER_VARIABLE
+from shardtune.launch.which_run import choose_run
 from shardtune.launch.workers import LAUNCHER_VARIABLE
 from shardtune.model.locate import check_model_folder
 from shardtune.train.interrupt import StopRequest
@@ -39,20 +40,23 @@ def start(
         # A worker's errors go to its launcher, which tells them once for all ranks.
         return _work(config, overrides, accelerate_config, run_id, place, environ)
     resolved = load_config(config, overrides, accelerate_config, environ)
-    check_model_folder(resolved.config.model.model_name_or_path)
+    if place.node_rank == 0 or resolved.config.model.load == "read-all":  # others may get the model from rank 0
+        check_model_folder(resolved.config.model.model_name_or_path)
     check_dataset_path(resolved.config.data)
     nproc = _processes(place, resolved)
     print(_banner(place, nproc), flush=True)
     if place.nnodes > 1:  # rank 0 makes the folder, wherever it is
         return launch(_command(config, overrides, accelerate_config, run_id), place, nproc, resolved.config, environ)
-    folder = create_run_folder(resolved.config.train.output_dir, run_id)
-    environ[FOLDER_VARIABLE] = str(folder)
+    chosen = choose_run(resolved.config, run_id)
+    if chosen.told:
+        print(chosen.told, flush=True)
+    environ[FOLDER_VARIABLE] = str(chosen.folder)
     if nproc == 1:
         code = _work(config, overrides, accelerate_config, run_id, Worker(0, 1, 0), environ)
     else:
         code = launch(_command(config, overrides, accelerate_config, run_id), place, nproc, resolved.config, environ)
-    if code == UserInputError.exit_code:
-        shutil.rmtree(folder)  # nothing was trained, and the name is free for the corrected command
+    if code == UserInputError.exit_code and chosen.created:
+        shutil.rmtree(chosen.folder)  # nothing was trained, and the name is free for the corrected command
     return code
 
 

@@ -45,8 +45,9 @@ class Blueprint:
     assembly: Assembly
 
     @property
-    def parameters(self) -> int:
-        return sum(parameter.numel() for parameter in self.model.parameters())
+    def layer_class(self) -> str | None:
+        """The class that is sharded layer by layer, where the family knows it."""
+        return self.family.decoder_layer.get(self.model.config.model_type)
 
 
 def draw_up(section: ModelSection, folder: Path, stored: Mapping[str, StoredTensor]) -> Blueprint:

@@ -174,7 +174,8 @@ class ShardReader:
                 continue
             held = self._staging(job)
             self._read(job.stored, job.rows[0] * job.stored.row_bytes, held)
-            value = held.view(job.stored.dtype).reshape(into.shape)
+            # A GPU gets the bytes as they are stored, and multiplies out or quantises them itself.
+            value = held.view(job.stored.dtype).reshape(into.shape).to(into.device)
             if job.scaled is not None:
                 value = self._multiplied_out(value, job.scaled, job)
             elif job.scale_into is not None:
@@ -182,7 +183,7 @@ class ShardReader:
             into.copy_(value)
 
     def _multiplied_out(self, codes: torch.Tensor, piece: Piece, job: Job) -> torch.Tensor:
-        scale, block = self._grid(piece), piece.block(self.assembly.declared_block)
+        scale, block = self._grid(piece).to(codes.device), piece.block(self.assembly.declared_block)
         if codes.dim() == 2:
             return fp8.dequantize_rows(codes, scale, block, job.rows[0], job.into.dtype)
         experts = scale.expand(job.stored.shape[0], *scale.shape[1:])[job.rows[0] : job.rows[1]]

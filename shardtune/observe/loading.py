@@ -1,4 +1,4 @@
-"""How far are the weights? A bar with GB/s on a terminal, one line when they are there."""
+"""How far are the weights? A bar with GB/s on a terminal."""
 
 from __future__ import annotations
 
@@ -6,46 +6,27 @@ import time
 from types import TracebackType
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn
 
+from shardtune.observe.bar import Bar
 from shardtune.observe.summary import size
 
 
 class LoadingProgress:
-    """Called with bytes read and bytes to read, from any thread; a context manager, so that the bar ends."""
+    """Called with bytes read and bytes to read, from any thread."""
 
     def __init__(self, console: Console) -> None:
         self.began = time.monotonic()
-        self._bar: Progress | None = None
-        if console.is_terminal and not console.quiet:
-            self._bar = Progress(
-                TextColumn("reading weights"),
-                BarColumn(bar_width=None),
-                TextColumn("{task.fields[numbers]}"),
-                console=console,
-                expand=True,
-                transient=True,
-            )
-            self._task = self._bar.add_task("", total=None, numbers="")
+        self._bar = Bar(console)
 
     def __enter__(self) -> LoadingProgress:
-        if self._bar is not None:
-            self._bar.start()
+        self._bar.__enter__()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-            self._bar = None
+        self._bar.__exit__(kind, error, trace)
 
     def __call__(self, done: int, total: int) -> None:
-        if self._bar is not None:
-            numbers = f"{size(done)} of {size(total)}, {rate(done, time.monotonic() - self.began)}"
-            self._bar.update(self._task, completed=done, total=total, numbers=numbers)
-
-
-def rate(done: int, seconds: float) -> str:
-    """`1.25 GB/s`."""
-    return f"{size(done / max(seconds, 1e-9))}/s"
+        rate = size(done / max(time.monotonic() - self.began, 1e-9))
+        self._bar.show("reading weights", done, total, f"{size(done)} of {size(total)}, {rate}/s")

@@ -8,7 +8,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn
+
+from shardtune.observe.bar import Bar
+from shardtune.observe.summary import clock
 
 if TYPE_CHECKING:
     from shardtune.data.prepare import ProgressInfo
@@ -32,45 +34,25 @@ class PreparingProgress:
         self.console, self.clock = console, clock
         self._step = ""
         self._spoke = float("-inf")
-        self._bar: Progress | None = None
-        self._task: TaskID | None = None
+        self._bar = Bar(console)
 
     def __enter__(self) -> PreparingProgress:
-        if self.console.is_terminal and not self.console.quiet:
-            self._bar = Progress(
-                TextColumn("{task.description}"),
-                BarColumn(bar_width=None),
-                TextColumn("{task.fields[numbers]}"),
-                console=self.console,
-                expand=True,
-                transient=True,
-            )
-            self._bar.start()
+        self._bar.__enter__()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-            self._bar = None
+        self._bar.__exit__(kind, error, trace)
 
     def __call__(self, info: ProgressInfo) -> None:
         is_new, self._step = info.step != self._step, info.step
-        if self._bar is not None:
-            self._show(self._bar, info, is_new=is_new)
+        if self._bar.is_live:
+            self._bar.show(_WORDS[info.step], info.share, 1.0 if info.rows else None, numbers(info))
         elif info.step == "waiting" and is_new:
             self._say(_WORDS["waiting"])
         elif info.rows and (self.clock() - self._spoke >= _BETWEEN_LINES or is_new):
             self._say(f"{_WORDS[info.step]}: {numbers(info)}")
-
-    def _show(self, bar: Progress, info: ProgressInfo, *, is_new: bool) -> None:
-        if is_new or self._task is None:
-            if self._task is not None:
-                bar.remove_task(self._task)
-            self._task = bar.add_task(_WORDS[info.step], total=None, numbers="")
-        if info.rows:
-            bar.update(self._task, completed=info.share, total=1.0, numbers=numbers(info))
 
     def _say(self, line: str) -> None:
         self._spoke = self.clock()
@@ -83,12 +65,5 @@ def numbers(info: ProgressInfo) -> str:
     if info.seconds >= 1:
         parts.append(f"{info.rows / info.seconds:,.0f} rows/s")
     if info.seconds >= 1 and info.seconds_left:
-        parts.append(f"{_clock(info.seconds_left)} left")
+        parts.append(f"{clock(info.seconds_left)} left")
     return ", ".join(parts)
-
-
-def _clock(seconds: float) -> str:
-    # As observe.progress.clock, which imports transformers.
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

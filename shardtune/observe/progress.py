@@ -11,6 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from transformers import TrainerCallback
 
 from shardtune.observe.events import EventLog
+from shardtune.observe.summary import clock
 
 if TYPE_CHECKING:
     from transformers import TrainerControl, TrainerState, TrainingArguments
@@ -25,18 +26,22 @@ class ProgressCallback(TrainerCallback):
     Args:
         console: A quiet one on ranks that do not speak.
         paused: Tells how many seconds were spent evaluating and saving so far.
+
+    Attributes:
+        tokens_before: Trained on before a run went on; neither rate nor time left counts what an earlier process did.
     """
 
     def __init__(self, console: Console, events: EventLog, paused: Callable[[], float] = lambda: 0.0) -> None:
         self.console, self.events, self.paused = console, events, paused
         self._bar: Progress | None = None
         self._task: TaskID | None = None
-        self._began = 0.0
+        self.tokens_before = 0
+        self._began, self._first_step = 0.0, 0
         self._mark = (0.0, 0.0, 0)  # clock, paused seconds, tokens at the last log line
 
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        self._began = time.perf_counter()
-        self._mark = (self._began, self.paused(), 0)
+        self._began, self._first_step = time.perf_counter(), state.global_step
+        self._mark = (self._began, self.paused(), self.tokens_before)
         if self.console.is_terminal and not self.console.quiet:
             self._bar = Progress(
                 TextColumn("training"),
@@ -46,7 +51,9 @@ class ProgressCallback(TrainerCallback):
                 console=self.console,
                 expand=True,
             )
-            self._task = self._bar.add_task("", total=state.max_steps, numbers="first step …")
+            self._task = self._bar.add_task(
+                "", total=state.max_steps, completed=state.global_step, numbers="first step …"
+            )
             self._bar.start()
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
@@ -77,7 +84,8 @@ class ProgressCallback(TrainerCallback):
         seconds = max(1e-9, (now - was_now) - (paused - was_paused))
         self._mark = (now, paused, tokens)
         rate = (tokens - was_tokens) / seconds
-        left = (now - self._began) / max(1, state.global_step) * (state.max_steps - state.global_step)
+        done = max(1, state.global_step - self._first_step)
+        left = (now - self._began) / done * (state.max_steps - state.global_step)
         self.events.write(
             "step",
             step=state.global_step,
@@ -109,10 +117,3 @@ class ProgressCallback(TrainerCallback):
 
     def _say(self, line: str) -> None:
         self.console.print(line, highlight=False, soft_wrap=True)
-
-
-def clock(seconds: float) -> str:
-    """12 s → `0:12`, 3700 s → `1:01:40`."""
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

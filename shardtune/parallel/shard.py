@@ -34,19 +34,24 @@ class Sharding:
 
 
 def shard_model(
-    model: PeftModel, section: ParallelSection, mesh: DeviceMesh, compute_dtype: torch.dtype | None
+    model: PeftModel,
+    section: ParallelSection,
+    mesh: DeviceMesh,
+    compute_dtype: torch.dtype | None,
+    layer_class: str | None = None,
 ) -> Sharding:
     """Shard `model` in place over `mesh`; a mesh of one takes the same path, so one process computes the same thing.
 
     Args:
-        model: On CPU or on the mesh's device, adapters already on it. Identical on every rank.
+        model: Adapters already on it; on the meta device, or anywhere if identical on every rank.
         compute_dtype: Parameters are gathered in this dtype (the float32 adapters too; their shards and the optimizer
             stay float32). None keeps each parameter's own.
+        layer_class: What the model's family shards layer by layer, where the config does not say.
 
     Returns:
         What was cut and how much this rank holds.
     """
-    layers = decoder_layers(model, section.transformer_layer_cls_to_wrap)
+    layers = decoder_layers(model, section.transformer_layer_cls_to_wrap or layer_class)
     precision = MixedPrecisionPolicy(
         param_dtype=compute_dtype,
         reduce_dtype=_REDUCE_DTYPES[section.reduce_dtype],

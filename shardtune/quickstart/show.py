@@ -82,7 +82,7 @@ def _score(weights: Path, adapter: Path | None, rows: list[dict[str, str]], reci
 
 
 def _tell(console: Console, before: Score, after: Score, final: Path, seconds: float) -> None:
-    from shardtune.observe.progress import clock
+    from shardtune.observe.summary import clock
     from shardtune.quickstart.score import comparison
 
     console.print(comparison(before, after))

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 # A shard of experts may see no token in a step; after so many steps it is reported as unproven instead of waited for.
 _PATIENCE = 20
+_PIECE = 1 << 22
 
 
 class ProofOfTraining(TrainerCallback):
@@ -130,10 +131,12 @@ class ProofOfTraining(TrainerCallback):
 
 
 def checksum(tensor: torch.Tensor) -> int:
-    """The bytes of this rank's shard, summed up as integers. One changed value changes it; nothing is copied."""
+    """The bytes of this rank's shard, summed up as integers. One changed value changes it; nothing large is copied."""
     flat = local(tensor).detach().reshape(-1).view(torch.uint8)
     whole = len(flat) // 4 * 4
-    return int(flat[:whole].view(torch.int32).sum(dtype=torch.int64)) + int(flat[whole:].sum(dtype=torch.int64))
+    # In pieces: on a CPU the sum makes a copy of its operand in int64.
+    parts = [part.sum(dtype=torch.int64) for part in (*flat[:whole].view(torch.int32).split(_PIECE), flat[whole:])]
+    return int(torch.stack(parts).sum())
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:

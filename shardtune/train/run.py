@@ -1,4 +1,4 @@
-"""The run itself, from top to bottom: join → data → model → adapters → shard → weights → train → save."""
+"""The run itself, from top to bottom: join → model → adapters → data → shard → weights → train → save."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import time
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -21,8 +22,11 @@ from transformers.utils import logging as transformers_logging
 from shardtune import __version__
 from shardtune.adapters.lora import add_lora
 from shardtune.checkpoint.adapter import gather_adapter, put_adapter, read_adapter, write_adapter
+from shardtune.checkpoint.changes import identity
 from shardtune.checkpoint.store import CheckpointStore, publish
+from shardtune.checkpoint.wrapper import write_for_wrapper
 from shardtune.config import ResolvedConfig, render_yaml
+from shardtune.config.redact import redacted, redacted_settings
 from shardtune.data.checks import enforce, refusals_and_warnings
 from shardtune.data.collate import Collator
 from shardtune.data.order import Documents
@@ -30,8 +34,10 @@ from shardtune.data.prepare import PreparedSet, prepare
 from shardtune.errors import ShardtuneError, UserInputError
 from shardtune.launch.exit_codes import INTERRUPTED, PREEMPTED
 from shardtune.launch.meeting import Facts, differences, digests, versions
-from shardtune.launch.run_folder import FOLDER_VARIABLE, create_run_folder
+from shardtune.launch.run_folder import FOLDER_VARIABLE
+from shardtune.launch.which_run import CHECKPOINTS, LEASE, choose_run, record_finish, record_start
 from shardtune.launch.workers import STORE_VARIABLE
+from shardtune.lease import Lease, owner
 from shardtune.model.blueprint import draw_up
 from shardtune.model.load import load_tokenizer
 from shardtune.model.quantized import hold_in_fp8
@@ -40,7 +46,7 @@ from shardtune.observe.events import EventLog
 from shardtune.observe.loading import LoadingProgress
 from shardtune.observe.preparing import PreparingProgress
 from shardtune.observe.profile import StepProfile
-from shardtune.observe.progress import ProgressCallback, clock
+from shardtune.observe.progress import ProgressCallback
 from shardtune.parallel.processes import Processes, join
 from shardtune.parallel.shard import shard_model
 from shardtune.plan.steps import TrainingMath, training_math
@@ -54,6 +60,8 @@ from shardtune.train.choices import (
 )
 from shardtune.train.interrupt import Grace, StopRequest, grace_seconds
 from shardtune.train.proof import ProofOfTraining
+from shardtune.train.resume import ResumePoint, resume_point
+from shardtune.train.saving import CheckpointSaver, RunFacts, SaveWatch
 from shardtune.train.settings import check_trackers, trainer_settings
 from shardtune.train.step_watch import GraceWatch, ProgressWatch
 from shardtune.train.trainer import ShardedSFTTrainer, StopAtStep
@@ -68,8 +76,11 @@ if TYPE_CHECKING:
     from shardtune.config.schema import RunConfig
     from shardtune.data.prepared import Prepared
     from shardtune.model.blueprint import Blueprint
+    from shardtune.model.families.family import Wrapper
     from shardtune.parallel.shard import Sharding
     from shardtune.train.weights import Way
+
+_LEASE_SECONDS = 15.0  # for the data workers of a run that was just killed to notice and let go
 
 
 @dataclass(frozen=True)
@@ -93,51 +104,57 @@ class Scene:
     folder: Path
     console: Console  # quiet on all ranks but 0
     events: EventLog
+    asked: RunConfig  # the config as it was given, before any `auto` was settled
 
 
 def train(resolved: ResolvedConfig, *, run_id: str | None = None, stop: StopRequest | None = None) -> int:
     """Train what the config describes, as one rank of the run; returns the exit code (0, or that of a stopped run).
 
-    The order is the whole story: data before weights (its mistakes are cheap to find), adapters before sharding (so
-    that they are sharded too), sharding before weights (so that no rank ever holds more than its part), all of it
-    before the trainer.
+    The order is the whole story: what needs neither weights nor rows comes first (a target that matches nothing is told
+    in seconds), data before weights, adapters before sharding (so that they are sharded too), sharding before weights
+    (so that no rank ever holds more than its part), all of it before the trainer.
     """
     check_trackers(resolved.config.train.report_to)
     stop, asked = stop or StopRequest(), resolved.config
-    with _watched(resolved.config) as watchdog, join(resolved.config.parallel) as processes:
+    with _watched(resolved.config) as watchdog, join(resolved.config.parallel) as processes, ExitStack() as at_end:
         resolved = settle_autos(
             resolved,
             device=processes.device.type,
             processes_here=int(os.environ.get("LOCAL_WORLD_SIZE", processes.world_size)),
         )
         config = resolved.config
-        scene = _open_scene(resolved, processes, run_id)
+        scene = _open_scene(asked, processes, run_id, at_end)
         _refuse_different_nodes(processes, asked)
         watchdog.write_to(scene.folder, scene.events)
         watchdog.enter(PREPARING)
         _introduce(scene, resolved)
         checkpoint = find_checkpoint(config.model, processes)
+        blueprint = draw_up(config.model, checkpoint.folder, checkpoint.stored)
+        resolved = settle_precision(resolved, blueprint, processes)
+        if resolved.config.model.base_precision == "fp8":
+            hold_in_fp8(blueprint.model, fp8_blocks(blueprint))
+        model, coverage, notices = add_lora(blueprint.model, config.lora, blueprint.family)
+        _tell_notices(scene, notices)
         tokenizer = load_tokenizer(config.model, checkpoint.folder)
         prepared = _prepare_data(scene, config, tokenizer)
         watchdog.enter(LOADING)
-        blueprint = draw_up(config.model, checkpoint.folder, checkpoint.stored)
         _check_data(scene, blueprint.model, tokenizer, prepared)
         resolved = settle_packing(resolved, blueprint.model, processes.device)
-        resolved = settle_precision(resolved, blueprint, processes)
         config = resolved.config
         data = _lay_out(config, prepared, blueprint.model, tokenizer)
         math = training_math(config.train, rows=len(data.train), tokens=data.tokens, processes=processes.world_size)
         _write_config(scene, resolved)
         set_seed(config.train.seed)
-        if config.model.base_precision == "fp8":
-            hold_in_fp8(blueprint.model, fp8_blocks(blueprint))
-        model, coverage, notices = add_lora(blueprint.model, config.lora, blueprint.family)
-        _tell_notices(scene, notices)
-        sharding = shard_model(model, config.parallel, processes.mesh, torch.bfloat16 if config.train.bf16 else None)
+        compute_dtype = torch.bfloat16 if config.train.bf16 else None
+        sharding = shard_model(model, config.parallel, processes.mesh, compute_dtype, blueprint.layer_class)
         _tell_plan(scene, config, prepared, data, math, coverage, sharding)
         _load_weights(scene, config, model, blueprint, checkpoint.way, watchdog)
+        facts = _facts(config, math, prepared)
         stop.wait_for_step()
-        return _train_and_save(scene, config, model, tokenizer, data, math, stop, watchdog)
+        code = _train_and_save(scene, resolved, model, blueprint.wrapper, tokenizer, data, math, facts, stop, watchdog)
+        if code == 0 and processes.is_main:
+            record_finish(scene.folder)
+        return code
 
 
 def _refuse_different_nodes(processes: Processes, asked: RunConfig) -> None:
@@ -162,15 +179,47 @@ def _watched(config: RunConfig) -> Watchdog:
     return watchdog
 
 
-def _open_scene(resolved: ResolvedConfig, processes: Processes, run_id: str | None) -> Scene:
-    """Agree on the run's folder (our launcher has made one; otherwise rank 0 makes it)."""
+def _open_scene(asked: RunConfig, processes: Processes, run_id: str | None, at_end: ExitStack) -> Scene:
+    """Agree on the run's folder (our launcher has chosen one; otherwise rank 0 does), and make it ours alone.
+
+    Args:
+        asked: The config as it was given: a run is found by it, whatever `auto` turns out to be here.
+    """
     given = os.environ.get(FOLDER_VARIABLE)
-    made = ""
+    console = Console(quiet=not processes.is_main)
+    chosen = ""
     if given is None and processes.is_main:
-        made = str(create_run_folder(resolved.config.train.output_dir, run_id))
-    folder = Path(given or processes.share_from_main(made))
+        choice = choose_run(asked, run_id)
+        console.print(choice.told, markup=False, highlight=False, soft_wrap=True, end="\n" if choice.told else "")
+        chosen = str(choice.folder)
+    folder = Path(given or processes.share_from_main(chosen))
     folder.mkdir(parents=True, exist_ok=True)  # nodes may not share a disk
-    return Scene(processes, folder, Console(quiet=not processes.is_main), EventLog(folder, processes.rank))
+    if processes.is_main:
+        lease = Lease.take(folder / LEASE, wait=_LEASE_SECONDS)
+        if lease is None:
+            raise UserInputError(
+                f"The run {folder.name} is being trained right now.",
+                why=f"{owner(folder / LEASE).capitalize()} holds {folder / LEASE}.",
+                fix="Wait for it, end it, or start another run beside it: --resume never.",
+            )
+        at_end.callback(lease.release)
+    return Scene(processes, folder, console, EventLog(folder, processes.rank), asked)
+
+
+def _facts(config: RunConfig, math: TrainingMath, prepared: PreparedSet) -> RunFacts:
+    settings = redacted_settings(config)
+    return RunFacts(
+        settings=settings,
+        identity=identity(settings),
+        data=str(prepared.about["fingerprint"]),
+        batch={
+            "per_device": math.per_device,
+            "processes": math.processes,
+            "accumulation": math.accumulation,
+            "effective": math.effective_batch,
+        },
+        steps_per_epoch=math.steps_per_epoch,
+    )
 
 
 def _introduce(scene: Scene, resolved: ResolvedConfig) -> None:
@@ -200,9 +249,16 @@ def _quieten_libraries(console: Console) -> None:
 
 
 def _write_config(scene: Scene, resolved: ResolvedConfig) -> None:
-    """Written at the start, and again when the last `auto` is settled."""
+    """Written at the start, and again when the last `auto` is settled; a run that goes on keeps its own until then."""
+    if scene.processes.is_main and not CheckpointStore(scene.folder / CHECKPOINTS, None).steps():
+        (scene.folder / "config.yaml").write_text(render_yaml(redacted(resolved)), encoding="utf-8")
+
+
+def _take_over(scene: Scene, resolved: ResolvedConfig) -> None:
+    """The run goes on under this config. Not earlier: one that is refused must change nothing."""
     if scene.processes.is_main:
-        (scene.folder / "config.yaml").write_text(render_yaml(resolved), encoding="utf-8")
+        (scene.folder / "config.yaml").write_text(render_yaml(redacted(resolved)), encoding="utf-8")
+        record_start(scene.folder, scene.asked)
 
 
 def _prepare_data(scene: Scene, config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> PreparedSet:
@@ -311,18 +367,26 @@ def _tell_plan(
 
 def _train_and_save(
     scene: Scene,
-    config: RunConfig,
+    resolved: ResolvedConfig,
     model: PeftModel,
+    wrapper: Wrapper | None,
     tokenizer: PreTrainedTokenizerBase,
     data: Data,
     math: TrainingMath,
+    facts: RunFacts,
     stop: StopRequest,
     watchdog: Watchdog,
 ) -> int:
-    (scene.folder / "checkpoints").mkdir(exist_ok=True)
-    store = CheckpointStore(scene.folder / "checkpoints", config.train.save_total_limit)
+    config = resolved.config
+    (scene.folder / CHECKPOINTS).mkdir(exist_ok=True)
+    store = CheckpointStore(scene.folder / CHECKPOINTS, config.train.save_total_limit)
+    saver = CheckpointSaver(store, scene.processes, scene.console, scene.events, facts)
+    resumed = resume_point(store, model, scene.processes, facts, math)
+    if resumed is not None:
+        _take_over(scene, resolved)
     stopping = StopAtStep(stop, scene.processes)
     progress = ProgressCallback(scene.console, scene.events)
+    profile = StepProfile(scene.console, scene.events, config.train.debug_freq)
     trainer = ShardedSFTTrainer(
         model=model,
         args=trainer_settings(config, scene.folder, math, on_cpu=scene.processes.device.type == "cpu"),
@@ -331,12 +395,13 @@ def _train_and_save(
         collator=data.collator,
         tokenizer=tokenizer,
         processes=scene.processes,
-        store=store,
-        events=scene.events,
+        saver=saver,
+        resumed=resumed,
         callbacks=[
             progress,
-            StepProfile(scene.console, scene.events, config.train.debug_freq),
+            profile,
             ProofOfTraining(scene.console, scene.events, scene.processes),
+            SaveWatch(saver, config.train.save_minutes),
             GraceWatch(Grace(grace_seconds(config.train.grace_seconds, os.environ)), scene.console, scene.events),
             stopping,
             ProgressWatch(watchdog),
@@ -344,6 +409,9 @@ def _train_and_save(
     )
     trainer.remove_callback(PrinterCallback)
     progress.paused = lambda: trainer.paused_seconds
+    if resumed is not None:
+        progress.tokens_before = resumed.tokens
+        _tell_resume(scene, resumed, math)
     trainer.stop_evaluating = stopping.now
     torch.manual_seed(config.train.seed + scene.processes.rank)  # each rank its own dropout
     began = time.perf_counter()
@@ -351,28 +419,63 @@ def _train_and_save(
         trainer.train()
     finally:
         progress.close()
+        saver.finish()
     if stopping.stopped and trainer.state.global_step < math.steps:
         return _end_early(scene, trainer, stop, math)
     if config.train.eval_strategy != "no" and trainer.eval_loss_at(trainer.state.global_step) is None:
         trainer.evaluate()
         if stopping.stopped:
+            _save_if_missing(scene, trainer)
             return _end_early(scene, trainer, stop, math)
     watchdog.enter(ENDING)
-    best = trainer.best[1] if config.train.load_best_model_at_end and trainer.best else None
+    found = scene.processes.share_from_main(store.best() if scene.processes.is_main else None)
+    best = found[0] if config.train.load_best_model_at_end and found else None
     if best is not None and best != trainer.state.global_step:
         _load_best(scene, model, store, best)
-    _write_final(scene, model, tokenizer)
+    _write_final(scene, model, wrapper, tokenizer)
     _tell_end(scene, trainer, time.perf_counter() - began, best)
     return 0
 
 
+def _tell_resume(scene: Scene, resumed: ResumePoint, math: TrainingMath) -> None:
+    for line in resumed.damaged:
+        text = f"A checkpoint is damaged and was set aside. {line}"
+        scene.console.print(f"[bold red]warning[/] {escape(text)}", highlight=False, soft_wrap=True)
+        scene.events.write("warning", about="checkpoint", text=text)
+    epoch, done = divmod(resumed.step, math.steps_per_epoch)
+    place = f"step {resumed.step} of {math.steps} (epoch {epoch + 1}, {done} of {math.steps_per_epoch} steps done)"
+    summary.say(scene.console, "resume", f"{place}, from {resumed.path}")
+    for line in resumed.told:
+        summary.say(scene.console, "changed", line)
+    scene.events.write(
+        "resume",
+        step=resumed.step,
+        path=str(resumed.path),
+        world_size=scene.processes.world_size,
+        random_state="restored" if resumed.rng is not None else "new: another number of processes",
+        changes=list(resumed.told),
+        damaged=list(resumed.damaged),
+    )
+
+
+def _save_if_missing(scene: Scene, trainer: ShardedSFTTrainer) -> None:
+    """The last evaluation was cut short, after the last chance of the loop to save."""
+    there = trainer.state.global_step in trainer.saver.store.steps() if scene.processes.is_main else True
+    if not scene.processes.share_from_main(there):
+        trainer._save_checkpoint(trainer.model, None)
+        trainer.saver.finish()
+
+
 def _end_early(scene: Scene, trainer: ShardedSFTTrainer, stop: StopRequest, math: TrainingMath) -> int:
     step = trainer.state.global_step
-    if step not in scene.processes.share_from_main(trainer.store.steps()):
-        trainer._save_checkpoint(trainer.model, None)
+    store = trainer.saver.store
+    saved = step in store.steps() if scene.processes.is_main else True
     scene.events.write("run_end", status="stopped", step=step)
+    told = (
+        f"Checkpoint: {store.path(step)}" if saved else "Its checkpoint could not be written; the one before is good."
+    )
     scene.console.print(
-        f"Stopped on request after step {step} of {math.steps}. Checkpoint: {trainer.store.path(step)}",
+        f"Stopped on request after step {step} of {math.steps}. {told}",
         highlight=False,
         markup=False,
         soft_wrap=True,
@@ -386,12 +489,14 @@ def _load_best(scene: Scene, model: PeftModel, store: CheckpointStore, step: int
     put_adapter(model, scene.processes.share_from_main(tensors))
 
 
-def _write_final(scene: Scene, model: PeftModel, tokenizer: PreTrainedTokenizerBase) -> None:
+def _write_final(scene: Scene, model: PeftModel, wrapper: Wrapper | None, tokenizer: PreTrainedTokenizerBase) -> None:
     tensors = gather_adapter(model)
     if scene.processes.is_main:
 
         def fill(folder: Path) -> None:
             write_adapter(model, tensors, folder)
+            if wrapper is not None:
+                write_for_wrapper(model, tensors, folder, wrapper)
             tokenizer.save_pretrained(folder)
 
         publish(scene.folder / "final", fill)
@@ -410,7 +515,7 @@ def _tell_end(scene: Scene, trainer: ShardedSFTTrainer, seconds: float, best: in
         eval_loss=eval_loss,
         adapter=str(scene.folder / "final"),
     )
-    text = f"{trainer.state.global_step} steps in {clock(seconds)}"
+    text = f"{trainer.state.global_step} steps in {summary.clock(seconds)}"
     if losses:
         text += f", loss {losses[0]:.4f} → {losses[-1]:.4f}"
     if eval_loss is not None:

@@ -14,15 +14,17 @@ from transformers import TrainerCallback
 from transformers.trainer_utils import EvalLoopOutput
 from trl import SFTTrainer
 
-from shardtune.checkpoint.adapter import gather_adapter, write_adapter
-from shardtune.checkpoint.store import CheckpointStore
+from shardtune.checkpoint.optimizer import put_optimizer
+from shardtune.checkpoint.rng import put_rng
 from shardtune.data.collate import REAL_TOKENS, Collator
 from shardtune.data.order import Documents, StepLoader, StepOrder
 from shardtune.data.tokens import IGNORED
 from shardtune.errors import ShardtuneError
-from shardtune.observe.events import EventLog
 from shardtune.parallel.processes import Processes
 from shardtune.train.interrupt import StopRequest, ignore_stop_signals
+from shardtune.train.loop_state import put_loss_sum, put_schedule, put_state
+from shardtune.train.resume import ResumePoint
+from shardtune.train.saving import CheckpointSaver
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,8 +41,13 @@ class EvaluationStopped(Exception):
 class ShardedSFTTrainer(SFTTrainer):
     """SFTTrainer for a model that is sharded and rows that are tokenised before it is made.
 
-    Can: train over `StepOrder`, evaluate weighted by tokens, write adapter checkpoints through a `CheckpointStore`.
+    Can: train over `StepOrder`, evaluate weighted by tokens, save through a `CheckpointSaver`, go on from a
+    `ResumePoint` as if nothing had happened.
     Leaves to TRL: loss, optimizer, schedule, clipping, logging, trackers.
+
+    Going on hangs on four methods that the Trainer's loop calls in this order; its own way of resuming is not used (it
+    unpickles, and refuses a sharded model): `_init_training_state` (where are we?), `_prepare_for_training` (optimizer
+    and schedule exist), `_run_epoch` (skip what was seen), `_load_rng_state` (just before the first forward pass).
     """
 
     def __init__(
@@ -52,16 +59,16 @@ class ShardedSFTTrainer(SFTTrainer):
         collator: Collator,
         tokenizer: PreTrainedTokenizerBase,
         processes: Processes,
-        store: CheckpointStore,
-        events: EventLog,
+        saver: CheckpointSaver,
+        resumed: ResumePoint | None,
         callbacks: list[TrainerCallback],
     ) -> None:
-        self.processes, self.store, self.events = processes, store, events
+        self.processes, self.saver, self.resumed = processes, saver, resumed
+        self.guards: dict[str, Callable[[], dict[str, Any]]] = {}  # by name: what a guard wants kept in a checkpoint
         self.train_rows, self.eval_rows, self.collator = train_rows, eval_rows, collator
         self.stop_evaluating: Callable[[], bool] = lambda: False
         self.real_tokens = 0  # trained on so far by this rank, padding not counted
         self.paused_seconds = 0.0  # evaluating and saving, which throughput does not count
-        self.best: tuple[float, int] | None = None  # lowest validation loss among the checkpoints, and its step
         super().__init__(
             model=model,
             args=args,
@@ -103,7 +110,55 @@ class ShardedSFTTrainer(SFTTrainer):
             persistent_workers=self.args.dataloader_persistent_workers,
             prefetch_factor=self.args.dataloader_prefetch_factor,
             worker_init_fn=ignore_stop_signals,
+            # Its own, or every pass over rows (an evaluation, too) would move the generator that dropout draws from.
+            generator=torch.Generator(),
         )
+
+    @property
+    def bare_optimizer(self) -> torch.optim.Optimizer:
+        """Without accelerate's wrapper around it."""
+        bare = getattr(self.optimizer, "optimizer", self.optimizer)
+        assert isinstance(bare, torch.optim.Optimizer)
+        return bare
+
+    def _init_training_state(self, max_steps: int, num_update_steps_per_epoch: int, *args: Any) -> tuple[int, int]:
+        begin: tuple[int, int] = super()._init_training_state(max_steps, num_update_steps_per_epoch, *args)
+        if self.resumed is None:
+            return begin
+        put_state(self, self.resumed.trainer)
+        epoch, done = divmod(self.resumed.step, num_update_steps_per_epoch)
+        return epoch, done * self.args.gradient_accumulation_steps
+
+    def _prepare_for_training(self, *args: Any) -> tuple[Any, Any]:
+        prepared: tuple[Any, Any] = super()._prepare_for_training(*args)
+        if self.resumed is not None:
+            put_optimizer(self.model, self.bare_optimizer, self.resumed.optimizer)
+            put_schedule(self.lr_scheduler, self.resumed.step)
+        return prepared
+
+    def _run_epoch(self, **given: Any) -> None:
+        if self.state.global_step >= self.state.max_steps:  # it ended between its last step and `final/`
+            self.control.should_training_stop = True
+            return
+        if self.resumed is not None and given["epoch"] == given["epochs_trained"]:
+            put_loss_sum(self, self.resumed.trainer)
+            if given["steps_trained_in_current_epoch"] == 0:
+                self._evaluate_missed_epoch(given["trial"], given["ignore_keys_for_eval"])
+            # Any value makes the loop skip the batches that were seen (by number, not by reading them).
+            given["resume_from_checkpoint"] = str(self.resumed.path)
+        super()._run_epoch(**given)
+
+    def _evaluate_missed_epoch(self, trial: Any, ignore_keys: Any) -> None:
+        """A crash after the checkpoint of an epoch's last step has cost the evaluation that follows it."""
+        if self.args.eval_strategy == "epoch" and self.eval_loss_at(self.state.global_step) is None:
+            self._evaluate(trial, ignore_keys)
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        assert self.resumed is not None
+        if self.resumed.rng is not None:
+            put_rng(self.resumed.rng, self.processes.device)
+        else:  # other ranks than before: numbers that were not drawn yet
+            torch.manual_seed(self.args.seed + self.processes.rank + 1_000_003 * self.resumed.step)
 
     def evaluation_loop(
         self, dataloader: Any, description: str, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any
@@ -148,29 +203,9 @@ class ShardedSFTTrainer(SFTTrainer):
         return metrics
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        """Gather the adapter (all ranks), write it (rank 0). The stock way pickles rank 0's shard of the optimizer."""
+        """Everything, through our store. The stock way pickles rank 0's shard of the optimizer."""
         began = time.perf_counter()
-        step = self.state.global_step
-        # The Trainer's own best may be a step that was evaluated but never saved.
-        if (loss := self.eval_loss_at(step)) is not None and (self.best is None or loss < self.best[0]):
-            self.best = (loss, step)
-        tensors = gather_adapter(self.model)
-        if self.processes.is_main:
-            state = {
-                "step": step,
-                "epoch": self.state.epoch,
-                "best_step": self.best[1] if self.best else None,
-                "best_eval_loss": self.best[0] if self.best else None,
-                "log_history": self.state.log_history,
-            }
-            path = self.store.write(
-                step,
-                lambda folder: write_adapter(self.model, tensors, folder),
-                state,
-                best_step=self.best[1] if self.best else None,
-            )
-            self.events.write("checkpoint", step=step, path=str(path), seconds=round(time.perf_counter() - began, 3))
-        dist.barrier(group=self.processes.control)
+        self.saver.save(self)
         self.paused_seconds += time.perf_counter() - began
 
     def training_step(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -213,6 +248,11 @@ class StopAtStep(TrainerCallback):
         if self.processes.agree(self.stop.requested):
             self.stopped = True
             control.should_training_stop = True
+            control.should_save = True  # inside the loop, where the sums since the last log line are still known
+
+    def on_epoch_end(self, args: Any, state: Any, control: TrainerControl, **_: Any) -> None:
+        if self.stopped and not float(state.epoch).is_integer():
+            control.should_evaluate = control.should_save = False  # the loop says "epoch end", but it was cut short
 
     def now(self) -> bool:
         """Asked between the batches of an evaluation, by every rank."""

@@ -128,7 +128,7 @@ def bring_in(
         way=way,
         bytes_read=reader.reading.bytes,
         seconds=time.perf_counter() - began,
-        local_bytes=sum(slot.into.numel() * slot.into.element_size() for slot in own),
+        local_bytes=sum(t.nbytes for slot in own for t in (slot.into, slot.scale_into) if t is not None),
         peak_host_bytes=host_peak_bytes(),
         quantisation_error=error.relative if error.size else None,
         worst_quantised=f"{error.worst[1]} ({error.worst[0]:.2%})" if error.size else "",

@@ -157,8 +157,8 @@ def test_a_signal_stops_after_the_step_and_keeps_what_was_learnt(
     assert process.returncode == code, err
     assert "Stopped on request after step" in out
     assert "Traceback" not in err
-    (checkpoint,) = (folder / "checkpoints").iterdir()
-    step = json.loads((checkpoint / "state.json").read_text())["step"]
+    (checkpoint,) = (folder / "checkpoints").glob("step-*")
+    step = json.loads((checkpoint / "trainer.json").read_text())["step"]
     assert checkpoint.name == f"step-{step:06d}" and (checkpoint / "adapter_model.safetensors").stat().st_size > 0
     assert events(folder, "run_end")[0] | {"time": 0} == {
         "v": 1, "time": 0, "rank": 0, "event": "run_end", "status": "stopped", "step": step,

@@ -232,3 +232,16 @@ def test_a_folder_without_a_tokenizer_is_told(copy: Path, content: str | None) -
     assert f"No tokenizer could be loaded from '{copy}'" in problem.what
     assert problem.why
     assert "tokenizer.json" in problem.fix
+
+
+def test_a_hub_name_is_found_in_the_cache_without_a_network(
+    toy_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored = tmp_path / "models--some-org--some-model"
+    shutil.copytree(toy_model, stored / "snapshots" / "abc")
+    (stored / "refs").mkdir()
+    (stored / "refs" / "main").write_text("abc")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub._snapshot_download.constants.HF_HUB_CACHE", str(tmp_path))
+    model = load_model(section("some-org/some-model"))
+    assert torch.equal(model.lm_head.weight, load_file(toy_model / "model.safetensors")["lm_head.weight"])

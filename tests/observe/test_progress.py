@@ -12,7 +12,8 @@ from rich.console import Console
 from transformers import TrainerControl, TrainerState
 
 from shardtune.observe.events import EventLog
-from shardtune.observe.progress import ProgressCallback, clock
+from shardtune.observe.progress import ProgressCallback
+from shardtune.observe.summary import clock
 
 
 class Run:

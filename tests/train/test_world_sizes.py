@@ -60,13 +60,15 @@ def test_the_curve_is_that_of_a_plain_loop_written_out_here(
 ) -> None:
     """Loss normalisation, checked against nothing but torch, transformers and peft."""
     from peft import LoraConfig, get_peft_model
-    from transformers import AutoModelForCausalLM, AutoTokenizer, set_seed
+    from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    set_seed(42)
+    from shardtune.adapters.initial import draw_adapters
+
     model = AutoModelForCausalLM.from_pretrained(toy_model, dtype=torch.float32)
     model = get_peft_model(
         model, LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
     )
+    draw_adapters(model, 42)
     tokenizer = AutoTokenizer.from_pretrained(toy_model)
     rows = [json.loads(line) for line in (toy_data / "train.jsonl").read_text().splitlines()]
     order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(42)).tolist()
@@ -139,8 +141,14 @@ def test_a_run_leaves_what_it_promises(runs: dict[int, Path]) -> None:
     run = runs[2]
     assert {path.name for path in run.iterdir()} == {
         "config.yaml", "environment.json", "events-rank0.jsonl", "events-rank1.jsonl", "checkpoints", "final",
+        "run.json",
     }  # fmt: skip
-    assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["step-000012", "step-000018"]
+    assert sorted(path.name for path in (run / "checkpoints").iterdir()) == [
+        "best",
+        "latest",
+        "step-000012",
+        "step-000018",
+    ]
     assert {"adapter_config.json", "adapter_model.safetensors", "tokenizer.json"} <= {
         p.name for p in (run / "final").iterdir()
     }

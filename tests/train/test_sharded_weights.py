@@ -14,7 +14,7 @@ import torch
 import transformers
 from fp8_toys import to_fp8
 from safetensors.torch import load_file, save_file
-from toys import toy_llama, toy_mistral4, toy_mixtral, toy_wrapper
+from toys import big_llama, toy_llama, toy_mistral4, toy_mixtral, toy_wrapper
 from weights_worker import digest, own_name
 
 from shardtune.adapters.initial import draw_adapters
@@ -152,3 +152,24 @@ def test_nodes_with_different_checkpoints_are_told_apart(
     save_file({name: t.to(torch.bfloat16) for name, t in tensors.items()}, other / "model.safetensors")
     with pytest.raises(AssertionError, match="The nodes have different checkpoints of the model"):
         bring_in(environment, tmp_path / "out", 2, {"x": case(folder / "llama", folders={"1": str(other)})})
+
+
+@pytest.mark.slow
+def test_two_gigabytes_on_two_and_three_ranks_cost_no_rank_more_than_its_shard(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    model = tmp_path / "big"
+    size = big_llama(model, 2.0)
+    assert size > 1.9e9
+    assert len(list(model.glob("*.safetensors"))) > 3
+    big = {"big": case(model, torch_dtype="bfloat16")}
+    seen = {ranks: bring_in(environment, tmp_path / f"out{ranks}", ranks, big, timeout=400)["big"] for ranks in (2, 3)}
+    plain = transformers.LlamaForCausalLM.from_pretrained(model, dtype=torch.bfloat16)
+    whole = sum(p.nbytes for p in plain.parameters())
+    for ranks, found in seen.items():
+        assert_shards(found, plain)
+        assert sum(rank["bytes_read"] for rank in found) == whole
+        for rank in found:
+            assert rank["bytes_read"] == pytest.approx(whole / ranks, rel=0.01)
+            assert rank["peak"] <= rank["local_bytes"] + 1.5e9
+            assert rank["peak"] < 0.9 * whole  # what a rank that holds everything could not do

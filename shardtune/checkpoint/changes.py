@@ -1,0 +1,184 @@
+"""What may a run change when it goes on from a checkpoint? A verdict for every setting, in one table."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+Settings = Mapping[str, Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """free: changes no number of the run. told: allowed, and said what it means. refused: it would be another run.
+
+    batch: free as long as per-device × processes × accumulation stays the same, which is checked on its own.
+    """
+
+    kind: Literal["free", "told", "refused", "batch"]
+    meaning: str = ""
+
+
+_FREE, _BATCH = Verdict("free"), Verdict("batch")
+_DATA = Verdict("refused", "other rows, or another order: the position in the data would mean nothing")
+_MODEL = Verdict("refused", "the adapter was trained on another model")
+_SHAPE = Verdict("refused", "the adapter's tensors, or what they are multiplied by, would change")
+_ROUNDING = Verdict("told", "the same mathematics with other rounding: losses go on slightly differently")
+_RATE = Verdict("told", "from here on the learning rate follows the new schedule, at the step it stands at")
+_LENGTH = Verdict("told", "the schedule is stretched or shortened to the new length, so the learning rate jumps here")
+
+VERDICTS: dict[str, Verdict] = {
+    "model.model_name_or_path": _MODEL,
+    "model.revision": _MODEL,
+    "model.tokenizer_name_or_path": _DATA,
+    "model.torch_dtype": _ROUNDING,
+    "model.base_precision": Verdict(
+        "told", "the frozen weights are held differently: an FP8 checkpoint's same values, any other's rounded"
+    ),
+    "model.load": _FREE,
+    "model.ignore_tensors": _MODEL,
+    "model.device_map": _FREE,
+    "model.use_cache": _FREE,
+    "model.attn_implementation": _ROUNDING,
+    "model.trust_remote_code": _FREE,
+    "lora.r": _SHAPE,
+    "lora.lora_alpha": _SHAPE,
+    "lora.lora_dropout": Verdict("told", "other noise on the adapters' input from here on"),
+    "lora.target_modules": _SHAPE,
+    "lora.experts": _SHAPE,
+    "lora.expert_r": _SHAPE,
+    "lora.expert_alpha": _SHAPE,
+    "lora.bias": _SHAPE,
+    "lora.task_type": _SHAPE,
+    "lora.use_rslora": _SHAPE,
+    "data.dataset_name_or_path": _DATA,
+    "data.dataset_config_name": _DATA,
+    "data.format": _DATA,
+    "data.text_field": _DATA,
+    "data.messages_field": _DATA,
+    "data.prompt_template": _DATA,
+    "data.chat_template": _DATA,
+    "data.train_on": _DATA,
+    "data.train_split": _DATA,
+    "data.val_split": _DATA,
+    "data.max_length": _DATA,
+    "data.long_rows": _DATA,
+    "data.concatenate": _DATA,
+    "data.append_eos": _DATA,
+    "data.on_error": _DATA,
+    "data.cache_dir": _FREE,
+    "train.output_dir": _FREE,
+    "train.num_train_epochs": _LENGTH,
+    "train.max_steps": _LENGTH,
+    "train.per_device_train_batch_size": _BATCH,
+    "train.per_device_eval_batch_size": _FREE,
+    "train.gradient_accumulation_steps": _BATCH,
+    "train.gradient_checkpointing": _FREE,
+    "train.optim": Verdict("refused", "the saved state belongs to another optimizer"),
+    "train.learning_rate": _RATE,
+    "train.lr_scheduler_type": _RATE,
+    "train.warmup_ratio": _RATE,
+    "train.warmup_steps": _RATE,
+    "train.weight_decay": Verdict("told", "weights shrink at the new rate from here on"),
+    "train.max_grad_norm": Verdict("told", "gradients are clipped at the new norm from here on"),
+    "train.bf16": _ROUNDING,
+    "train.fp16": _FREE,
+    "train.packing": _DATA,
+    "train.logging_steps": _FREE,
+    "train.eval_strategy": _FREE,
+    "train.eval_steps": _FREE,
+    "train.save_strategy": _FREE,
+    "train.save_steps": _FREE,
+    "train.save_minutes": _FREE,
+    "train.save_total_limit": _FREE,
+    "train.load_best_model_at_end": _FREE,
+    "train.resume": _FREE,
+    "train.report_to": _FREE,
+    "train.seed": _DATA,
+    "train.ddp_find_unused_parameters": _FREE,
+    "train.debug_freq": _FREE,
+    "train.extra": Verdict("told", "TRL takes the new value from here on"),
+    "parallel.nproc": _BATCH,
+    "parallel.device": _ROUNDING,
+    "parallel.accelerate_config": _FREE,
+    "parallel.transformer_layer_cls_to_wrap": _FREE,
+    "parallel.reshard_after_forward": _FREE,
+    "parallel.forward_prefetch": _FREE,
+    "parallel.backward_prefetch": _FREE,
+    "parallel.offload_params": _FREE,
+    "parallel.reduce_dtype": _ROUNDING,
+    "parallel.load_timeout_minutes": _FREE,
+    "parallel.step_timeout_minutes": _FREE,
+    "parallel.checkpoint_timeout_minutes": _FREE,
+    "parallel.join_timeout_minutes": _FREE,
+    "parallel.node_timeout_seconds": _FREE,
+    "parallel.max_restarts": _FREE,
+    "train.grace_seconds": _FREE,
+    "cluster.target": _FREE,
+    "cluster.nodes": _FREE,
+    "cluster.gpus_per_node": _FREE,
+    "cluster.image": _FREE,
+    "cluster.namespace": _FREE,
+    "cluster.env": _FREE,
+}
+_UNKNOWN = Verdict("refused", "nothing is known about continuing a run with another value of it")
+# A longer run is still the same run: a preempted job may come back with more steps.
+_NOT_NAMING = {"train.num_train_epochs", "train.max_steps"}
+
+
+@dataclass(frozen=True)
+class Change:
+    """One setting that is not what it was when the checkpoint was written."""
+
+    path: str
+    old: Any
+    new: Any
+    verdict: Verdict
+
+    def __str__(self) -> str:
+        return f"{self.path}: {_show(self.old)} → {_show(self.new)} ({self.verdict.meaning})"
+
+
+def changes(old: Settings, new: Settings) -> list[Change]:
+    """What differs and matters, in the schema's order; settings that change no number are left out.
+
+    A setting that one side does not know (written by another version) is not compared.
+    """
+    found = []
+    for section, fields in new.items():
+        for name, value in fields.items():
+            path = f"{section}.{name}"
+            verdict = VERDICTS.get(path, _UNKNOWN)
+            if verdict.kind in ("free", "batch") or name not in old.get(section, {}):
+                continue
+            before = old[section][name]
+            if _comparable(path, before) != _comparable(path, value):
+                found.append(Change(path, before, value, verdict))
+    return found
+
+
+def identity(settings: Settings) -> str:
+    """What makes two configs the same run: a hash over every setting that changes its numbers, but not its length."""
+    naming = {
+        f"{section}.{name}": value
+        for section, fields in settings.items()
+        for name, value in fields.items()
+        if (path := f"{section}.{name}") not in _NOT_NAMING and VERDICTS.get(path, _UNKNOWN).kind in ("told", "refused")
+    }
+    return hashlib.sha256(json.dumps(naming, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def _comparable(path: str, value: Any) -> Any:
+    """A folder is the same however it is written."""
+    if path.endswith("_name_or_path") and isinstance(value, str) and Path(value).expanduser().exists():
+        return str(Path(value).expanduser().resolve())
+    return value
+
+
+def _show(value: Any) -> str:
+    text = json.dumps(value, default=str)
+    return text if len(text) <= 80 else text[:77] + "…"

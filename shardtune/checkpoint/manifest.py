@@ -1,0 +1,178 @@
+"""What should be in a checkpoint, and is it? Names, sizes and checksums of its files, and every way they can be wrong.
+
+The checksum is SHA-256: 1.8 GB/s on one core with SHA instructions (0.5 without), so that the 330 MB of a 27-million
+parameter adapter with its AdamW state take a fifth of a second, in the background; `sha256sum` reads the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from shardtune.durable import write_file
+
+NAME = "manifest.json"
+FORMAT = 1
+_PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
+_PIECE = 1 << 20
+
+Kind = Literal["missing", "truncated", "longer", "changed", "not a plain file", "unreadable", "extra", "wrong step"]
+
+
+@dataclass(frozen=True)
+class Damage:
+    """One file of a checkpoint that is not as its manifest says.
+
+    An `extra` file is told but spoils nothing: only what the manifest names is ever read.
+    """
+
+    file: str
+    kind: Kind
+    detail: str = ""
+
+    @property
+    def spoils(self) -> bool:
+        return self.kind != "extra"
+
+    def __str__(self) -> str:
+        return f"{self.file}: {self.kind}" + (f" ({self.detail})" if self.detail else "")
+
+
+class ManifestError(Exception):
+    """The manifest itself cannot be trusted."""
+
+    def __init__(self, damage: Damage) -> None:
+        super().__init__(str(damage))
+        self.damage = damage
+
+
+@dataclass(frozen=True)
+class FileEntry:
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a checkpoint says about itself; `about` holds epoch, eval loss, world size, config hash, versions, time."""
+
+    step: int
+    files: dict[str, FileEntry]
+    about: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def eval_loss(self) -> float | None:
+        value = self.about.get("eval_loss")
+        return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+    @property
+    def size(self) -> int:
+        """Bytes of all its files."""
+        return sum(entry.size for entry in self.files.values())
+
+
+def write_manifest(folder: Path, step: int, about: Mapping[str, Any]) -> None:
+    """Describe every file of `folder`; the last file to be written into it."""
+    files = {}
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            files[path.relative_to(folder).as_posix()] = {"size": path.stat().st_size, "sha256": _digest(path)}
+    for name in files:
+        _check_name(name)
+    body = {"format": FORMAT, "step": step, "about": dict(about), "files": files}
+    text = json.dumps({**body, "self": _body_digest(body)}, indent=1)
+    write_file(folder / NAME, text + "\n")
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest of a checkpoint.
+
+    Raises:
+        ManifestError: it is missing, was changed, is of another format, or names a file outside its folder.
+    """
+    path = folder / NAME
+    if not path.exists():
+        raise ManifestError(Damage(NAME, "missing"))
+    try:
+        body = json.loads(_plain_bytes(path))
+        said = body.pop("self")
+        if said != _body_digest(body):
+            raise ManifestError(Damage(NAME, "changed", "its own checksum does not fit"))
+        if body["format"] != FORMAT:
+            raise ManifestError(Damage(NAME, "unreadable", f"format {body['format']}; this version reads {FORMAT}"))
+        files = {name: FileEntry(int(e["size"]), str(e["sha256"])) for name, e in body["files"].items()}
+        for name in files:
+            _check_name(name)
+        return Manifest(int(body["step"]), files, dict(body["about"]))
+    except OSError as error:
+        raise ManifestError(Damage(NAME, "unreadable", error.strerror or str(error))) from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ManifestError(Damage(NAME, "changed", f"not a manifest: {type(error).__name__}")) from error
+
+
+def verify(folder: Path, *, contents: bool = True) -> list[Damage]:
+    """Everything that is wrong with a checkpoint; empty if nothing is.
+
+    Args:
+        contents: Read every byte and compare checksums; False compares names and sizes only.
+    """
+    try:
+        manifest = read_manifest(folder)
+    except ManifestError as error:
+        return [error.damage]
+    found = [
+        damage
+        for name, entry in manifest.files.items()
+        if (damage := _compare(folder, name, entry, contents)) is not None
+    ]
+    present = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()}
+    found += [Damage(name, "extra") for name in sorted(present - set(manifest.files) - {NAME})]
+    return found
+
+
+def _compare(folder: Path, name: str, entry: FileEntry, contents: bool) -> Damage | None:
+    path = folder / name
+    try:
+        seen = path.lstat()
+        if not stat.S_ISREG(seen.st_mode) or not path.resolve().is_relative_to(folder.resolve()):
+            return Damage(name, "not a plain file")
+        if seen.st_size != entry.size:
+            kind: Kind = "truncated" if seen.st_size < entry.size else "longer"
+            return Damage(name, kind, f"{seen.st_size:,} bytes instead of {entry.size:,}")
+        if contents and _digest(path) != entry.sha256:
+            return Damage(name, "changed", "its checksum does not fit")
+    except FileNotFoundError:
+        return Damage(name, "missing")
+    except OSError as error:
+        return Damage(name, "unreadable", error.strerror or str(error))
+    return None
+
+
+def _check_name(name: str) -> None:
+    """A manifest comes from a disk others may write to: a name in it leads nowhere but into its own folder."""
+    if not isinstance(name, str) or not all(_PART.fullmatch(part) for part in name.split("/")):
+        raise ManifestError(Damage(NAME, "changed", f"it names a file outside its folder: {name!r}"))
+
+
+def _plain_bytes(path: Path) -> bytes:
+    if path.is_symlink():
+        raise ManifestError(Damage(path.name, "not a plain file"))
+    return path.read_bytes()
+
+
+def _body_digest(body: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(body, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def _digest(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb", buffering=0) as file:
+        while piece := file.read(_PIECE):  # hashing releases the GIL: training goes on beside it
+            digest.update(piece)
+    return digest.hexdigest()

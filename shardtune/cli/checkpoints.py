@@ -1,0 +1,91 @@
+"""`shardtune checkpoints RUN`: words for what a run has saved, and whether it can be trusted."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+
+def checkpoints(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.", show_default=False)],
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Read every byte and compare checksums, not only names and sizes.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+) -> None:
+    """List the checkpoints of RUN: step, size, validation loss, age, which is the latest and the best, and damage.
+
+    Exit codes: 0 all sound; 1 one is damaged; 2 there is no such run.
+    """
+    from shardtune.checkpoint.store import CheckpointStore
+    from shardtune.errors import UserInputError
+
+    folder = next((path for path in (run / "checkpoints", run) if path.is_dir()), None)
+    store = CheckpointStore(folder, keep=None) if folder is not None else None
+    if store is None or not (store.steps() or (run / "run.json").is_file()):
+        raise UserInputError(
+            f"'{run}' is not the folder of a run.", fix="Give a folder under train.output_dir, such as runs/20260101-…."
+        )
+    rows = [_row(store, step, verify) for step in store.steps()]
+    if as_json:
+        print(json.dumps(rows, indent=1))
+    elif rows:
+        _show(rows, verify)
+    else:
+        print("No checkpoints yet.")
+    sys.exit(1 if any(not row["sound"] for row in rows) else 0)
+
+
+def _row(store: Any, step: int, verify: bool) -> dict[str, Any]:
+    damages = store.verify(step, contents=verify)
+    manifest, best = store.manifest(step), store.best()
+    marks = [
+        name
+        for name, is_it in (("latest", step == store.steps()[-1]), ("best", best is not None and step == best[0]))
+        if is_it
+    ]
+    return {
+        "step": step,
+        "path": str(store.path(step)),
+        "bytes": manifest.size if manifest else None,
+        "eval_loss": manifest.eval_loss if manifest else None,
+        "time": manifest.about.get("time") if manifest else None,
+        "processes": manifest.about.get("world_size") if manifest else None,
+        "marks": marks,
+        "sound": not any(damage.spoils for damage in damages),
+        "damages": [str(damage) for damage in damages],
+    }
+
+
+def _show(rows: list[dict[str, Any]], verify: bool) -> None:
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    from shardtune.observe.summary import size
+
+    table = Table("step", "size", "eval loss", "age", "", "every byte checked" if verify else "names and sizes checked")
+    for row in rows:
+        loss, written = row["eval_loss"], row["time"]
+        state = "; ".join(row["damages"]) or "sound"
+        table.add_row(
+            str(row["step"]),
+            size(row["bytes"]) if row["bytes"] is not None else "",
+            f"{loss:.4f}" if loss is not None else "",
+            _age(time.time() - written) if isinstance(written, int | float) else "",
+            ", ".join(row["marks"]),
+            escape(state) if row["sound"] else f"[bold red]{escape(state)}[/]",
+        )
+    Console().print(table)
+
+
+def _age(seconds: float) -> str:
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{max(0, seconds):.0f} s"

@@ -1,0 +1,121 @@
+"""Is whoever uses this still alive? A file that is locked while its owner lives, and free the moment it dies."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import socket
+import time
+from pathlib import Path
+from typing import IO
+
+# Mounts without flock: then the owner is looked up by host and process, and one on another host counts as alive for
+# this long after it wrote its name.
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, errno.EBADF)
+_FOREIGN_SECONDS = 3600.0
+
+
+class Lease:
+    """Held from `take` to `release`, or to the end of the process however it ends: the kernel drops the lock.
+
+    On NFS a lock of a machine that vanished is dropped by the server after its own lease time (90 s by default).
+    """
+
+    def __init__(self, path: Path, file: IO[str]) -> None:
+        self.path, self._file = path, file
+
+    @classmethod
+    def take(cls, path: Path, *, wait: float = 0.0) -> Lease | None:
+        """The lease, or None if somebody alive still has it after `wait` seconds. An orphan's file is taken over."""
+        until = time.monotonic() + wait
+        while True:
+            file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o644), "r+")
+            if _lock(file):
+                # Its former owner may have removed the file after we opened it: then we hold a lock on nothing.
+                if _is_still(path, file):
+                    file.truncate(0)
+                    file.write(json.dumps(_self()))
+                    file.flush()
+                    return cls(path, file)
+                file.close()
+                continue
+            file.close()
+            if time.monotonic() >= until:
+                return None
+            time.sleep(0.1)
+
+    def release(self) -> None:
+        self.path.unlink(missing_ok=True)
+        self._file.close()
+
+
+def is_held(path: Path) -> bool:
+    """Whether somebody alive holds the lease (this process counts)."""
+    try:
+        with os.fdopen(os.open(path, os.O_RDWR), "r+") as file:
+            return not _lock(file)
+    except FileNotFoundError:
+        return False
+    except PermissionError:
+        return True  # another user's: not ours to judge
+
+
+def owner(path: Path) -> str:
+    """Who holds it, for a message: `host gpu3, process 4711`."""
+    try:
+        said = json.loads(path.read_text(encoding="utf-8"))
+        return f"host {said['host']}, process {said['pid']}"
+    except (OSError, ValueError, KeyError, TypeError):
+        return "an unknown process"
+
+
+def _lock(file: IO[str]) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+        return not _named_owner_lives(file)
+    return True
+
+
+def _is_still(path: Path, file: IO[str]) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
+    except FileNotFoundError:
+        return False
+
+
+def _self() -> dict[str, object]:
+    return {"host": socket.gethostname(), "pid": os.getpid(), "started": _start_of(os.getpid())}
+
+
+def _named_owner_lives(file: IO[str]) -> bool:
+    file.seek(0)
+    try:
+        said = json.loads(file.read())
+    except ValueError:
+        return False
+    if not isinstance(said, dict):
+        return False
+    if said.get("host") != socket.gethostname():
+        return time.time() - os.fstat(file.fileno()).st_mtime < _FOREIGN_SECONDS
+    pid = said.get("pid")
+    return (
+        isinstance(pid, int)
+        and pid != os.getpid()
+        and _start_of(pid) is not None
+        and _start_of(pid) == said.get("started")
+    )
+
+
+def _start_of(pid: int) -> str | None:
+    """When a process began, in the kernel's clock ticks: a number given again is another process."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except OSError:
+        return None

@@ -1,0 +1,183 @@
+"""Where does the run go on? The newest sound checkpoint of its folder, read by rank 0 and handed to every rank."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from shardtune.checkpoint.adapter import put_adapter
+from shardtune.checkpoint.changes import Change, changes
+from shardtune.checkpoint.snapshot import Snapshot, read_snapshot
+from shardtune.checkpoint.store import CheckpointStore, Damaged
+from shardtune.errors import ShardtuneError, UserInputError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from peft import PeftModel
+
+    from shardtune.parallel.processes import Processes
+    from shardtune.plan.steps import TrainingMath
+    from shardtune.train.saving import RunFacts
+
+
+@dataclass(frozen=True)
+class ResumePoint:
+    """What a rank needs to go on.
+
+    Attributes:
+        trainer: `trainer.json`.
+        optimizer: Whole tensors on rank 0, their shapes elsewhere (`meta`), until the optimizer exists.
+        rng: This rank's random state; None on another number of processes, where nobody's fits.
+        told: What the user should know, a line each.
+        damaged: Checkpoints that were passed over, and why.
+    """
+
+    step: int
+    path: Path
+    trainer: dict[str, Any]
+    optimizer: dict[str, torch.Tensor]
+    rng: bytes | None
+    told: tuple[str, ...]
+    damaged: tuple[str, ...]
+
+    @property
+    def tokens(self) -> int:
+        """Trained on before, by all ranks."""
+        return int(self.trainer["real_tokens"])
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What rank 0 found, in a form that every rank can be sent."""
+
+    step: int
+    path: Path
+    trainer: dict[str, Any]
+    shapes: tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]  # adapter, optimizer
+    rng: list[bytes]
+    changed: list[Change]
+    damaged: list[Damaged]
+
+
+def resume_point(
+    store: CheckpointStore, model: PeftModel, processes: Processes, facts: RunFacts, math: TrainingMath
+) -> ResumePoint | None:
+    """Put the newest sound checkpoint's adapter into the model and return the rest; None where there is none.
+
+    Damaged ones are set aside. A collective; rank 0 alone reads, so that nodes need not share a disk.
+
+    Raises:
+        ShardtuneError: every checkpoint is damaged.
+        UserInputError: the config changed in a way that makes it another run, or another effective batch.
+    """
+    snapshot: Snapshot | None = None
+    found: _Found | ShardtuneError | None = None
+    if processes.is_main:
+        try:
+            snapshot, found = _find(store, facts, math)
+        except ShardtuneError as error:  # every rank has to leave, and with the same words
+            found = error
+    found = processes.share_from_main(found)
+    if isinstance(found, ShardtuneError):
+        raise found
+    if found is None:
+        return None
+    whole = (snapshot.adapter, snapshot.optimizer) if snapshot is not None else found.shapes
+    put_adapter(model, whole[0])
+    same_world = len(found.rng) == processes.world_size
+    return ResumePoint(
+        step=found.step,
+        path=found.path,
+        trainer=found.trainer,
+        optimizer=whole[1],
+        rng=found.rng[processes.rank] if same_world else None,
+        told=_told(found, facts, math, processes.world_size),
+        damaged=tuple(map(str, found.damaged)),
+    )
+
+
+def _find(store: CheckpointStore, facts: RunFacts, math: TrainingMath) -> tuple[Snapshot | None, _Found | None]:
+    step, damaged = store.newest_sound()
+    if step is None:
+        if not damaged:
+            return None, None
+        raise ShardtuneError(
+            f"Every checkpoint in {store.folder} is damaged.",
+            why="; ".join(map(str, damaged)),
+            fix="Start anew with --resume never; the folder is left as it is.",
+        )
+    with store.reading(step) as folder:
+        snapshot = read_snapshot(folder)
+    changed = _judge(snapshot.trainer, facts, math)
+    for one in damaged:  # only once it is sure that the run goes on
+        store.set_aside(one.step)
+    shapes = (_shapes(snapshot.adapter), _shapes(snapshot.optimizer))
+    return snapshot, _Found(step, store.path(step), snapshot.trainer, shapes, snapshot.rng, changed, damaged)
+
+
+def _shapes(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The same tensors without content; single numbers keep theirs."""
+    return {name: tensor.to("meta") if tensor.dim() else tensor for name, tensor in tensors.items()}
+
+
+def _judge(trainer: dict[str, Any], facts: RunFacts, math: TrainingMath) -> list[Change]:
+    """What changed and is allowed; raises on what is not."""
+    changed = changes(trainer["settings"], facts.settings)
+    refused = [str(change) for change in changed if change.verdict.kind == "refused"]
+    if trainer["data"] != facts.data and not any(line.startswith("data.") for line in refused):
+        refused.append("the data: the same settings give other rows than before (its files, or the tokenizer, changed)")
+    if refused:
+        raise UserInputError(
+            "The run cannot go on with this config.",
+            why="\n".join(["These changes would make it another run:", *(f"  {line}" for line in refused)]),
+            fix="Set them back, or start a new run: --resume never.",
+        )
+    _refuse_another_batch(trainer["batch"], facts.batch)
+    if trainer["step"] > math.steps:
+        raise UserInputError(
+            f"The run is at step {trainer['step']}, past the {math.steps} steps this config asks for.",
+            fix="Raise train.max_steps or train.num_train_epochs, or start a new run: --resume never.",
+        )
+    return changed
+
+
+def _refuse_another_batch(old: dict[str, int], new: dict[str, int]) -> None:
+    if old["effective"] == new["effective"]:
+        return
+    across = new["per_device"] * new["processes"]
+    if old["effective"] % across == 0:
+        fix = f"Set train.gradient_accumulation_steps: {old['effective'] // across}."
+    else:
+        fits = [size for size in range(new["per_device"], 0, -1) if old["effective"] % (size * new["processes"]) == 0]
+        fix = (
+            f"Set train.per_device_train_batch_size: {fits[0]} and train.gradient_accumulation_steps: "
+            f"{old['effective'] // (fits[0] * new['processes'])}."
+            if fits
+            else f"Use a number of processes that divides {old['effective']}."
+        )
+    raise UserInputError(
+        f"The effective batch would change from {old['effective']} to {new['effective']} rows.",
+        why=f"It was {_product(old)}, and is {_product(new)} now (per device × processes × accumulation). Steps would "
+        "no longer be the same steps.",
+        fix=fix,
+    )
+
+
+def _product(batch: dict[str, int]) -> str:
+    return f"{batch['per_device']} × {batch['processes']} × {batch['accumulation']}"
+
+
+def _told(found: _Found, facts: RunFacts, math: TrainingMath, world_size: int) -> tuple[str, ...]:
+    lines = [str(change) for change in found.changed]
+    old = found.trainer["batch"]
+    if old["processes"] != world_size:
+        lines.append(
+            f"processes: {old['processes']} → {world_size} (same rows in the same order, {old['effective']} a step; "
+            "sums are rounded differently, and dropout draws other numbers)"
+        )
+    elif old != facts.batch:
+        lines.append(f"batch: {_product(old)} → {_product(facts.batch)} (the same rows a step, summed differently)")
+    return tuple(lines)

@@ -1,0 +1,188 @@
+"""When is a checkpoint written, and what if it cannot be? Gathered by all ranks, written by rank 0 beside training."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.markup import escape
+from transformers import TrainerCallback
+
+from shardtune import __version__
+from shardtune.checkpoint.adapter import frozen_config, gather_adapter
+from shardtune.checkpoint.background import BackgroundWriter, Outcome, free_memory
+from shardtune.checkpoint.optimizer import gather_optimizer
+from shardtune.checkpoint.snapshot import Snapshot
+from shardtune.checkpoint.store import CheckpointStore
+from shardtune.observe.events import EventLog
+from shardtune.observe.summary import size
+from shardtune.train.loop_state import gather_parts, loop_state
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from peft import PeftConfig
+    from transformers import TrainerControl
+
+    from shardtune.parallel.processes import Processes
+    from shardtune.train.trainer import ShardedSFTTrainer
+
+_MEMORY_SHARE = 4  # a state larger than a quarter of the free memory is written before training goes on
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """What a checkpoint says about the run it is of; compared when a run goes on from it.
+
+    Attributes:
+        settings: The settled config by section, without secrets.
+        identity: Hash of what makes it this run (`checkpoint/changes.py`).
+        data: Fingerprint of the prepared data.
+        batch: per_device, accumulation, processes, effective.
+        steps_per_epoch: Follows from data and effective batch.
+    """
+
+    settings: dict[str, Any]
+    identity: str
+    data: str
+    batch: dict[str, int]
+    steps_per_epoch: int
+
+
+class CheckpointSaver:
+    """Saves the whole state of a run. Every rank has one; rank 0 writes.
+
+    `save` returns when the state is copied to rank 0's memory; the disk is written by a thread. One save is in flight:
+    the next one, and the end of the run, wait for it. A save that fails for the disk's sake is told and training goes
+    on with the older checkpoints in place; each further failure is told again.
+    """
+
+    def __init__(
+        self, store: CheckpointStore, processes: Processes, console: Console, events: EventLog, facts: RunFacts
+    ) -> None:
+        self.store, self.processes, self.console, self.events, self.facts = store, processes, console, events, facts
+        self.failures = 0  # in a row
+        self._writer = BackgroundWriter()
+        self._pending: dict[str, Any] = {}  # what the event of the save in flight will say
+
+    def save(self, trainer: ShardedSFTTrainer) -> None:
+        """A collective: every rank calls it at the same step."""
+        began = time.perf_counter()
+        self.finish()
+        main, step = self.processes.is_main, trainer.state.global_step
+        adapter = gather_adapter(trainer.model, keep=main)
+        state = gather_optimizer(trainer.model, trainer.bare_optimizer, keep=main)
+        parts = gather_parts(trainer)
+        if not main:
+            return
+        snapshot = Snapshot(
+            adapter=adapter,
+            optimizer=state,
+            trainer={**loop_state(trainer, parts), **self._description(trainer)},
+            rng=[part.rng for part in parts],
+        )
+        self._write(step, snapshot, frozen_config(trainer.model), trainer.eval_loss_at(step), began)
+
+    def poll(self) -> None:
+        """Tell what became of a save that has ended; called at step boundaries."""
+        outcome = self._writer.take()
+        if outcome is not None:
+            self._tell(outcome)
+
+    def finish(self) -> None:
+        """Wait for the save in flight and tell what became of it."""
+        self._writer.wait()
+        self.poll()
+
+    def _description(self, trainer: ShardedSFTTrainer) -> dict[str, Any]:
+        per_epoch = self.facts.steps_per_epoch
+        step = trainer.state.global_step
+        return {
+            "position": {"epoch": step // per_epoch, "step_in_epoch": step % per_epoch, "steps_per_epoch": per_epoch},
+            "batch": self.facts.batch,
+            "data": self.facts.data,
+            "guards": {name: guard() for name, guard in trainer.guards.items()},
+            "settings": self.facts.settings,
+            "identity": self.facts.identity,
+        }
+
+    def _write(self, step: int, snapshot: Snapshot, config: PeftConfig, eval_loss: float | None, began: float) -> None:
+        about = {
+            "time": time.time(),
+            "epoch": snapshot.trainer["epoch"],
+            "eval_loss": eval_loss,
+            "world_size": self.processes.world_size,
+            "identity": self.facts.identity,
+            "versions": _versions(),
+        }
+
+        def job() -> Path:
+            return self.store.write(step, lambda folder: snapshot.write(folder, config), about)
+
+        free = free_memory()
+        beside = free is None or snapshot.size * _MEMORY_SHARE < free
+        if beside:
+            self._pending = {"bytes": snapshot.size, "seconds": round(time.perf_counter() - began, 3)}
+            self._writer.start(step, job)
+        else:
+            self._writer.run(step, job)
+            self._pending = {"bytes": snapshot.size, "seconds": round(time.perf_counter() - began, 3)}
+            self.poll()
+
+    def _tell(self, outcome: Outcome) -> None:
+        if outcome.error is None:
+            self.failures = 0
+            self.events.write(
+                "checkpoint",
+                step=outcome.step,
+                path=str(outcome.path),
+                background_seconds=round(outcome.background_seconds, 3),
+                **self._pending,
+            )
+            return
+        self.failures += 1
+        reason = outcome.error.strerror or str(outcome.error)
+        self.events.write("checkpoint_failed", step=outcome.step, error=reason, in_a_row=self.failures, **self._pending)
+        steps = self.store.steps()
+        left = f"the last good one is of step {steps[-1]}" if steps else "there is none yet"
+        again = f" That is {self.failures} in a row." if self.failures > 1 else ""
+        self.console.print(
+            f"[bold red]warning[/] The checkpoint of step {outcome.step} ({size(self._pending['bytes'])}) was not "
+            f"written to {escape(str(self.store.folder))}: {escape(reason)}.{again} Training goes on; {left}. "
+            "Free space there, or lower train.save_total_limit.",
+            highlight=False,
+            soft_wrap=True,
+        )
+
+
+class SaveWatch(TrainerCallback):
+    """At each step's end: tells of ended saves, and asks for one when `train.save_minutes` have passed.
+
+    Rank 0's clock decides, so that all ranks save at the same step whatever their clocks say.
+    """
+
+    def __init__(self, saver: CheckpointSaver, minutes: float | None) -> None:
+        self.saver, self.minutes = saver, minutes
+        self._last = time.monotonic()
+
+    def on_train_begin(self, args: Any, state: Any, control: TrainerControl, **_: Any) -> None:
+        self._last = time.monotonic()
+
+    def on_step_end(self, args: Any, state: Any, control: TrainerControl, **_: Any) -> None:
+        self.saver.poll()
+        if self.minutes is None:
+            return
+        due = self.saver.processes.is_main and time.monotonic() - self._last >= 60 * self.minutes
+        if self.saver.processes.agree(due):
+            control.should_save = True
+
+    def on_save(self, args: Any, state: Any, control: TrainerControl, **_: Any) -> None:
+        self._last = time.monotonic()
+
+
+def _versions() -> dict[str, str]:
+    libraries = ("torch", "transformers", "trl", "peft", "accelerate", "safetensors")
+    return {"shardtune": __version__, **{name: importlib.metadata.version(name) for name in libraries}}

@@ -1,0 +1,79 @@
+"""Every setting has a verdict, and a change is told as it is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from shardtune.checkpoint.changes import VERDICTS, changes, identity
+from shardtune.config.redact import redacted_settings
+from shardtune.config.schema import RunConfig
+
+
+def settings(**sections: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    values: dict[str, dict[str, Any]] = {"model": {"model_name_or_path": "m"}, "data": {"dataset_name_or_path": "d"}}
+    for name, section in sections.items():
+        values.setdefault(name, {}).update(section)
+    return redacted_settings(RunConfig.model_validate(values))
+
+
+def test_every_setting_of_the_schema_has_a_verdict_and_every_verdict_a_setting() -> None:
+    fields = {f"{section}.{name}" for section, values in settings().items() for name in values}
+    assert set(VERDICTS) == fields
+
+
+def test_what_is_not_free_says_what_it_means() -> None:
+    assert all(verdict.meaning for verdict in VERDICTS.values() if verdict.kind in ("told", "refused"))
+
+
+@pytest.mark.parametrize(
+    ("section", "name", "value"),
+    [("train", "logging_steps", 3), ("train", "save_steps", 7), ("train", "eval_steps", 7), ("train", "report_to", "wandb"),
+     ("train", "debug_freq", 1), ("train", "gradient_checkpointing", False), ("train", "resume", "latest"),
+     ("parallel", "nproc", 3), ("train", "gradient_accumulation_steps", 4), ("cluster", "env", {"A": "b"})],
+)  # fmt: skip
+def test_harmless_changes_are_not_mentioned_and_stay_the_same_run(section: str, name: str, value: object) -> None:
+    changed = settings(**{section: {name: value}})
+    assert changes(settings(), changed) == []
+    assert identity(changed) == identity(settings())
+
+
+@pytest.mark.parametrize(
+    ("section", "name", "value", "kind"),
+    [("train", "learning_rate", 0.5, "told"), ("train", "weight_decay", 0.5, "told"), ("lora", "lora_dropout", 0.5, "told"),
+     ("lora", "r", 3, "refused"), ("lora", "target_modules", ["q_proj"], "refused"), ("train", "seed", 7, "refused"),
+     ("model", "model_name_or_path", "n", "refused"), ("data", "dataset_name_or_path", "e", "refused"),
+     ("data", "max_length", 7, "refused"), ("train", "packing", False, "refused"), ("train", "optim", "sgd", "refused")],
+)  # fmt: skip
+def test_changes_that_matter_are_told_with_old_and_new_and_make_another_run(
+    section: str, name: str, value: Any, kind: str
+) -> None:
+    old, new = settings(), settings(**{section: {name: value}})
+    (change,) = changes(old, new)
+    assert (change.path, change.verdict.kind) == (f"{section}.{name}", kind)
+    assert (change.old, change.new) == (old[section][name], value)
+    assert str(change).startswith(f"{section}.{name}: ") and " → " in str(change)
+    assert identity(old) != identity(new)
+
+
+@pytest.mark.parametrize(("name", "value"), [("max_steps", 99), ("num_train_epochs", 9.0)])
+def test_a_longer_run_is_the_same_run_and_is_told(name: str, value: float) -> None:
+    longer = settings(train={name: value})
+    assert identity(longer) == identity(settings())
+    assert "learning rate jumps" in str(changes(settings(), longer)[0])
+
+
+def test_a_folder_written_another_way_is_the_same_folder(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "m").mkdir()
+    monkeypatch.chdir(tmp_path)
+    absolute = settings(model={"model_name_or_path": str(tmp_path / "m")})
+    assert changes(settings(model={"model_name_or_path": "m"}), absolute) == []
+
+
+def test_a_setting_that_the_table_does_not_know_is_refused() -> None:
+    old, new = settings(), settings()
+    old["train"]["invented"], new["train"]["invented"] = 1, 2
+    assert changes(old, new)[0].verdict.kind == "refused"
+    del old["train"]["invented"]  # written by a version that did not have it
+    assert changes(old, new) == []

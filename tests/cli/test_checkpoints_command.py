@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from running import Command
+
+from shardtune.checkpoint.store import CheckpointStore
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    store = CheckpointStore(tmp_path / "run" / "checkpoints", keep=None)
+    for step, loss in ((100, 2.5), (200, 1.25), (300, None)):
+        about = {"eval_loss": loss, "time": time.time() - 7200, "world_size": 3}
+        store.write(
+            step, lambda folder: (folder / "adapter_model.safetensors").write_bytes(b"x" * 2000) and None, about
+        )
+    return tmp_path / "run"
+
+
+def test_it_lists_step_size_loss_age_and_marks(shardtune: Command, run: Path) -> None:
+    result = shardtune("checkpoints", run)
+    assert result.returncode == 0, result.stderr
+    rows = [line.split("│") for line in result.stdout.splitlines() if "sound" in line]
+    cells = [[cell.strip() for cell in row if cell.strip()] for row in rows]
+    assert cells == [
+        ["100", "2 kB", "2.5000", "2 h", "sound"],
+        ["200", "2 kB", "1.2500", "2 h", "best", "sound"],
+        ["300", "2 kB", "2 h", "latest", "sound"],
+    ]
+
+
+def test_damage_is_named_and_only_verify_reads_every_byte(shardtune: Command, run: Path) -> None:
+    file = run / "checkpoints" / "step-000200" / "adapter_model.safetensors"
+    file.write_bytes(b"x" * 1999 + b"y")
+    assert shardtune("checkpoints", run).returncode == 0
+    result = shardtune("checkpoints", run, "--verify", "--json")
+    assert result.returncode == 1
+    rows = {row["step"]: row for row in json.loads(result.stdout)}
+    assert [row["sound"] for row in rows.values()] == [True, False, True]
+    assert rows[200]["damages"] == ["adapter_model.safetensors: changed (its checksum does not fit)"]
+    file.write_bytes(b"x" * 10)
+    assert "truncated" in shardtune("checkpoints", run).stdout
+
+
+def test_a_folder_that_is_no_run_is_an_answer_not_a_traceback(shardtune: Command, tmp_path: Path) -> None:
+    result = shardtune("checkpoints", tmp_path)
+    assert result.returncode == 2 and "is not the folder of a run" in result.stderr
+
+
+def test_it_needs_no_torch(environment: dict[str, str], run: Path) -> None:
+    program = (
+        "import sys; sys.argv = ['shardtune', 'checkpoints', sys.argv[1], '--verify']\n"
+        "from shardtune.cli.main import main\n"
+        "try: main()\n"
+        "finally: assert 'torch' not in sys.modules and 'transformers' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program, str(run)], env=environment, check=True, capture_output=True)

@@ -1,0 +1,155 @@
+"""Which run a command means, decided from what lies in the output folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardtune.checkpoint.store import CheckpointStore
+from shardtune.config.schema import RunConfig
+from shardtune.errors import UserInputError
+from shardtune.launch.which_run import RECORD, choose_run, read_run, record_finish, record_start
+
+
+@pytest.fixture(autouse=True)
+def _no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "fsync", lambda handle: None)
+
+
+def config(folder: Path, resume: str = "auto", **train: Any) -> RunConfig:
+    return RunConfig.model_validate(
+        {
+            "model": {"model_name_or_path": "m"},
+            "data": {"dataset_name_or_path": "d"},
+            "train": {"output_dir": str(folder), "resume": resume, **train},
+        }
+    )
+
+
+def make(folder: Path, name: str, *steps: int, finished: bool = False, best: int | None = None, **train: Any) -> Path:
+    """A run with checkpoints, started after those made before it."""
+    run = folder / name
+    run.mkdir(parents=True)
+    record_start(run, config(folder, **train))
+    store = CheckpointStore(run / "checkpoints", keep=None)
+    for step in steps:
+        about = {"eval_loss": 1.0 if step == best else 2.0} if best is not None else {}
+        store.write(step, lambda path, step=step: (path / "trainer.json").write_text(f"{step}") and None, about)
+    if finished:
+        record_finish(run)
+    time.sleep(0.002)
+    return run
+
+
+def test_auto_goes_on_with_the_newest_unfinished_run_of_the_same_config(tmp_path: Path) -> None:
+    make(tmp_path, "a", 5)
+    wanted = make(tmp_path, "b", 5)
+    make(tmp_path, "other", 5, learning_rate=0.5)
+    make(tmp_path, "empty")
+    chosen = choose_run(config(tmp_path), None)
+    assert (chosen.folder, chosen.created) == (wanted, False) and "b" in chosen.told
+
+
+def test_auto_starts_anew_after_a_finished_run_and_says_so(tmp_path: Path) -> None:
+    done = make(tmp_path, "a", 5, finished=True)
+    chosen = choose_run(config(tmp_path), None)
+    assert chosen.created and chosen.folder != done and "a, is finished" in chosen.told
+    assert choose_run(config(tmp_path / "elsewhere"), None).told == ""
+
+
+def test_auto_does_not_take_another_configs_run_and_says_what_differs(tmp_path: Path) -> None:
+    make(tmp_path, "a", 5, learning_rate=0.5)
+    chosen = choose_run(config(tmp_path), None)
+    assert chosen.created
+    assert "--run-id a --resume latest" in chosen.told and "train.learning_rate: 0.5 → 0.0001" in chosen.told
+
+
+def test_auto_takes_a_run_that_became_longer_or_is_logged_otherwise(tmp_path: Path) -> None:
+    run = make(tmp_path, "a", 5)
+    assert choose_run(config(tmp_path, max_steps=99, logging_steps=1, save_minutes=3), None).folder == run
+
+
+def test_never_starts_anew_and_never_over_another(tmp_path: Path) -> None:
+    make(tmp_path, "a", 5)
+    assert choose_run(config(tmp_path, "never"), None).created
+    with pytest.raises(UserInputError, match="exists already"):
+        choose_run(config(tmp_path, "never"), "a")
+
+
+def test_a_named_run_goes_on_if_it_is_the_same_and_unfinished(tmp_path: Path) -> None:
+    run, empty = make(tmp_path, "a", 5), make(tmp_path, "empty")
+    make(tmp_path, "done", 5, finished=True)
+    assert choose_run(config(tmp_path), "a").folder == run
+    # Killed before its first checkpoint, and requeued with the same command: it begins again in its own folder.
+    again = choose_run(config(tmp_path), "empty")
+    assert (again.folder, again.created) == (empty, False)
+    with pytest.raises(UserInputError, match=r"(?s)exists already.*finished"):
+        choose_run(config(tmp_path), "done")
+    with pytest.raises(UserInputError, match=r"(?s)exists already.*train.learning_rate: 0.0001 → 0.5.*--resume latest"):
+        choose_run(config(tmp_path, learning_rate=0.5), "a")
+    with pytest.raises(UserInputError, match="cannot be a folder name"):
+        choose_run(config(tmp_path / "x"), "../a")
+
+
+def test_latest_is_the_newest_run_with_a_checkpoint_and_prefers_the_same_config(tmp_path: Path) -> None:
+    with pytest.raises(UserInputError, match="no run with a checkpoint"):
+        choose_run(config(tmp_path, "latest"), None)
+    mine = make(tmp_path, "a", 5, finished=True)
+    other = make(tmp_path, "b", 5, learning_rate=0.5)
+    assert choose_run(config(tmp_path, "latest"), None).folder == mine
+    assert choose_run(config(tmp_path, "latest", learning_rate=0.3), None).folder == other
+    with pytest.raises(UserInputError, match="'nobody' has no checkpoint"):
+        choose_run(config(tmp_path, "latest"), "nobody")
+
+
+def test_best_goes_on_in_place_only_where_nothing_came_after_it(tmp_path: Path) -> None:
+    run = make(tmp_path / "one", "a", 5, 10, best=10)
+    assert choose_run(config(tmp_path / "one", "best"), None).folder == run
+    run = make(tmp_path / "two", "a", 5, 10, 15, best=5)
+    chosen = choose_run(config(tmp_path / "two", "best"), None)
+    assert chosen.created and "begins with a copy" in chosen.told
+    store = CheckpointStore(chosen.folder / "checkpoints", None)
+    assert store.steps() == [5] and store.newest_sound() == (5, [])
+    assert CheckpointStore(run / "checkpoints", None).steps() == [5, 10, 15]
+    make(tmp_path / "three", "a", 5)
+    with pytest.raises(UserInputError, match="was evaluated"):
+        choose_run(config(tmp_path / "three", "best"), None)
+
+
+def test_a_path_may_be_a_run_or_any_checkpoint_and_brings_the_best_before_it_along(tmp_path: Path) -> None:
+    run = make(tmp_path, "a", 5, 10, 15, 20, best=5)
+    assert choose_run(config(tmp_path, str(run)), None).folder == run
+    assert choose_run(config(tmp_path, str(run / "checkpoints/step-000020")), None).folder == run
+    chosen = choose_run(config(tmp_path, str(run / "checkpoints/step-000015")), "fork")
+    assert chosen.folder == tmp_path / "fork"
+    store = CheckpointStore(chosen.folder / "checkpoints", None)
+    assert store.steps() == [5, 15] and store.best() == (5, 1.0)
+    # It is a run like any other: the same config finds it again.
+    assert choose_run(config(tmp_path), None).folder == chosen.folder
+
+
+@pytest.mark.parametrize("damage", ["trainer.json", "manifest.json"])
+def test_a_path_to_a_damaged_checkpoint_is_an_error_that_names_the_file(tmp_path: Path, damage: str) -> None:
+    run = make(tmp_path, "a", 5, 10)
+    path = run / "checkpoints" / "step-000005"
+    (path / damage).write_text("{}")
+    with pytest.raises(UserInputError, match=rf"(?s)step-000005 is damaged.*{damage}"):
+        choose_run(config(tmp_path, str(path)), None)
+
+
+def test_a_path_to_something_else_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(UserInputError, match="neither a checkpoint nor a run"):
+        choose_run(config(tmp_path, str(tmp_path)), None)
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{", json.dumps({"identity": 1})])
+def test_a_broken_record_is_no_run(tmp_path: Path, content: str) -> None:
+    run = make(tmp_path, "a", 5)
+    (run / RECORD).write_text(content)
+    assert read_run(run) is None
+    assert choose_run(config(tmp_path), None).created

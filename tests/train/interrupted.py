@@ -1,0 +1,87 @@
+"""Runs in this process that end where a test wants them to, by request or by accident, and what they wrote."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+from accelerate.state import AcceleratorState, GradientState
+
+from shardtune.config import load_config
+from shardtune.launch.run_folder import FOLDER_VARIABLE
+from shardtune.train.run import train
+from shardtune.train.trainer import ShardedSFTTrainer, StopAtStep
+
+NUMBERS = ("step", "epoch", "loss", "grad_norm", "learning_rate", "tokens")
+
+
+class Crash(BaseException):
+    """Not an Exception: nothing may catch it, as nothing catches a power cut."""
+
+
+def run(
+    config: Path, *overrides: str, run_id: str | None = None, stop_at: int | None = None, crash_at: int | None = None
+) -> int | None:
+    """Train here; the exit code, or None after the crash (right after everything that belongs to step `crash_at`)."""
+    os.environ.pop(FOLDER_VARIABLE, None)
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
+    with ending_at(stop_at, crash_at):
+        try:
+            return train(load_config(config, overrides, environ={}), run_id=run_id)
+        except Crash:
+            return None
+        finally:
+            if dist.is_initialized():
+                dist.destroy_process_group()
+            gc.collect()  # the files a dead process would have let go of
+
+
+@contextmanager
+def ending_at(stop_at: int | None, crash_at: int | None) -> Iterator[None]:
+    """Every rank is asked to stop, or breaks down, at the given step."""
+    asked, after_step = StopAtStep.on_step_end, ShardedSFTTrainer._maybe_log_save_evaluate
+
+    def on_step_end(self: StopAtStep, args: Any, state: Any, control: Any, **rest: Any) -> None:
+        if state.global_step == stop_at:
+            self.stop.signal = signal.SIGTERM
+        asked(self, args, state, control, **rest)
+
+    def crash(self: ShardedSFTTrainer, *args: Any, **rest: Any) -> None:
+        after_step(self, *args, **rest)
+        if self.state.global_step == crash_at:
+            self.saver.finish()  # the thread of a process that is gone would go on in this one
+            raise Crash
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(StopAtStep, "on_step_end", on_step_end)
+        patch.setattr(ShardedSFTTrainer, "_maybe_log_save_evaluate", crash)
+        yield
+
+
+def lines(folder: Path, rank: int = 0) -> dict[int, dict[str, Any]]:
+    """The numbers of each log line by step; a step that was done again must have given the same."""
+    found: dict[int, dict[str, Any]] = {}
+    for text in (folder / f"events-rank{rank}.jsonl").read_text().splitlines():
+        event = json.loads(text)
+        if event["event"] == "step":
+            numbers = {name: event[name] for name in NUMBERS}
+            assert found.setdefault(event["step"], numbers) == numbers
+    return found
+
+
+def evaluations(folder: Path) -> dict[int, float]:
+    texts = (folder / "events-rank0.jsonl").read_text().splitlines()
+    return {e["step"]: e["loss"] for e in map(json.loads, texts) if e["event"] == "eval"}
+
+
+def final_weights(folder: Path) -> bytes:
+    return (folder / "final" / "adapter_model.safetensors").read_bytes()

@@ -1,0 +1,151 @@
+"""Going on with several processes: the same bits on as many as before, the same curve on more or fewer."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from interrupted import evaluations, final_weights, lines
+from running import Command, events
+from safetensors.torch import load_file
+from toys import toy_config
+
+WORKER = Path(__file__).parent / "resume_worker.py"
+# 12 packed rows a step on 3, 2 and 4 processes
+SHAPES = {3: (2, 2), 2: (2, 3), 4: (1, 3)}
+
+
+def overrides(nproc: int, *more: str) -> list[str]:
+    per_device, accumulation = SHAPES[nproc]
+    batch = f"train.per_device_train_batch_size={per_device}", f"train.gradient_accumulation_steps={accumulation}"
+    return [*batch, *more]
+
+
+def free_ports(count: int) -> list[int]:
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [one.getsockname()[1] for one in sockets]
+    for one in sockets:
+        one.close()
+    return ports
+
+
+def sessions(environment: dict[str, str], nproc: int, config: Path, *wanted: dict[str, Any]) -> None:
+    result = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1",
+         "--nproc-per-node", str(nproc), str(WORKER), str(config), json.dumps(free_ports(len(wanted))),
+         json.dumps(wanted)],
+        env={**environment, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{environment['PYTHONPATH']}:{WORKER.parents[1]}"},
+        capture_output=True, text=True, timeout=240,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-6000:]
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory, toy_model: Path, toy_data: Path) -> Path:
+    return toy_config(
+        tmp_path_factory.mktemp("processes"), toy_model, toy_data,
+        data={"val_split": "validation", "max_length": 24}, lora={"lora_dropout": 0.3},
+        train={"max_steps": 8, "logging_steps": 3, "save_strategy": "steps", "save_steps": 4, "eval_steps": 4,
+               "packing": True, "gradient_checkpointing": True},
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def three(config: Path, environment: dict[str, str]) -> Path:
+    """With dropout: one run undisturbed, one stopped and broken down. Without: one undisturbed, one stopped at step 3."""
+    with_dropout, without = overrides(3), overrides(3, "lora.lora_dropout=0")
+    sessions(
+        environment, 3, config,
+        {"run_id": "whole", "overrides": with_dropout},
+        {"run_id": "cut", "overrides": with_dropout, "stop_at": 2},
+        {"run_id": "cut", "overrides": with_dropout, "crash_at": 5},
+        {"run_id": "cut", "overrides": with_dropout},
+        {"run_id": "chain-whole", "overrides": without},
+        {"run_id": "chain", "overrides": without, "stop_at": 3},
+    )  # fmt: skip
+    return config.parent / "runs"
+
+
+def test_three_processes_go_on_to_the_same_bits_and_only_rank_0_reads_checkpoints(three: Path) -> None:
+    whole, cut = three / "whole", three / "cut"
+    assert [event["step"] for event in events(cut, "resume")] == [2, 4]
+    for rank in range(3):
+        assert lines(cut, rank) == lines(whole, rank)
+        assert len(lines(cut, rank)) == 4  # steps 1, 3, 6, 8: the stop at 2 and the save at 4 lie between lines
+    assert evaluations(cut) == evaluations(whole)
+    assert final_weights(cut) == final_weights(whole)
+
+
+def test_a_checkpoint_of_sharded_parameters_holds_every_trained_tensor_whole(three: Path) -> None:
+    """With activation checkpointing on: stock libraries write nothing, an empty adapter, or rank 0's slice."""
+    folder = three / "whole" / "checkpoints" / "step-000008"
+    adapter, state = load_file(folder / "adapter_model.safetensors"), load_file(folder / "optimizer.safetensors")
+    assert {name: tuple(tensor.shape) for name, tensor in adapter.items() if ".0.self_attn.q" in name} == {
+        "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight": (4, 32),
+        "base_model.model.model.layers.0.self_attn.q_proj.lora_B.weight": (32, 4),
+    }
+    assert len(adapter) == 8 and len(state) == 3 * 8
+    for name, tensor in adapter.items():
+        assert all(row.abs().sum() > 0 for row in tensor), f"{name}: a slice was never trained"
+    for name, tensor in state.items():
+        if name.startswith("exp_avg_sq/"):
+            assert all(row.abs().sum() > 0 for row in tensor), name
+    assert {path.name for path in folder.glob("rng-*")} == {f"rng-rank{rank}.safetensors" for rank in range(3)}
+
+
+@pytest.mark.slow
+def test_another_number_of_processes_goes_on_with_the_rows_that_were_not_seen(
+    three: Path, config: Path, environment: dict[str, str]
+) -> None:
+    without = "lora.lora_dropout=0"
+    sessions(environment, 2, config, {"run_id": "chain", "overrides": overrides(2, without), "stop_at": 5})
+    sessions(environment, 4, config, {"run_id": "chain", "overrides": overrides(4, without)})
+    chain, whole = lines(three / "chain"), lines(three / "chain-whole")
+    assert list(chain) == list(whole) == [1, 3, 6, 8]
+    for step, numbers in whole.items():
+        for one in (chain[step], numbers):
+            one.pop("epoch")  # transformers counts micro-batches, of which the last step of an epoch has fewer
+        assert chain[step] == pytest.approx(numbers, rel=2e-5), step
+        assert chain[step]["tokens"] == numbers["tokens"]
+    assert evaluations(three / "chain") == pytest.approx(evaluations(three / "chain-whole"), rel=1e-5)
+    final = [load_file(three / name / "final" / "adapter_model.safetensors") for name in ("chain", "chain-whole")]
+    for name, tensor in final[1].items():
+        torch.testing.assert_close(final[0][name], tensor, rtol=1e-3, atol=1e-5)
+    told = [event["changes"] for event in events(three / "chain", "resume")]
+    assert [text[0][:17] for text in told] == ["processes: 3 → 2 ", "processes: 2 → 4 "]
+
+
+@pytest.mark.slow
+def test_a_run_killed_with_kill_9_goes_on_by_itself_to_the_same_bits(
+    config: Path, environment: dict[str, str], shardtune: Command, tmp_path: Path
+) -> None:
+    """The whole way a user takes: the same command twice, without a name."""
+    words = ["train", str(config), "-o", f"train.output_dir={tmp_path / 'runs'}", "-o", "train.save_steps=1",
+             "-o", "train.logging_steps=1", "-o", "train.eval_strategy=no", "-o", "train.max_steps=30"]  # fmt: skip
+    process = subprocess.Popen(
+        [sys.executable, "-m", "shardtune", *words], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    try:
+        deadline = time.monotonic() + 90
+        while not list(tmp_path.glob("runs/*/checkpoints/step-*")) and time.monotonic() < deadline:
+            time.sleep(0.05)
+    finally:
+        process.kill()
+        process.communicate()
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert not (folder / "final").exists()
+    again = shardtune(*words)
+    assert again.returncode == 0, again.stderr
+    assert f"going on with the unfinished run {folder.name}" in again.stdout
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == [folder.name]
+    whole = shardtune(*words, "--resume", "never", "--run-id", "whole")
+    assert whole.returncode == 0, whole.stderr
+    assert lines(folder) == lines(tmp_path / "runs" / "whole")
+    assert final_weights(folder) == final_weights(tmp_path / "runs" / "whole")
