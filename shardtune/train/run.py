@@ -402,7 +402,12 @@ def _train_and_save(
             profile,
             ProofOfTraining(scene.console, scene.events, scene.processes),
             SaveWatch(saver, config.train.save_minutes),
-            GraceWatch(Grace(grace_seconds(config.train.grace_seconds, os.environ)), scene.console, scene.events),
+            GraceWatch(
+                Grace(grace_seconds(config.train.grace_seconds, os.environ)),
+                lambda: saver.longest,
+                scene.console,
+                scene.events,
+            ),
             stopping,
             ProgressWatch(watchdog),
         ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -60,34 +61,19 @@ class ProgressWatch(TrainerCallback):
 
 
 class GraceWatch(TrainerCallback):
-    """Times steps and saves, and warns once when the grace is shorter than one of each."""
+    """Times steps, asks how long saves take, and warns once when the grace is shorter than one of each."""
 
-    def __init__(self, grace: Grace, console: Console, events: EventLog) -> None:
-        self.grace, self.console, self.events = grace, console, events
-        self._mark = time.monotonic()
+    def __init__(self, grace: Grace, longest_save: Callable[[], float], console: Console, events: EventLog) -> None:
+        self.grace, self.longest_save, self.console, self.events = grace, longest_save, console, events
+        self._began = time.monotonic()
 
     def on_step_begin(self, args: Any, state: Any, control: TrainerControl, **_: Any) -> None:
-        self._mark = time.monotonic()
+        self._began = time.monotonic()
 
     def on_step_end(self, args: Any, state: Any, control: TrainerControl, **_: Any) -> None:
-        now = time.monotonic()
         if state.global_step > 1:  # the first one compiles, and is over when anybody may be preempted
-            self.grace.step = max(self.grace.step, now - self._mark)
-        self._mark = now
-
-    def on_log(self, args: Any, state: Any, control: TrainerControl, **_: Any) -> None:
-        self._mark = time.monotonic()
-
-    def on_evaluate(self, args: Any, state: Any, control: TrainerControl, **_: Any) -> None:
-        self._mark = time.monotonic()
-
-    def on_save(self, args: Any, state: Any, control: TrainerControl, **_: Any) -> None:
-        """Called right after the save: what lies between is the save itself."""
-        self.note_save(time.monotonic() - self._mark)
-        self._mark = time.monotonic()
-
-    def note_save(self, seconds: float) -> None:
-        self.grace.save = max(self.grace.save, seconds)
+            self.grace.step = max(self.grace.step, time.monotonic() - self._began)
+        self.grace.save = self.longest_save()
         if text := self.grace.warning():
             self.console.print(f"[yellow]warning[/] {escape(text)}", highlight=False, soft_wrap=True)
             self.events.write("warning", about="grace", text=text)

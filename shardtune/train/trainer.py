@@ -142,16 +142,17 @@ class ShardedSFTTrainer(SFTTrainer):
             return
         if self.resumed is not None and given["epoch"] == given["epochs_trained"]:
             put_loss_sum(self, self.resumed.trainer)
-            if given["steps_trained_in_current_epoch"] == 0:
-                self._evaluate_missed_epoch(given["trial"], given["ignore_keys_for_eval"])
+            if self._missed_evaluation(epoch_began=given["steps_trained_in_current_epoch"] == 0):
+                self._evaluate(given["trial"], given["ignore_keys_for_eval"])
             # Any value makes the loop skip the batches that were seen (by number, not by reading them).
             given["resume_from_checkpoint"] = str(self.resumed.path)
         super()._run_epoch(**given)
 
-    def _evaluate_missed_epoch(self, trial: Any, ignore_keys: Any) -> None:
-        """A crash after the checkpoint of an epoch's last step has cost the evaluation that follows it."""
-        if self.args.eval_strategy == "epoch" and self.eval_loss_at(self.state.global_step) is None:
-            self._evaluate(trial, ignore_keys)
+    def _missed_evaluation(self, epoch_began: bool) -> bool:
+        """A crash after the checkpoint of a step costs the evaluation that follows it, and a stop cuts it short."""
+        step, how = self.state.global_step, self.args.eval_strategy
+        due = (how == "epoch" and epoch_began) or (how == "steps" and step % self.args.eval_steps == 0)
+        return due and self.eval_loss_at(step) is None
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         assert self.resumed is not None

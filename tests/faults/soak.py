@@ -66,7 +66,7 @@ class TrainJob(Job):
         super().__init__(cluster, faults)
         folder = cluster.folder
         self.run = folder / "runs" / "soak"
-        train = {"max_steps": 40 + 12 * faults, "save_strategy": "steps", "save_steps": 4}
+        train = {"max_steps": 100 + 60 * faults, "save_strategy": "steps", "save_steps": 4}
         self.config = toy_config(
             folder, toy_llama(folder / "model"), toy_rows(folder / "data"), train=train,
             parallel={"step_timeout_minutes": 0.3, "node_timeout_seconds": 8, "max_restarts": self.restarts, "nproc": 1},

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from running import events
+from running import Command, events
 from toys import toy_config, toy_rows
 
 pytestmark = pytest.mark.slow
@@ -74,3 +74,14 @@ def test_while_the_libraries_are_imported(
     run = tmp_path / "runs" / "r"
     code, _, err = stop_when(config, environment, lambda: run.exists())
     assert code == 75 and "Traceback" not in err, err
+
+
+def test_a_grace_that_is_too_short_is_told_while_there_is_time_to_change_it(
+    tmp_path: Path, toy_model: Path, toy_data: Path, shardtune: Command
+) -> None:
+    train = {"max_steps": 6, "save_strategy": "steps", "save_steps": 2, "grace_seconds": 1e-4}
+    done = shardtune("train", toy_config(tmp_path, toy_model, toy_data, train=train), "--run-id", "r")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("Give the job a longer grace period") == 1
+    (warning,) = [event for event in events(tmp_path / "runs" / "r", "warning") if event["about"] == "grace"]
+    assert "train.grace_seconds" in warning["text"]
