@@ -27,19 +27,36 @@ def train(
             "--run-id", metavar="NAME", help="Folder of the run under train.output_dir; default: date and time."
         ),
     ] = None,
+    nnodes: Annotated[
+        int | None, typer.Option("--nnodes", metavar="N", min=1, help="Machines; start the same command on each.")
+    ] = None,
+    node_rank: Annotated[
+        int | None, typer.Option("--node-rank", metavar="R", help="Number of this machine, from 0.")
+    ] = None,
+    master_addr: Annotated[
+        str | None, typer.Option("--master-addr", metavar="HOST", help="Address of machine 0.")
+    ] = None,
+    master_port: Annotated[
+        int | None, typer.Option("--master-port", metavar="PORT", help="Port machine 0 listens on; default 29500.")
+    ] = None,
+    max_restarts: Annotated[
+        int | None, typer.Option("--max-restarts", metavar="N", help="Short for -o parallel.max_restarts=N.")
+    ] = None,
     resume: Annotated[
         str | None,
         typer.Option("--resume", metavar="auto|latest|best|never|PATH", help="Short for -o train.resume=…."),
     ] = None,
 ) -> None:
-    """Train a LoRA adapter as CONFIG says, sharded over the processes of this machine.
+    """Train a LoRA adapter as CONFIG says, sharded over the processes of this machine, or of several.
 
     A run that was interrupted goes on where its last checkpoint is, when the same config is started again.
 
     Under torchrun, accelerate launch or a scheduler's RANK/WORLD_SIZE it becomes one of their workers.
 
-    Exit codes: 0 done; 2 wrong input, nothing was trained; 130 or 143 stopped by Ctrl-C or SIGTERM, checkpoint saved.
+    Exit codes: 0 done; 1 failed; 2 wrong input, nothing was trained; 75 preempted by SIGTERM or SIGUSR1, checkpoint
+    saved: start it again; 130 stopped by Ctrl-C; 69 a node was lost; 76 a rank hung (docs/exit-codes.md).
     """
+    from shardtune.launch.place import Asked
     from shardtune.launch.start import start
 
     overrides = list(override or ())
@@ -49,4 +66,7 @@ def train(
         overrides.append(f"train.debug_freq={debug_freq}")
     if resume is not None:
         overrides.append(f"train.resume={resume}")
-    sys.exit(start(config, overrides, accelerate_config, run_id, os.environ))
+    if max_restarts is not None:
+        overrides.append(f"parallel.max_restarts={max_restarts}")
+    asked = Asked(nnodes, node_rank, master_addr, master_port)
+    sys.exit(start(config, overrides, accelerate_config, run_id, os.environ, asked))

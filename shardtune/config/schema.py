@@ -319,6 +319,12 @@ class TrainSection(Section):
         default=False,
         description="`final/` holds the checkpoint with the lowest validation loss instead of the last step.",
     )
+    grace_seconds: Float | None = Field(
+        default=None,
+        gt=0,
+        description="Seconds between a scheduler's SIGTERM and its SIGKILL; null = SHARDTUNE_GRACE_SECONDS of the "
+        "environment, else 30. The run warns when a step and a save take longer.",
+    )
     resume: str = Field(
         default="auto",
         min_length=1,
@@ -372,8 +378,31 @@ class ParallelSection(Section):
     reduce_dtype: Literal["float32", "bfloat16"] = Field(
         default="float32", description="Dtype gradients are summed in across ranks."
     )
-    timeout_minutes: Float = Field(
-        default=30, gt=0, description="A collective that takes longer than this fails the run."
+    load_timeout_minutes: Float = Field(
+        default=30,
+        gt=0,
+        description="Loading weights without any progress for longer than this fails the run (docs/failures.md).",
+    )
+    step_timeout_minutes: Float = Field(
+        default=10,
+        gt=0,
+        description="A batch of data, a forward and backward pass or a batch of an evaluation that takes longer than "
+        "this fails the run. The first step may compile kernels: leave it room.",
+    )
+    checkpoint_timeout_minutes: Float = Field(
+        default=30, gt=0, description="Saving a checkpoint or the final adapter for longer than this fails the run."
+    )
+    join_timeout_minutes: Float = Field(
+        default=10, gt=0, description="How long a node waits for the master and for the other nodes at the start."
+    )
+    node_timeout_seconds: Float = Field(
+        default=30, gt=0, description="A node that was not heard of for longer than this is lost."
+    )
+    max_restarts: Int = Field(
+        default=0,
+        ge=0,
+        description="After a failure that is nobody's mistake (a killed, hung or lost process or node) the launcher "
+        "starts all processes again so many times (also --max-restarts).",
     )
 
 

@@ -48,7 +48,7 @@ FOREIGN_KEYS: dict[str, str] = {
     "use_cpu": "parallel.device", "no_cuda": "parallel.device", "cpu_offload": "parallel.offload_params",
     "fsdp_offload_params": "parallel.offload_params", "fsdp_config": "parallel.accelerate_config",
     "fsdp_transformer_layer_cls_to_wrap": "parallel.transformer_layer_cls_to_wrap",
-    "fsdp_reshard_after_forward": "parallel.reshard_after_forward", "ddp_timeout": "parallel.timeout_minutes",
+    "fsdp_reshard_after_forward": "parallel.reshard_after_forward", "ddp_timeout": "parallel.step_timeout_minutes",
     "num_nodes": "cluster.nodes", "nnodes": "cluster.nodes", "num_machines": "cluster.nodes",
 }  # fmt: skip
 

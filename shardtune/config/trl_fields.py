@@ -75,7 +75,7 @@ OWNED: dict[str, str] = {
     "use_cpu": "use `parallel.device: cpu`",
     "local_rank": "the launcher gives each process its rank",
     "ddp_backend": "gloo on CPU and NCCL on GPUs; `parallel.device` chooses",
-    "ddp_timeout": "use `parallel.timeout_minutes`",
+    "ddp_timeout": "use `parallel.step_timeout_minutes`",
     "ddp_bucket_cap_mb": "it belongs to DDP; sharding is FSDP2",
     "ddp_broadcast_buffers": "it belongs to DDP; sharding is FSDP2",
     "ddp_static_graph": "it belongs to DDP; sharding is FSDP2",

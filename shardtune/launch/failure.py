@@ -1,4 +1,4 @@
-"""Who failed first, and what did it say? Workers leave their error in a file; the launcher prints one, once."""
+"""What has happened to a rank? It leaves a record in its launcher's folder; the launcher tells one of them, once."""
 
 from __future__ import annotations
 
@@ -8,33 +8,71 @@ import sys
 import time
 import traceback
 from pathlib import Path
+from typing import Any
 
-from shardtune.errors import ShardtuneError
+from shardtune.errors import ShardtuneError, UserInputError
+from shardtune.launch.exit_codes import FAILED
 
 ERRORS_VARIABLE = "SHARDTUNE_ERRORS_DIR"
 
+# What a rank says when another one is gone: gloo, NCCL and the store, each in its own words.
+_ECHOES = (
+    "connection closed by peer",
+    "connection reset by peer",
+    "connection refused",
+    "connection was likely closed",
+    "connection timed out",
+    "broken pipe",
+    "gloo/transport",
+    "socket timeout",
+    "timed out waiting",
+    "wait timeout after",
+    "remote process exited",
+    "nccl communicator was aborted",
+    "ncclremoteerror",
+    "ncclsystemerror",
+    "ncclinternalerror",
+    "watchdog caught collective operation timeout",
+    "sendbytes failed",
+    "failed to recv",
+    "no route to host",
+    "network is unreachable",
+)
 
-def report_failure(error: BaseException, rank: int) -> int:
+
+def report_failure(error: BaseException, rank: int, doing: str = "") -> int:
     """Tell the launcher (or, without one, the terminal) what happened; returns the exit code of this process.
 
     A ShardtuneError is told in its three parts; anything else is a bug or a broken machine and keeps its traceback.
     """
     known = isinstance(error, ShardtuneError)
-    record = {
-        "rank": rank,
-        "time": time.time(),
-        "text": render(error) if isinstance(error, ShardtuneError) else "".join(traceback.format_exception(error)),
-        "known": known,
-        "exit_code": error.exit_code if isinstance(error, ShardtuneError) else 1,
-    }
+    text = render(error) if isinstance(error, ShardtuneError) else "".join(traceback.format_exception(error))
+    code = error.exit_code if isinstance(error, ShardtuneError) else FAILED
+    if not leave_record(rank, kind_of(error), text, code, doing):
+        print(text if known and rank == 0 else f"rank {rank}: {text}", file=sys.stderr)
+    return code
+
+
+def kind_of(error: BaseException) -> str:
+    """A user's `mistake`, a failure that has an `answer`, an `echo` of another rank's end, or an `error`."""
+    if isinstance(error, UserInputError):
+        return "mistake"
+    if isinstance(error, ShardtuneError):
+        return "answer"
+    said = str(error).lower()
+    # An OSError of our own (a file, a hub) may say "connection refused" too; the libraries raise RuntimeErrors.
+    return "echo" if isinstance(error, RuntimeError) and any(word in said for word in _ECHOES) else "error"
+
+
+def leave_record(rank: int, kind: str, text: str, exit_code: int, doing: str = "") -> bool:
+    """Write what happened to this rank where its launcher looks; False when there is no launcher."""
     folder = os.environ.get(ERRORS_VARIABLE)
-    if not (folder and _left_for_launcher(Path(folder), record)):
-        print(record["text"] if known and rank == 0 else f"rank {rank}: {record['text']}", file=sys.stderr)
-    return int(str(record["exit_code"]))
+    record = {"rank": rank, "time": time.time(), "kind": kind, "text": text, "exit_code": exit_code, "doing": doing}
+    return bool(folder) and write_json(Path(str(folder)) / f"rank{rank}.json", record)
 
 
-def _left_for_launcher(folder: Path, record: dict[str, object]) -> bool:
-    target = folder / f"rank{record['rank']}.json"
+def write_json(target: Path, record: dict[str, Any]) -> bool:
+    """Whole or not at all, for a reader in another process. No fsync: nothing of it outlives the launcher."""
     try:
         target.with_suffix(".tmp").write_text(json.dumps(record), encoding="utf-8")
         target.with_suffix(".tmp").rename(target)
@@ -43,20 +81,18 @@ def _left_for_launcher(folder: Path, record: dict[str, object]) -> bool:
     return True
 
 
-def first_failure(folder: Path) -> tuple[str, int] | None:
-    """Text and exit code of the error that came first; the others are mostly its echo."""
-    records = [json.loads(path.read_text(encoding="utf-8")) for path in folder.glob("rank*.json")]
-    if not records:
-        return None
-    first = min(records, key=lambda record: (record["time"], record["rank"]))
-    same = sum(record["text"] == first["text"] for record in records)
-    where = "" if same == len(records) or first["known"] else f"rank {first['rank']} failed first:\n"
-    return where + first["text"], int(first["exit_code"])
+def read_records(folder: Path) -> list[dict[str, Any]]:
+    """What the ranks have left, in no order."""
+    return [json.loads(path.read_text(encoding="utf-8")) for path in folder.glob("rank*.json")]
 
 
 def render(error: ShardtuneError) -> str:
     """The three parts, each with its own word in front."""
-    parts = [f"error: {error.what}"]
-    parts += [f"  why: {error.why}"] if error.why else []
-    parts += [f"  fix: {error.fix}"] if error.fix else []
+    return three_parts(error.what, error.why, error.fix)
+
+
+def three_parts(what: str, why: str = "", fix: str = "") -> str:
+    parts = [f"error: {what}"]
+    parts += [f"  why: {why}"] if why else []
+    parts += [f"  fix: {fix}"] if fix else []
     return "\n".join(parts)

@@ -1,21 +1,37 @@
-"""Start the processes of this node, through torch's elastic launcher, and say how it ended."""
+"""Start the processes of this node, watch over them together with the other nodes, and say how it ended."""
 
 from __future__ import annotations
 
-import logging
+import json
 import os
 import signal
 import sys
 import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING
 
 from shardtune.errors import UserInputError
-from shardtune.launch.failure import ERRORS_VARIABLE, first_failure
+from shardtune.launch.council import Council, Exchange, Report, Word, end_word, on_masters_clock
+from shardtune.launch.exit_codes import DONE, LEFT_AT_ONCE, LOST, stop_signal, stop_signals, stopped_by
+from shardtune.launch.failure import render
+from shardtune.launch.findings import cause_of
+from shardtune.launch.link import Link, MasterLostError, wait_for_master
+from shardtune.launch.meeting import Facts, Met, facts_of, meet
 from shardtune.launch.place import Node
+from shardtune.launch.workers import LocalWorkers
 
-_STOP_SECONDS = 90  # workers finish a step and save after Ctrl-C; torch's default of 30 s kills them in the save
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
 
-_STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
+    from shardtune.config.schema import ParallelSection, RunConfig
+
+_LOOK = 0.1  # seconds between two looks at the processes
+_SETTLE = 3.0  # seconds for the other ranks to end by themselves after a failure, and to say what they saw
+_FAREWELL = 5.0  # seconds the master stays for the others to read its last word
 
 
 def process_count(asked: int | str, device: str) -> int:
@@ -44,66 +60,262 @@ def threads_per_process(nproc: int) -> int:
     return max(1, cores // nproc)
 
 
-def launch(arguments: list[str], node: Node, nproc: int) -> int:
-    """Run `python -m shardtune <arguments>` in `nproc` processes on this node; returns the exit code.
+def launch(command: list[str], node: Node, nproc: int, config: RunConfig, environ: Mapping[str, str]) -> int:
+    """Run `command` in `nproc` processes on this node; returns the exit code.
 
-    Errors of the workers are collected and the first is printed once.
+    With several nodes their launchers meet at the master, start together, end together and tell the same cause. A
+    failure that is nobody's mistake is followed by another start of all, `parallel.max_restarts` times.
     """
-    from torch.distributed.elastic.multiprocessing.api import SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
-
-    for name in logging.root.manager.loggerDict:
-        if name.startswith("torch.distributed.elastic"):  # its boxes repeat what we print ourselves
-            logging.getLogger(name).setLevel(logging.CRITICAL)
-    os.environ.setdefault("OMP_NUM_THREADS", str(threads_per_process(nproc)))
-    # A variable, not LaunchConfig's field: torch 2.11 does not have that yet (and keeps to its 30 s).
-    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(_STOP_SECONDS))
-    with tempfile.TemporaryDirectory(prefix="shardtune-errors-") as errors:
-        os.environ[ERRORS_VARIABLE] = errors
-        config = LaunchConfig(
-            min_nodes=node.nnodes,
-            max_nodes=node.nnodes,
-            nproc_per_node=nproc,
-            run_id=os.environ.get("PET_RDZV_ID", "shardtune"),
-            rdzv_backend="static" if node.nnodes > 1 else "c10d",
-            rdzv_endpoint=f"{node.master_addr}:{node.master_port}" if node.nnodes > 1 else "127.0.0.1:0",
-            rdzv_configs={"rank": node.node_rank} if node.nnodes > 1 else {},
-            local_addr=None if node.nnodes > 1 else "127.0.0.1",
-            max_restarts=0,
-            monitor_interval=0.1,
-        )
+    with _Signals() as signals:
+        launcher = _Launcher(command, node, facts_of(node, nproc, config), config.parallel, signals, environ)
         try:
-            elastic_launch(config, sys.executable)("-m", "shardtune", *arguments)
-        except ChildFailedError as error:
-            return _explain(Path(errors), {rank: failure.exitcode for rank, failure in error.failures.items()})
-        except SignalException as stopped:
-            failure = first_failure(Path(errors))
-            if failure:
-                print(failure[0], file=sys.stderr)
-            return 128 + stopped.sigval
-    return 0
+            return launcher.run()
+        except _StoppedWhileMeeting:
+            assert signals.first is not None
+            return stopped_by(signals.first)
 
 
-def _explain(errors: Path, exit_codes: dict[int, int]) -> int:
-    """Say what ended the run. `exit_codes` by rank, in the order they were noticed."""
-    # A killed worker cannot speak; what the others say then ("connection reset") is only its echo.
-    killed = [(rank, -code) for rank, code in exit_codes.items() if code < 0 and -code != signal.SIGTERM]
-    if killed:
-        rank, number = killed[0]
-        print(f"error: Rank {rank} was killed by signal {number} ({signal.Signals(number).name}).", file=sys.stderr)
-        if number == signal.SIGKILL:
-            print("  why: Linux does that when memory runs out; so does an operator or a scheduler.", file=sys.stderr)
-            print(
-                "  fix: Look for 'Out of memory' in dmesg; give the job more memory or a smaller batch.",
-                file=sys.stderr,
+class _StoppedWhileMeeting(Exception):
+    pass
+
+
+class _Signals:
+    """The stop signals this launcher got and has not handed on yet."""
+
+    def __init__(self) -> None:
+        self.first: int | None = None
+        self._waiting: list[int] = []
+        self._former: dict[int, object] = {}
+
+    def __enter__(self) -> _Signals:
+        for number in stop_signals():
+            self._former[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._former.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+
+    def take(self) -> list[int]:
+        taken, self._waiting = self._waiting, []
+        return taken
+
+    def leave_if_asked(self) -> None:
+        if self.first is not None:
+            raise _StoppedWhileMeeting
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        self.first = number if self.first is None else self.first
+        self._waiting.append(number)
+
+
+@dataclass
+class _Launcher:
+    command: list[str]
+    node: Node
+    facts: Facts
+    settings: ParallelSection
+    signals: _Signals
+    environ: Mapping[str, str]
+
+    def run(self) -> int:
+        restarts_left, attempt = self.settings.max_restarts, 0
+        link: Link | None = None
+        while True:
+            link = link or self._open()
+            try:
+                met = self._meet(link, attempt)
+                attempt = met.seat.attempt
+                word = self._attempt(link, met, restarts_left)
+            except MasterLostError as error:  # while meeting
+                word = Word("end", code=LOST, text=render(error), restart=restarts_left > 0)
+            self._tell(word, restarts_left)
+            if not word.restart:
+                return word.code
+            restarts_left, attempt = restarts_left - 1, attempt + 1
+            if link.silent_for() > self.settings.node_timeout_seconds:
+                link, attempt = None, 0  # its master is gone; a new one counts from the beginning
+
+    def _open(self) -> Link:
+        several = self.node.nnodes > 1
+        if self.node.node_rank == 0:
+            return Link.host(self.node.master_port, everywhere=several)
+        seconds = 60 * self.settings.join_timeout_minutes
+        wait_for_master(self.node.master_addr, self.node.master_port, seconds, _say, self.signals.leave_if_asked)
+        return Link.connect(self.node.master_addr, self.node.master_port)
+
+    def _meet(self, link: Link, attempt: int) -> Met:
+        seconds = 60 * self.settings.join_timeout_minutes
+        try:
+            return meet(link, self.facts, self.node, attempt, seconds, _say, self.signals.leave_if_asked)
+        except UserInputError:
+            if self.node.node_rank == 0 and self.node.nnodes > 1:
+                time.sleep(1)  # the others are about to read the same words from this master's store
+            raise
+
+    def _attempt(self, link: Link, met: Met, restarts_left: int) -> Word:
+        """Start the ranks of this node and follow the master's word until it is the last one."""
+        exchange: Exchange
+        if self.node.node_rank == 0:
+            council = Council(met.hosts, self.settings.node_timeout_seconds, restarts_left, time.monotonic())
+            exchange = _Chair(link, council, met.seat.attempt)
+        else:
+            exchange = _Member(link, met.seat.attempt, self.settings.node_timeout_seconds, restarts_left)
+        with tempfile.TemporaryDirectory(prefix="shardtune-errors-") as errors:
+            environ = {**self.environ, "OMP_NUM_THREADS": self._threads()}
+            workers = LocalWorkers(self.command, met.seat, Path(errors), environ)
+            try:
+                word = _supervise(workers, exchange, self.signals)
+            finally:
+                workers.kill()
+            _keep(word, workers.folder_of_run())
+        if isinstance(exchange, _Chair):
+            exchange.farewell()
+        return word
+
+    def _threads(self) -> str:
+        return self.environ.get("OMP_NUM_THREADS") or str(threads_per_process(self.facts.nproc))
+
+    def _tell(self, word: Word, restarts_left: int) -> None:
+        if word.text:
+            print(word.text, file=sys.stderr, flush=True)
+        if word.restart:
+            total = self.settings.max_restarts
+            _say(f"starting again ({total - restarts_left + 1} of at most {total} times, --max-restarts)")
+
+
+class _Chair:
+    """The master's side of an attempt: hears the other nodes through the store, decides, publishes."""
+
+    def __init__(self, link: Link, council: Council, attempt: int) -> None:
+        self.link, self.council, self.attempt = link, council, attempt
+        self._others = range(1, len(council.hosts))
+        self._read: set[int] = set()
+        self._word = Word()
+
+    def __call__(self, report: Report) -> Word:
+        self.council.hear(report, time.monotonic())
+        self.link.post(self._round)
+        self._word = self.council.word(time.monotonic(), time.time())
+        return self._word
+
+    def _round(self, store: Store) -> None:
+        """In the link's thread. The master's own store: it answers at once."""
+        for node in self._others:
+            key = f"report/{self.attempt}/{node}"
+            if store.check([key]):
+                report = Report.from_json(store.get(key))
+                self.council.hear(on_masters_clock(report, time.time()), time.monotonic())
+            if self._word.state == "end" and store.check([f"read/{self.attempt}/{node}"]):
+                self._read.add(node)
+        store.set(f"word/{self.attempt}", self._word.to_json())
+
+    def farewell(self) -> None:
+        """Stay until the others have read the last word, or cannot."""
+        deadline = time.monotonic() + _FAREWELL
+        while len(self._read) < len(self._others) and time.monotonic() < deadline:
+            self.link.post(self._round)
+            time.sleep(_LOOK)
+
+
+class _Member:
+    """The side of every other node: reports, and follows; without the master it ends by itself."""
+
+    def __init__(self, link: Link, attempt: int, node_timeout: float, restarts_left: int) -> None:
+        self.link, self.attempt, self.restarts_left = link, attempt, restarts_left
+        self.node_timeout = node_timeout
+        self._report: Report | None = None
+        self._word = Word()
+
+    def __call__(self, report: Report) -> Word:
+        self._report = report
+        if self._word.state == "end":
+            return self._word
+        if self.link.silent_for() > self.node_timeout:
+            return self._alone(report)
+        self.link.post(self._round)
+        return self._word
+
+    def _round(self, store: Store) -> None:
+        assert self._report is not None
+        store.set(f"report/{self.attempt}/{self._report.node}", self._report.to_json())
+        key = f"word/{self.attempt}"
+        if store.check([key]):
+            word = Word.from_json(store.get(key))
+            if word.state == "end":
+                store.set(f"read/{self.attempt}/{self._report.node}", "yes")
+            self._word = word
+
+    def _alone(self, report: Report) -> Word:
+        """The master is gone. What failed here, if anything did, is told; otherwise that."""
+        lost = self.link.lost()
+        if report.state not in ("failed", "settled"):
+            return Word("collect")
+        findings = [finding for finding in report.findings if finding.kind not in ("echo", "waiting")]
+        if findings:
+            return end_word(cause_of(findings, 2), findings, self.restarts_left)
+        return Word("end", code=LOST, text=render(lost), restart=self.restarts_left > 0)
+
+
+def _supervise(workers: LocalWorkers, exchange: Exchange, signals: _Signals) -> Word:
+    """Look, report, do as the word says, until it is `end`."""
+    seat = workers.seat
+    report = Report(seat.node, seat.host)
+    handed_on = 0
+    failed_at: float | None = None
+    while True:
+        time.sleep(_LOOK)
+        codes = workers.codes()
+        for number in signals.take():
+            workers.send(number)
+            handed_on = handed_on or number
+            report = replace(report, signal=handed_on, state="stopping" if report.state == "running" else report.state)
+        report = _looked(workers, report, codes, handed_on)
+        report = replace(report, count=report.count + 1, time=time.time())
+        word = exchange(report)
+        if word.state == "end":
+            return word
+        if word.state == "stop" and not handed_on:
+            handed_on = word.signal
+            workers.send(handed_on)
+        if word.state == "collect" and report.state not in ("settled", "done"):
+            failed_at = failed_at or time.monotonic()
+            everyone_ended = len(codes) == seat.nproc
+            if everyone_ended or time.monotonic() - failed_at > _SETTLE:
+                findings = tuple(workers.findings())
+                workers.kill()
+                report = replace(report, state="settled", findings=findings)
+
+
+def _looked(workers: LocalWorkers, report: Report, codes: dict[int, int], handed_on: int) -> Report:
+    """The report after a look at the exit codes and at ranks that hang."""
+    if report.state in ("settled", "done"):
+        return report
+    bad = [code for code in codes.values() if code != 0 and stop_signal(code) is None]
+    if bad or workers.hung():
+        return replace(report, state="failed")
+    stopped = [number for code in codes.values() if (number := stop_signal(code)) is not None]
+    if len(codes) == workers.seat.nproc:
+        code = stopped_by(min(stopped)) if stopped else DONE  # SIGINT is the smaller number
+        return replace(report, state="done", code=LEFT_AT_ONCE if LEFT_AT_ONCE in codes.values() else code)
+    if stopped and not handed_on:  # one rank was told to stop before there was anything to save: so are the others
+        return replace(report, state="stopping", signal=int(stopped[0]))
+    return report
+
+
+def _keep(word: Word, folder: Path | None) -> None:
+    """Everything that was found, beside the stacks, for whoever looks later."""
+    if word.findings and folder is not None and folder.is_dir():
+        crash = folder / "crash"
+        try:
+            crash.mkdir(exist_ok=True)
+            (crash / "findings.json").write_text(
+                json.dumps({"told": word.text, "exit_code": word.code, "findings": word.findings}, indent=1) + "\n",
+                encoding="utf-8",
             )
-        return 128 + number
-    failure = first_failure(errors)
-    if failure:
-        print(failure[0], file=sys.stderr)
-        return failure[1]
-    code = next(iter(exit_codes.values()))
-    if code not in _STOPPED:  # stopped on request: the worker has said so
-        print(f"error: A worker ended with exit code {code} without a word.", file=sys.stderr)
-    return code if code > 0 else 128 - code
+        except OSError as error:
+            print(f"warning: {crash} was not written: {error.strerror}", file=sys.stderr)
+
+
+def _say(text: str) -> None:
+    print(f"launcher: {text}", file=sys.stderr, flush=True)

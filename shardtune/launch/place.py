@@ -8,6 +8,8 @@ from typing import Literal
 
 from shardtune.errors import UserInputError
 
+_PORT = 29500  # where the master listens unless told otherwise, as torchrun does
+
 
 @dataclass(frozen=True)
 class Worker:
@@ -29,11 +31,23 @@ class Node:
     nproc: int | Literal["auto"] | None = None
 
 
-def read_place(environ: Mapping[str, str]) -> Worker | Node:
-    """What the environment makes of this process.
+@dataclass(frozen=True)
+class Asked:
+    """What the command line says about nodes; None = not said."""
+
+    nnodes: int | None = None
+    node_rank: int | None = None
+    master_addr: str | None = None
+    master_port: int | None = None
+
+
+def read_place(environ: Mapping[str, str], asked: Asked = Asked()) -> Worker | Node:  # noqa: B008 - frozen
+    """What the command line, and else the environment, makes of this process.
 
     - `LOCAL_RANK` with `RANK` and `WORLD_SIZE`: torchrun or accelerate started this worker.
     - `PET_NNODES`/`PET_NODE_RANK` (Kubeflow's TrainJob): this is a pod; it starts `PET_NPROC_PER_NODE` workers.
+    - `--nnodes`: this machine is one of so many. What is not said with it is taken from the environment.
+    - `SLURM_STEP_NUM_NODES` > 1 with one task per node (`srun --ntasks-per-node=1`): this is a node of the step.
     - `RANK` and `WORLD_SIZE` alone: a scheduler started one process per pod (PyTorchJob: RANK is the pod's index).
     - nothing: this machine is all there is.
 
@@ -42,10 +56,14 @@ def read_place(environ: Mapping[str, str]) -> Worker | Node:
     """
     if "LOCAL_RANK" in environ and "RANK" in environ and "WORLD_SIZE" in environ:
         return _worker(environ, _int(environ, "LOCAL_RANK"))
+    if asked != Asked():
+        return _asked_node(environ, asked)
     if "PET_NNODES" in environ or "PET_NODE_RANK" in environ or "PET_NPROC_PER_NODE" in environ:
         return _pet_node(environ)
     if "RANK" in environ and "WORLD_SIZE" in environ:
         return _worker(environ, 0)
+    if int(environ.get("SLURM_STEP_NUM_NODES", "1")) > 1:
+        return _slurm_node(environ)
     # A container image may say WORLD_SIZE=1; more than that, alone, would train as many strangers.
     if "RANK" in environ or "LOCAL_RANK" in environ or environ.get("WORLD_SIZE", "1") != "1":
         _require(environ, "RANK", "WORLD_SIZE", because="another rank variable is set")
@@ -85,9 +103,63 @@ def _pet_node(environ: Mapping[str, str]) -> Node:
         nnodes=count,
         node_rank=node_rank,
         master_addr=environ.get("PET_MASTER_ADDR", "127.0.0.1"),
-        master_port=_number("PET_MASTER_PORT", environ.get("PET_MASTER_PORT", "29500" if count > 1 else "0")),
+        master_port=_number("PET_MASTER_PORT", environ.get("PET_MASTER_PORT", str(_PORT) if count > 1 else "0")),
         nproc=None if nproc is None else "auto" if nproc in words else _number("PET_NPROC_PER_NODE", nproc),
     )
+
+
+def _asked_node(environ: Mapping[str, str], asked: Asked) -> Node:
+    """The command line wins; MASTER_ADDR, MASTER_PORT and the pod's number may come from a scheduler."""
+    if asked.nnodes is None:
+        raise UserInputError(
+            "--node-rank, --master-addr and --master-port need --nnodes.",
+            fix="Say how many nodes there are: --nnodes N.",
+        )
+    if asked.nnodes == 1:
+        return Node()
+    rank, address = asked.node_rank, asked.master_addr or environ.get("MASTER_ADDR", environ.get("PET_MASTER_ADDR"))
+    for name in ("PET_NODE_RANK", "GROUP_RANK", "SLURM_NODEID", "RANK"):
+        rank = _int(environ, name) if rank is None and name in environ else rank
+    if rank is None or address is None:
+        raise UserInputError(
+            f"--nnodes {asked.nnodes} needs {'--node-rank' if rank is None else '--master-addr'} too.",
+            why="Every node has a number from 0, and all meet at the address of node 0.",
+            fix=f"Add it: --nnodes {asked.nnodes} --node-rank R --master-addr HOST.",
+        )
+    _check_index("--node-rank", rank, "--nnodes", asked.nnodes)
+    port = environ.get("MASTER_PORT", environ.get("PET_MASTER_PORT", str(_PORT)))
+    return Node(
+        nnodes=asked.nnodes,
+        node_rank=rank,
+        master_addr=address,
+        master_port=asked.master_port if asked.master_port is not None else _number("MASTER_PORT", port),
+    )
+
+
+def _slurm_node(environ: Mapping[str, str]) -> Node:
+    """One task per node: srun numbers them, and the first host of the step is the master."""
+    _require(environ, "SLURM_NODEID", "SLURM_STEP_NODELIST", because="SLURM_STEP_NUM_NODES is more than 1")
+    if environ.get("SLURM_STEP_NUM_TASKS", environ["SLURM_STEP_NUM_NODES"]) != environ["SLURM_STEP_NUM_NODES"]:
+        raise UserInputError(
+            f"srun has started {environ['SLURM_STEP_NUM_TASKS']} tasks on {environ['SLURM_STEP_NUM_NODES']} nodes.",
+            why="shardtune starts the processes of a node itself, one per GPU.",
+            fix="Use srun --ntasks-per-node=1.",
+        )
+    return Node(
+        nnodes=_int(environ, "SLURM_STEP_NUM_NODES"),
+        node_rank=_int(environ, "SLURM_NODEID"),
+        master_addr=environ.get("MASTER_ADDR") or first_host(environ["SLURM_STEP_NODELIST"]),
+        master_port=_number("MASTER_PORT", environ.get("MASTER_PORT", str(_PORT))),
+    )
+
+
+def first_host(nodelist: str) -> str:
+    """`a[03-05,9],b` → `a03`: the first host of SLURM's shortened list."""
+    prefix, bracket, rest = nodelist.partition("[")
+    if "," in prefix or not bracket:
+        return prefix.split(",")[0]
+    inside, _, after = rest.partition("]")
+    return prefix + inside.split(",")[0].split("-")[0] + after.split(",")[0]
 
 
 def _int(environ: Mapping[str, str], name: str) -> int:
@@ -108,7 +180,7 @@ def _check_index(name: str, index: int, of_name: str, count: int) -> None:
     """Processes that number themselves wrongly wait for each other until the timeout."""
     if not 0 <= index < count:
         raise UserInputError(
-            f"The environment variables do not fit: {name} is {index}, {of_name} is {count}.",
+            f"The numbers do not fit: {name} is {index}, {of_name} is {count}.",
             why=f"{name} counts from 0 to {of_name} - 1.",
             fix="Let the scheduler set both, or unset them to run here alone.",
         )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import shutil
+import sys
 from collections.abc import MutableMapping
 from pathlib import Path
 
@@ -11,12 +11,15 @@ from shardtune.config import ResolvedConfig, load_config
 from shardtune.config.accelerate_file import neutralise
 from shardtune.data.source import check_dataset_path
 from shardtune.errors import UserInputError
-from shardtune.launch.failure import report_failure
+from shardtune.launch.defaults import banner, set_safe_defaults
+from shardtune.launch.ending import as_rank
 from shardtune.launch.local import launch, process_count, threads_per_process
-from shardtune.launch.place import Node, Worker, read_place
+from shardtune.launch.place import Asked, Node, Worker, read_place
 from shardtune.launch.run_folder import FOLDER_VARIABLE
 from shardtune.launch.which_run import choose_run
+from shardtune.launch.workers import LAUNCHER_VARIABLE
 from shardtune.model.locate import check_model_folder
+from shardtune.train.interrupt import StopRequest
 
 
 def start(
@@ -25,12 +28,14 @@ def start(
     accelerate_config: Path | None,
     run_id: str | None,
     environ: MutableMapping[str, str],
+    asked: Asked = Asked(),  # noqa: B008 - frozen
 ) -> int:
     """Train as `config` says; returns the exit code.
 
     Whatever can be found wrong without torch is found here, once, before any process is started.
     """
-    place = read_place(environ)
+    place = read_place(environ, asked)
+    set_safe_defaults(environ)
     if isinstance(place, Worker):
         # A worker's errors go to its launcher, which tells them once for all ranks.
         return _work(config, overrides, accelerate_config, run_id, place, environ)
@@ -39,8 +44,9 @@ def start(
         check_model_folder(resolved.config.model.model_name_or_path)
     check_dataset_path(resolved.config.data)
     nproc = _processes(place, resolved)
+    print(_banner(place, nproc), flush=True)
     if place.nnodes > 1:  # rank 0 makes the folder, wherever it is
-        return launch(_arguments(config, overrides, accelerate_config, run_id), place, nproc)
+        return launch(_command(config, overrides, accelerate_config, run_id), place, nproc, resolved.config, environ)
     chosen = choose_run(resolved.config, run_id)
     if chosen.told:
         print(chosen.told, flush=True)
@@ -48,7 +54,7 @@ def start(
     if nproc == 1:
         code = _work(config, overrides, accelerate_config, run_id, Worker(0, 1, 0), environ)
     else:
-        code = launch(_arguments(config, overrides, accelerate_config, run_id), place, nproc)
+        code = launch(_command(config, overrides, accelerate_config, run_id), place, nproc, resolved.config, environ)
     if code == UserInputError.exit_code and chosen.created:
         shutil.rmtree(chosen.folder)  # nothing was trained, and the name is free for the corrected command
     return code
@@ -72,21 +78,31 @@ def _work(
     # accelerate warns when it is unset, and then sets what torch takes anyway.
     environ.setdefault("OMP_NUM_THREADS", str(threads_per_process(int(environ.get("LOCAL_WORLD_SIZE", "1")))))
     environ.update(RANK=str(place.rank), WORLD_SIZE=str(place.world_size), LOCAL_RANK=str(place.local_rank))
-    try:
+
+    def work(stop: StopRequest) -> int:
         resolved = load_config(config, overrides, accelerate_config, environ)
         neutralise(environ)  # what accelerate launch set is translated by now; the Trainer must not act on it too
         from shardtune.train.run import train
 
-        code = train(resolved, run_id=run_id)
-    except Exception as error:  # noqa: BLE001 - the last line of defence of a process: told, and its code returned
-        code = report_failure(error, place.rank)
-        if place.world_size > 1:
-            os._exit(code)  # threads of a broken process group would keep this process alive
-    return code
+        return train(resolved, run_id=run_id, stop=stop)
+
+    if LAUNCHER_VARIABLE not in environ and place.world_size > 1 and place.local_rank == 0:
+        master = f"{environ.get('MASTER_ADDR')}:{environ.get('MASTER_PORT')}"
+        print(f"{_banner(Node(), 1)}, rank {place.rank} of {place.world_size}, master {master}", flush=True)
+    return as_rank(place.rank, place.world_size, work)
 
 
-def _arguments(config: Path, overrides: list[str], accelerate_config: Path | None, run_id: str | None) -> list[str]:
-    words = ["train", str(config)]
+def _banner(node: Node, nproc: int) -> str:
+    import torch
+
+    gpus = (
+        [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
+    )
+    return banner(node.nnodes, node.node_rank, nproc, f"{node.master_addr}:{node.master_port}", gpus)
+
+
+def _command(config: Path, overrides: list[str], accelerate_config: Path | None, run_id: str | None) -> list[str]:
+    words = [sys.executable, "-m", "shardtune", "train", str(config)]
     for override in overrides:
         words += ["--override", override]
     if accelerate_config is not None:

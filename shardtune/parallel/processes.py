@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,13 +12,15 @@ from typing import TypeVar
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import HashStore
+from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from shardtune.config.schema import ParallelSection
 from shardtune.errors import UserInputError
+from shardtune.parallel.interface import choose_interface
 
 T = TypeVar("T")
+_MARGIN = timedelta(minutes=1)
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,9 @@ class Processes:
             return
         store = dist.distributed_c10d._get_default_store()
         store.set(f"shardtune/{name}/{self.rank}", "here")
-        store.wait([f"shardtune/{name}/{rank}" for rank in range(self.world_size)], timedelta(days=30))
+        everyone = [f"shardtune/{name}/{rank}" for rank in range(self.world_size)]
+        while not store.check(everyone):  # store.wait would keep Python from noticing a signal until it returns
+            time.sleep(0.1)
 
 
 @contextmanager
@@ -69,11 +74,19 @@ def join(section: ParallelSection) -> Iterator[Processes]:
     if device_type == "cuda":
         device = torch.device("cuda", local_rank)
         torch.cuda.set_device(device)
-    timeout = timedelta(minutes=section.timeout_minutes)
+    timeout = collective_timeout(section)
     backend = "cpu:gloo,cuda:nccl" if device_type == "cuda" else "gloo"
     # accelerate would open the group without a timeout on CPU (its ddp_timeout does not reach gloo).
     if world_size > 1:
-        dist.init_process_group(backend, timeout=timeout, device_id=device if device_type == "cuda" else None)
+        choose_interface(os.environ)
+        dist.init_process_group(
+            backend,
+            store=_launchers_store(timedelta(minutes=section.load_timeout_minutes)),
+            rank=rank,
+            world_size=world_size,
+            timeout=timeout,
+            device_id=device if device_type == "cuda" else None,
+        )
     else:
         store = HashStore()  # no port is opened for a group of one
         dist.init_process_group(backend, store=store, rank=0, world_size=1, timeout=timeout)
@@ -83,6 +96,21 @@ def join(section: ParallelSection) -> Iterator[Processes]:
     yield Processes(rank, local_rank, world_size, device, mesh, control)
     # Only after success: with a rank in trouble, leaving the group politely can wait for it for ever.
     dist.destroy_process_group()
+
+
+def collective_timeout(section: ParallelSection) -> timedelta:
+    """Of a collective itself: longer than any phase, so that the watchdog, which knows who and why, comes first."""
+    longest = max(section.load_timeout_minutes, section.step_timeout_minutes, section.checkpoint_timeout_minutes)
+    return timedelta(minutes=longest) + _MARGIN
+
+
+def _launchers_store(timeout: timedelta) -> Store | None:
+    """Our launcher's store, which outlives every rank; None under other launchers (torch then asks the environment)."""
+    prefix = os.environ.get("SHARDTUNE_STORE_PREFIX")
+    if prefix is None:
+        return None
+    store = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), None, False, timeout)
+    return PrefixStore(prefix, store)
 
 
 def _device_type(section: ParallelSection) -> str:

@@ -1,52 +1,103 @@
-"""Was the run asked to stop? One Ctrl-C or SIGTERM ends it after the current step, on all ranks together."""
+"""Was the run asked to stop? One SIGTERM, SIGUSR1 or Ctrl-C ends it at the next safe point, on all ranks together."""
 
 from __future__ import annotations
 
 import os
 import signal
-import threading
 import time
+from collections.abc import Mapping
 from types import FrameType, TracebackType
 
+from shardtune.launch.exit_codes import INTERRUPTED, LEFT_AT_ONCE, stop_signals, stopped_by
+
+GRACE_VARIABLE = "SHARDTUNE_GRACE_SECONDS"
+_USUAL_GRACE = 30.0  # what Kubernetes and torch give unless told otherwise
 _SAME_PRESS = 1.0  # seconds; the terminal and the launcher both hand on one Ctrl-C
-_GRACE = 60.0  # seconds from the first signal to the next step boundary, before the process leaves anyway
 
 
 class StopRequest:
     """Remembers the signal that asked to stop. A second one, later than a moment, leaves at once.
 
-    Used as a context manager around training; the former handlers come back afterwards.
+    Until `wait_for_step` is called there is nothing to save, and the first signal ends the process by SystemExit, from
+    wherever its main thread is. After it, training asks `requested` at every step.
+
+    Used as a context manager around the whole work of a process; the former handlers come back afterwards.
     """
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
         self._first = 0.0
+        self._saves = False
         self._former: dict[signal.Signals, object] = {}
-        self._watchdog: threading.Timer | None = None
 
     def __enter__(self) -> StopRequest:
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in stop_signals():
             self._former[number] = signal.signal(number, self._handle)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
         for number, handler in self._former.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
-        if self._watchdog:
-            self._watchdog.cancel()
 
     @property
     def requested(self) -> bool:
         return self.signal is not None
 
+    @property
+    def exit_code(self) -> int:
+        """Of a run that stopped in good order; a rank that got no signal itself was preempted with the others."""
+        return stopped_by(self.signal if self.signal is not None else signal.SIGTERM)
+
+    def wait_for_step(self) -> None:
+        """From here on a signal is only remembered: the next step's end saves first."""
+        # A signal that fell into code which swallows exceptions (a destructor) is not lost.
+        if self.signal is not None:
+            raise SystemExit(self.exit_code)
+        self._saves = True
+
     def _handle(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
-        if self.signal is not None:
-            if now - self._first > _SAME_PRESS:
-                os._exit(128 + number)
-            return
-        self.signal, self._first = signal.Signals(number), now
-        # A rank that waits for a dead one never reaches the next step.
-        self._watchdog = threading.Timer(_GRACE, os._exit, args=(128 + number,))
-        self._watchdog.daemon = True
-        self._watchdog.start()
+        if self.signal is None:
+            self.signal, self._first = signal.Signals(number), now
+            if not self._saves:
+                raise SystemExit(self.exit_code)
+        elif now - self._first > _SAME_PRESS:
+            os._exit(INTERRUPTED if number == signal.SIGINT else LEFT_AT_ONCE)
+
+
+def ignore_stop_signals(worker: int = 0) -> None:
+    """For the processes that load data: a scheduler signals them too, and the last step still needs them."""
+    for number in stop_signals():
+        signal.signal(number, signal.SIG_IGN)
+
+
+def grace_seconds(asked: float | None, environ: Mapping[str, str]) -> float:
+    """Seconds between SIGTERM and SIGKILL: as the config says, or the scheduler's manifest, or the usual 30."""
+    if asked is not None:
+        return asked
+    try:
+        return float(environ[GRACE_VARIABLE])
+    except (KeyError, ValueError):
+        return _USUAL_GRACE
+
+
+class Grace:
+    """Is the grace long enough for a step and a save, going by the longest so far?"""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self.step = 0.0
+        self.save = 0.0
+        self._warned = False
+
+    def warning(self) -> str | None:
+        """What to tell the user, once, when the grace is too short; None otherwise."""
+        needed = self.step + self.save
+        if self._warned or self.save == 0.0 or needed <= self.seconds:
+            return None
+        self._warned = True
+        return (
+            f"Stopping takes up to {needed:.0f} s (a step {self.step:.1f} s, a save {self.save:.1f} s), but the "
+            f"scheduler kills {self.seconds:.0f} s after its SIGTERM: what came after the last checkpoint is lost. "
+            f"Give the job a longer grace period ({1.5 * needed + 5:.0f} s) and say so in train.grace_seconds."
+        )

@@ -32,8 +32,11 @@ from shardtune.data.collate import Collator
 from shardtune.data.order import Documents
 from shardtune.data.prepare import PreparedSet, prepare
 from shardtune.errors import ShardtuneError, UserInputError
+from shardtune.launch.exit_codes import INTERRUPTED, PREEMPTED
+from shardtune.launch.meeting import Facts, differences, digests, versions
 from shardtune.launch.run_folder import FOLDER_VARIABLE
 from shardtune.launch.which_run import CHECKPOINTS, LEASE, choose_run, record_finish, record_start
+from shardtune.launch.workers import STORE_VARIABLE
 from shardtune.lease import Lease, owner
 from shardtune.model.blueprint import draw_up
 from shardtune.model.load import load_tokenizer
@@ -55,12 +58,14 @@ from shardtune.train.choices import (
     settle_precision,
     slow_precision_notice,
 )
-from shardtune.train.interrupt import StopRequest
+from shardtune.train.interrupt import Grace, StopRequest, grace_seconds
 from shardtune.train.proof import ProofOfTraining
 from shardtune.train.resume import ResumePoint, resume_point
 from shardtune.train.saving import CheckpointSaver, RunFacts, SaveWatch
 from shardtune.train.settings import check_trackers, trainer_settings
+from shardtune.train.step_watch import GraceWatch, ProgressWatch
 from shardtune.train.trainer import ShardedSFTTrainer, StopAtStep
+from shardtune.train.watchdog import ENDING, JOINING, LOADING, PREPARING, Limits, Watchdog
 from shardtune.train.weights import bring_in, find_checkpoint
 
 if TYPE_CHECKING:
@@ -102,16 +107,16 @@ class Scene:
     asked: RunConfig  # the config as it was given, before any `auto` was settled
 
 
-def train(resolved: ResolvedConfig, *, run_id: str | None = None) -> int:
-    """Train what the config describes, as one rank of the run; returns the exit code (0, or 128 + signal).
+def train(resolved: ResolvedConfig, *, run_id: str | None = None, stop: StopRequest | None = None) -> int:
+    """Train what the config describes, as one rank of the run; returns the exit code (0, or that of a stopped run).
 
     The order is the whole story: what needs neither weights nor rows comes first (a target that matches nothing is told
     in seconds), data before weights, adapters before sharding (so that they are sharded too), sharding before weights
     (so that no rank ever holds more than its part), all of it before the trainer.
     """
     check_trackers(resolved.config.train.report_to)
-    asked = resolved.config
-    with join(resolved.config.parallel) as processes, ExitStack() as at_end:
+    stop, asked = stop or StopRequest(), resolved.config
+    with _watched(resolved.config) as watchdog, join(resolved.config.parallel) as processes, ExitStack() as at_end:
         resolved = settle_autos(
             resolved,
             device=processes.device.type,
@@ -119,6 +124,9 @@ def train(resolved: ResolvedConfig, *, run_id: str | None = None) -> int:
         )
         config = resolved.config
         scene = _open_scene(asked, processes, run_id, at_end)
+        _refuse_different_nodes(processes, asked)
+        watchdog.write_to(scene.folder, scene.events)
+        watchdog.enter(PREPARING)
         _introduce(scene, resolved)
         checkpoint = find_checkpoint(config.model, processes)
         blueprint = draw_up(config.model, checkpoint.folder, checkpoint.stored)
@@ -129,6 +137,7 @@ def train(resolved: ResolvedConfig, *, run_id: str | None = None) -> int:
         _tell_notices(scene, notices)
         tokenizer = load_tokenizer(config.model, checkpoint.folder)
         prepared = _prepare_data(scene, config, tokenizer)
+        watchdog.enter(LOADING)
         _check_data(scene, blueprint.model, tokenizer, prepared)
         resolved = settle_packing(resolved, blueprint.model, processes.device)
         config = resolved.config
@@ -139,13 +148,35 @@ def train(resolved: ResolvedConfig, *, run_id: str | None = None) -> int:
         compute_dtype = torch.bfloat16 if config.train.bf16 else None
         sharding = shard_model(model, config.parallel, processes.mesh, compute_dtype, blueprint.layer_class)
         _tell_plan(scene, config, prepared, data, math, coverage, sharding)
-        _load_weights(scene, config, model, blueprint, checkpoint.way)
+        _load_weights(scene, config, model, blueprint, checkpoint.way, watchdog)
         facts = _facts(config, math, prepared)
-        with StopRequest() as stop:
-            code = _train_and_save(scene, resolved, model, blueprint.wrapper, tokenizer, data, math, facts, stop)
+        stop.wait_for_step()
+        code = _train_and_save(scene, resolved, model, blueprint.wrapper, tokenizer, data, math, facts, stop, watchdog)
         if code == 0 and processes.is_main:
             record_finish(scene.folder)
         return code
+
+
+def _refuse_different_nodes(processes: Processes, asked: RunConfig) -> None:
+    """Our launchers have compared their nodes before they started anything; under others the ranks do it."""
+    if processes.world_size == 1 or STORE_VARIABLE in os.environ:
+        return
+    mine = Facts(processes.rank, processes.world_size, 1, versions=versions(), settings=digests(asked))
+    everyone: list[Facts] = [mine] * processes.world_size
+    dist.all_gather_object(everyone, mine, group=processes.control)
+    lines = differences(everyone, "rank")
+    if lines:
+        raise UserInputError(
+            "The ranks do not run the same thing.",
+            why="; ".join(lines) + ".",
+            fix="Use one image and one config file on all nodes.",
+        )
+
+
+def _watched(config: RunConfig) -> Watchdog:
+    watchdog = Watchdog(int(os.environ.get("RANK", "0")), Limits.of(config.parallel))
+    watchdog.enter(JOINING)
+    return watchdog
 
 
 def _open_scene(asked: RunConfig, processes: Processes, run_id: str | None, at_end: ExitStack) -> Scene:
@@ -288,10 +319,17 @@ def _tell_notices(scene: Scene, notices: list[str]) -> None:
         scene.events.write("notice", about="lora", text=notice)
 
 
-def _load_weights(scene: Scene, config: RunConfig, model: PeftModel, blueprint: Blueprint, way: Way) -> None:
+def _load_weights(
+    scene: Scene, config: RunConfig, model: PeftModel, blueprint: Blueprint, way: Way, watchdog: Watchdog
+) -> None:
     with LoadingProgress(scene.console) as progress:
+
+        def moved(done: int, total: int) -> None:
+            watchdog.beat()
+            progress(done, total)
+
         loaded = bring_in(
-            model, blueprint, way, scene.processes, config.train.seed, progress, on_host=config.parallel.offload_params
+            model, blueprint, way, scene.processes, config.train.seed, moved, on_host=config.parallel.offload_params
         )
     scene.processes.wait_for_all("weights")
     scene.events.write("weights", **asdict(loaded))
@@ -337,6 +375,7 @@ def _train_and_save(
     math: TrainingMath,
     facts: RunFacts,
     stop: StopRequest,
+    watchdog: Watchdog,
 ) -> int:
     config = resolved.config
     (scene.folder / CHECKPOINTS).mkdir(exist_ok=True)
@@ -363,7 +402,14 @@ def _train_and_save(
             profile,
             ProofOfTraining(scene.console, scene.events, scene.processes),
             SaveWatch(saver, config.train.save_minutes),
+            GraceWatch(
+                Grace(grace_seconds(config.train.grace_seconds, os.environ)),
+                lambda: saver.longest,
+                scene.console,
+                scene.events,
+            ),
             stopping,
+            ProgressWatch(watchdog),
         ],
     )
     trainer.remove_callback(PrinterCallback)
@@ -371,6 +417,7 @@ def _train_and_save(
     if resumed is not None:
         progress.tokens_before = resumed.tokens
         _tell_resume(scene, resumed, math)
+    trainer.stop_evaluating = stopping.now
     torch.manual_seed(config.train.seed + scene.processes.rank)  # each rank its own dropout
     began = time.perf_counter()
     try:
@@ -382,6 +429,10 @@ def _train_and_save(
         return _end_early(scene, trainer, stop, math)
     if config.train.eval_strategy != "no" and trainer.eval_loss_at(trainer.state.global_step) is None:
         trainer.evaluate()
+        if stopping.stopped:
+            _save_if_missing(scene, trainer)
+            return _end_early(scene, trainer, stop, math)
+    watchdog.enter(ENDING)
     found = scene.processes.share_from_main(store.best() if scene.processes.is_main else None)
     best = found[0] if config.train.load_best_model_at_end and found else None
     if best is not None and best != trainer.state.global_step:
@@ -412,6 +463,14 @@ def _tell_resume(scene: Scene, resumed: ResumePoint, math: TrainingMath) -> None
     )
 
 
+def _save_if_missing(scene: Scene, trainer: ShardedSFTTrainer) -> None:
+    """The last evaluation was cut short, after the last chance of the loop to save."""
+    there = trainer.state.global_step in trainer.saver.store.steps() if scene.processes.is_main else True
+    if not scene.processes.share_from_main(there):
+        trainer._save_checkpoint(trainer.model, None)
+        trainer.saver.finish()
+
+
 def _end_early(scene: Scene, trainer: ShardedSFTTrainer, stop: StopRequest, math: TrainingMath) -> int:
     step = trainer.state.global_step
     store = trainer.saver.store
@@ -427,7 +486,7 @@ def _end_early(scene: Scene, trainer: ShardedSFTTrainer, stop: StopRequest, math
         soft_wrap=True,
     )
     # A rank that got no signal itself leaves like the others.
-    return 128 + (signal.SIGTERM if scene.processes.agree(stop.signal == signal.SIGTERM) else signal.SIGINT)
+    return INTERRUPTED if scene.processes.agree(stop.signal == signal.SIGINT) else PREEMPTED
 
 
 def _load_best(scene: Scene, model: PeftModel, store: CheckpointStore, step: int) -> None:

@@ -65,6 +65,7 @@ class CheckpointSaver:
     ) -> None:
         self.store, self.processes, self.console, self.events, self.facts = store, processes, console, events, facts
         self.failures = 0  # in a row
+        self.longest = 0.0  # seconds the longest save took, in the loop and beside it
         self._writer = BackgroundWriter()
         self._pending: dict[str, Any] = {}  # what the event of the save in flight will say
 
@@ -135,6 +136,7 @@ class CheckpointSaver:
     def _tell(self, outcome: Outcome) -> None:
         if outcome.error is None:
             self.failures = 0
+            self.longest = max(self.longest, self._pending["seconds"] + outcome.background_seconds)
             self.events.write(
                 "checkpoint",
                 step=outcome.step,

@@ -21,7 +21,7 @@ from shardtune.data.order import Documents, StepLoader, StepOrder
 from shardtune.data.tokens import IGNORED
 from shardtune.errors import ShardtuneError
 from shardtune.parallel.processes import Processes
-from shardtune.train.interrupt import StopRequest
+from shardtune.train.interrupt import StopRequest, ignore_stop_signals
 from shardtune.train.loop_state import put_loss_sum, put_schedule, put_state
 from shardtune.train.resume import ResumePoint
 from shardtune.train.saving import CheckpointSaver
@@ -32,6 +32,10 @@ if TYPE_CHECKING:
     from peft import PeftModel
     from transformers import PreTrainedTokenizerBase, TrainerControl
     from trl import SFTConfig
+
+
+class EvaluationStopped(Exception):
+    """The run was asked to stop, and an evaluation may take longer than the time it is given."""
 
 
 class ShardedSFTTrainer(SFTTrainer):
@@ -62,6 +66,7 @@ class ShardedSFTTrainer(SFTTrainer):
         self.processes, self.saver, self.resumed = processes, saver, resumed
         self.guards: dict[str, Callable[[], dict[str, Any]]] = {}  # by name: what a guard wants kept in a checkpoint
         self.train_rows, self.eval_rows, self.collator = train_rows, eval_rows, collator
+        self.stop_evaluating: Callable[[], bool] = lambda: False
         self.real_tokens = 0  # trained on so far by this rank, padding not counted
         self.paused_seconds = 0.0  # evaluating and saving, which throughput does not count
         super().__init__(
@@ -104,6 +109,7 @@ class ShardedSFTTrainer(SFTTrainer):
             pin_memory=self.args.dataloader_pin_memory,
             persistent_workers=self.args.dataloader_persistent_workers,
             prefetch_factor=self.args.dataloader_prefetch_factor,
+            worker_init_fn=ignore_stop_signals,
             # Its own, or every pass over rows (an evaluation, too) would move the generator that dropout draws from.
             generator=torch.Generator(),
         )
@@ -136,16 +142,17 @@ class ShardedSFTTrainer(SFTTrainer):
             return
         if self.resumed is not None and given["epoch"] == given["epochs_trained"]:
             put_loss_sum(self, self.resumed.trainer)
-            if given["steps_trained_in_current_epoch"] == 0:
-                self._evaluate_missed_epoch(given["trial"], given["ignore_keys_for_eval"])
+            if self._missed_evaluation(epoch_began=given["steps_trained_in_current_epoch"] == 0):
+                self._evaluate(given["trial"], given["ignore_keys_for_eval"])
             # Any value makes the loop skip the batches that were seen (by number, not by reading them).
             given["resume_from_checkpoint"] = str(self.resumed.path)
         super()._run_epoch(**given)
 
-    def _evaluate_missed_epoch(self, trial: Any, ignore_keys: Any) -> None:
-        """A crash after the checkpoint of an epoch's last step has cost the evaluation that follows it."""
-        if self.args.eval_strategy == "epoch" and self.eval_loss_at(self.state.global_step) is None:
-            self._evaluate(trial, ignore_keys)
+    def _missed_evaluation(self, epoch_began: bool) -> bool:
+        """A crash after the checkpoint of a step costs the evaluation that follows it, and a stop cuts it short."""
+        step, how = self.state.global_step, self.args.eval_strategy
+        due = (how == "epoch" and epoch_began) or (how == "steps" and step % self.args.eval_steps == 0)
+        return due and self.eval_loss_at(step) is None
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         assert self.resumed is not None
@@ -164,6 +171,10 @@ class ShardedSFTTrainer(SFTTrainer):
         self.model.eval()
         total = torch.zeros(2, dtype=torch.float64)  # summed loss, supervised tokens
         for inputs in dataloader:
+            if self.stop_evaluating():
+                self.model.train(was_training)
+                raise EvaluationStopped
+            self.callback_handler.on_prediction_step(self.args, self.state, self.control)
             inputs.pop(REAL_TOKENS)
             inputs = self._prepare_inputs(inputs)
             one = torch.ones((), device=self.args.device)
@@ -182,6 +193,15 @@ class ShardedSFTTrainer(SFTTrainer):
             metrics={f"{metric_key_prefix}_loss": loss_per_token, f"{metric_key_prefix}_tokens": int(total[1])},
             num_samples=len(dataloader.dataset),
         )
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        """As TRL does; one that is cut short because the run stops gives no result, and never the best one."""
+        try:
+            metrics: dict[str, float] = super().evaluate(*args, **kwargs)
+        except EvaluationStopped:
+            self.control.should_training_stop = self.control.should_save = True
+            return {"eval_loss": math.inf}
+        return metrics
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         """Everything, through our store. The stock way pickles rank 0's shard of the optimizer."""
@@ -234,3 +254,8 @@ class StopAtStep(TrainerCallback):
     def on_epoch_end(self, args: Any, state: Any, control: TrainerControl, **_: Any) -> None:
         if self.stopped and not float(state.epoch).is_integer():
             control.should_evaluate = control.should_save = False  # the loop says "epoch end", but it was cut short
+
+    def now(self) -> bool:
+        """Asked between the batches of an evaluation, by every rank."""
+        self.stopped = self.stopped or self.processes.agree(self.stop.requested)
+        return self.stopped

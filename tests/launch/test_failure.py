@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from shardtune.errors import ShardtuneError, UserInputError
-from shardtune.launch.failure import ERRORS_VARIABLE, first_failure, render, report_failure
+from shardtune.launch.failure import ERRORS_VARIABLE, kind_of, read_records, render, report_failure
 
 MISTAKE = UserInputError("The file is missing.", why="It was moved.", fix="Move it back.")
 
@@ -53,41 +53,48 @@ def test_with_a_launcher_the_worker_is_silent_and_the_launcher_tells(
 ) -> None:
     assert report_failure(MISTAKE, 1) == 2
     assert capsys.readouterr().err == ""
-    assert first_failure(folder) == (render(MISTAKE), 2)
+    (record,) = read_records(folder)
+    assert (record["rank"], record["kind"], record["text"], record["exit_code"]) == (1, "mistake", render(MISTAKE), 2)
 
 
-def test_the_error_that_came_first_is_told_not_its_echo(folder: Path) -> None:
-    assert report_failure(crash("the cause"), 2) == 1
-    report_failure(crash("connection closed by peer"), 0)
-    told = first_failure(folder)
-    assert told is not None
-    assert told[0].startswith("rank 2 failed first:\nTraceback")
-    assert "the cause" in told[0]
-    assert "connection closed" not in told[0]
-
-
-def test_a_mistake_all_ranks_see_is_told_once(folder: Path) -> None:
-    for rank in range(3):
-        report_failure(MISTAKE, rank)
-    assert first_failure(folder) == (render(MISTAKE), 2)
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (MISTAKE, "mistake"),
+        (ShardtuneError("the loss is nan"), "answer"),
+        (ValueError("boom"), "error"),
+        (RuntimeError("boom"), "error"),
+        (OSError("connection refused"), "error"),
+        (
+            RuntimeError(
+                "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [::1]:1"
+            ),
+            "echo",
+        ),
+        (RuntimeError("NCCL error: remote process exited or there was a network error"), "echo"),
+        (RuntimeError("[enforce fail] Timed out waiting 30000ms for recv operation to complete"), "echo"),
+    ],
+)
+def test_what_a_rank_says_about_others_is_told_from_what_it_did_itself(error: Exception, kind: str) -> None:
+    assert kind_of(error) == kind
 
 
 def test_a_folder_without_reports_tells_nothing(tmp_path: Path) -> None:
     (tmp_path / "rank0.tmp").write_text('{"half')
-    assert first_failure(tmp_path) is None
+    assert read_records(tmp_path) == []
 
 
 @pytest.mark.parametrize("text", ["größe 👍", "bad name \udcff", "two\nlines\x00"])
 def test_any_text_survives_the_way_to_the_launcher(folder: Path, text: str) -> None:
     report_failure(ShardtuneError(text), 0)
-    assert first_failure(folder) == (f"error: {text}", 1)
+    assert [record["text"] for record in read_records(folder)] == [f"error: {text}"]
 
 
 def test_a_report_is_valid_json_and_nothing_else_is_left(folder: Path) -> None:
     report_failure(crash(), 5)
     assert [path.name for path in folder.iterdir()] == ["rank5.json"]
     record = json.loads((folder / "rank5.json").read_text())
-    assert (record["rank"], record["known"], record["exit_code"]) == (5, False, 1)
+    assert (record["rank"], record["kind"], record["exit_code"]) == (5, "error", 1)
 
 
 def test_a_launcher_that_is_gone_does_not_hide_the_error(

@@ -120,11 +120,13 @@ def test_two_pods_of_a_trainjob_become_two_nodes(
     assert losses(config.parent) == pytest.approx(expected, rel=1e-6)
 
 
-def start_long_run(config: Path, environment: dict[str, str], nproc: int) -> tuple[subprocess.Popen[str], Path]:
+def start_long_run(
+    config: Path, environment: dict[str, str], nproc: int, *more: str
+) -> tuple[subprocess.Popen[str], Path]:
     """A run that would take for ever, with its first step behind it."""
     process = subprocess.Popen(
         [sys.executable, "-m", "shardtune", "train", str(config), "--nproc", str(nproc), "--run-id", "long",
-         "-o", "train.max_steps=100000"],
+         "-o", "train.max_steps=100000", *more],
         env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
     folder = config.parent / "runs" / "long"
@@ -139,11 +141,11 @@ def start_long_run(config: Path, environment: dict[str, str], nproc: int) -> tup
 
 
 @pytest.mark.parametrize(
-    ("number", "nproc", "whole_group"),
-    [(signal.SIGINT, 2, True), (signal.SIGINT, 1, False), (signal.SIGTERM, 2, False)],
+    ("number", "nproc", "whole_group", "code"),
+    [(signal.SIGINT, 2, True, 130), (signal.SIGINT, 1, False, 130), (signal.SIGTERM, 2, False, 75)],
 )
 def test_a_signal_stops_after_the_step_and_keeps_what_was_learnt(
-    config: Path, environment: dict[str, str], number: signal.Signals, nproc: int, whole_group: bool
+    config: Path, environment: dict[str, str], number: signal.Signals, nproc: int, whole_group: bool, code: int
 ) -> None:
     """Ctrl-C in a terminal reaches the whole process group; `kill` the launcher alone."""
     process, folder = start_long_run(config, environment, nproc)
@@ -152,7 +154,7 @@ def test_a_signal_stops_after_the_step_and_keeps_what_was_learnt(
         out, err = process.communicate(timeout=60)
     finally:
         process.kill()
-    assert process.returncode == 128 + number, err
+    assert process.returncode == code, err
     assert "Stopped on request after step" in out
     assert "Traceback" not in err
     (checkpoint,) = (folder / "checkpoints").glob("step-*")
@@ -175,6 +177,23 @@ def test_a_worker_that_is_killed_ends_the_run_and_says_so(config: Path, environm
     assert process.returncode == 137, err
     assert "Rank 1 was killed by signal 9 (SIGKILL)" in err and "memory" in err
     assert "Traceback" not in err
+    assert_gone(folder)
+
+
+@pytest.mark.slow
+def test_a_worker_that_hangs_ends_the_run_and_leaves_its_stack(config: Path, environment: dict[str, str]) -> None:
+    process, folder = start_long_run(config, environment, 2, "-o", "parallel.step_timeout_minutes=0.1")
+    try:
+        os.kill(worker_pids(folder)[1], signal.SIGSTOP)
+        _, err = process.communicate(timeout=100)
+    finally:
+        process.kill()
+    assert process.returncode == 76, err
+    assert "Rank 1 was stopped (SIGSTOP or a debugger)" in err and "Rank 0 waited for it." in err
+    assert "Traceback" not in err
+    assert "training_step" in (folder / "crash" / "rank-0.txt").read_text()
+    assert "transformers" in (folder / "crash" / "rank-1.txt").read_text()
+    assert events(folder, "no_progress")[0]["kind"] == "waiting"
     assert_gone(folder)
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from shardtune.errors import UserInputError
-from shardtune.launch.place import Node, Worker, read_place
+from shardtune.launch.place import Asked, Node, Worker, first_host, read_place
 
 MASTER = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
 
@@ -125,3 +125,55 @@ def test_a_changing_number_of_nodes_is_refused() -> None:
     problem = refusal(PET_NNODES="1:4")
     assert "PET_NNODES is 1:4" in problem.what
     assert "one number" in problem.fix
+
+
+def test_the_command_line_says_which_node_this_is() -> None:
+    asked = Asked(nnodes=3, node_rank=2, master_addr="10.0.0.1", master_port=1234)
+    assert read_place({}, asked) == Node(3, 2, "10.0.0.1", 1234)
+    assert read_place({}, Asked(nnodes=3, node_rank=0, master_addr="m")) == Node(3, 0, "m", 29500)
+
+
+def test_what_the_command_line_leaves_out_comes_from_the_scheduler() -> None:
+    environ = {"MASTER_ADDR": "m", "MASTER_PORT": "77", "SLURM_NODEID": "1"}
+    assert read_place(environ, Asked(nnodes=2)) == Node(2, 1, "m", 77)
+    assert read_place(environ, Asked(nnodes=2, node_rank=0, master_port=5)) == Node(2, 0, "m", 5)
+
+
+def test_the_workers_of_our_own_launcher_do_not_take_their_command_line_for_a_launch() -> None:
+    worker = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", **MASTER}
+    assert read_place(worker, Asked(nnodes=2, node_rank=1, master_addr="m")) == Worker(3, 4, 1)
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        (Asked(node_rank=1), "need --nnodes"),
+        (Asked(nnodes=2, master_addr="m"), "needs --node-rank"),
+        (Asked(nnodes=2, node_rank=1), "needs --master-addr"),
+        (Asked(nnodes=2, node_rank=2, master_addr="m"), "--node-rank is 2, --nnodes is 2"),
+    ],
+)
+def test_half_of_what_a_node_needs_is_refused_by_name(asked: Asked, words: str) -> None:
+    with pytest.raises(UserInputError) as caught:
+        read_place({}, asked)
+    assert words in caught.value.what
+
+
+SLURM = {"SLURM_STEP_NUM_NODES": "3", "SLURM_NODEID": "1", "SLURM_STEP_NODELIST": "gpu[03-05]"}
+
+
+def test_a_task_of_srun_is_a_node_and_the_first_host_is_the_master() -> None:
+    assert read_place(SLURM) == Node(3, 1, "gpu03", 29500)
+    assert read_place({**SLURM, "MASTER_ADDR": "m", "MASTER_PORT": "7"}) == Node(3, 1, "m", 7)
+
+
+def test_several_tasks_of_srun_on_a_node_are_refused_with_the_option_to_use() -> None:
+    assert "--ntasks-per-node=1" in refusal(**SLURM, SLURM_STEP_NUM_TASKS="24").fix
+
+
+@pytest.mark.parametrize(
+    ("nodelist", "first"),
+    [("a", "a"), ("a,b", "a"), ("n[3-5]", "n3"), ("n[07,9],m2", "n07"), ("a1,n[3-5]", "a1"), ("r[1-2]x,b", "r1x")],
+)
+def test_the_first_of_slurms_shortened_list(nodelist: str, first: str) -> None:
+    assert first_host(nodelist) == first

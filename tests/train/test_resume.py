@@ -54,7 +54,7 @@ def assert_same(folder: Path, undisturbed: Path) -> None:
 @pytest.mark.parametrize("step", [1, 3, 5])  # mid-epoch and between two log lines; an epoch's end; the second epoch
 def test_a_run_stopped_on_request_goes_on_to_the_same_bits(config: Path, undisturbed: Path, step: int) -> None:
     name = f"stopped{step}"
-    assert run(config, run_id=name, stop_at=step) == 143
+    assert run(config, run_id=name, stop_at=step) == 75
     folder = config.parent / "runs" / name
     assert CheckpointStore(folder / "checkpoints", None).steps()[-1] == step
     assert run(config, run_id=name) == 0
@@ -108,7 +108,7 @@ def test_what_an_epochs_end_brings_is_not_lost(config: Path) -> None:
 def test_plain_sgd_has_nothing_to_remember_and_goes_on_too(config: Path) -> None:
     sgd = ("train.optim=sgd", "train.max_steps=4", "train.learning_rate=1.0")
     assert run(config, *sgd, run_id="sgd-whole") == 0
-    assert run(config, *sgd, run_id="sgd", stop_at=3) == 143
+    assert run(config, *sgd, run_id="sgd", stop_at=3) == 75
     assert run(config, *sgd, run_id="sgd") == 0
     assert_same(config.parent / "runs" / "sgd", config.parent / "runs" / "sgd-whole")
 
@@ -133,7 +133,7 @@ def test_a_damaged_checkpoint_is_named_set_aside_and_the_one_before_used(
 
 
 def test_with_every_checkpoint_damaged_nothing_starts_over_silently(config: Path) -> None:
-    assert run(config, run_id="ruined", stop_at=1) == 143
+    assert run(config, run_id="ruined", stop_at=1) == 75
     (config.parent / "runs/ruined/checkpoints/step-000001/trainer.json").write_text("{}")
     with pytest.raises(ShardtuneError, match=r"(?s)Every checkpoint.*trainer.json: truncated.*--resume never"):
         run(config, run_id="ruined")
@@ -235,7 +235,7 @@ def test_the_best_is_loaded_at_the_end_also_when_it_was_found_before_the_interru
 
 
 def test_a_changed_config_is_told_or_refused(config: Path, toy_data: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(config, run_id="changed", stop_at=2) == 143
+    assert run(config, run_id="changed", stop_at=2) == 75
     folder = config.parent / "runs" / "changed"
     record = [(folder / name).read_text() for name in ("run.json", "config.yaml")]
     latest = "train.resume=latest"
@@ -259,7 +259,7 @@ def test_a_changed_config_is_told_or_refused(config: Path, toy_data: Path, capsy
 def test_other_rows_under_the_same_name_are_refused(config: Path, toy_data: Path, tmp_path: Path) -> None:
     rows = shutil.copytree(toy_data, tmp_path / "rows")
     here = f"data.dataset_name_or_path={rows}"
-    assert run(config, here, run_id="rows", stop_at=1) == 143
+    assert run(config, here, run_id="rows", stop_at=1) == 75
     file = rows / "train.jsonl"
     file.write_text(file.read_text().replace("w01", "w02"))
     with pytest.raises(UserInputError, match="the same settings give other rows"):
@@ -283,7 +283,7 @@ def test_a_finished_run_is_not_continued_but_can_be_made_longer(
 
 def test_a_run_that_is_alive_is_not_joined(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_module, "_LEASE_SECONDS", 0.0)
-    assert run(config, run_id="alive", stop_at=1) == 143
+    assert run(config, run_id="alive", stop_at=1) == 75
     lease = Lease.take(config.parent / "runs" / "alive" / LEASE)
     assert lease is not None
     with pytest.raises(UserInputError, match=rf"(?s)being trained right now.*process {os.getpid()}"):

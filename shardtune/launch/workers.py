@@ -1,0 +1,197 @@
+"""How are the processes of this node? Started here, asked, signalled, examined when they hang, ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from shardtune.launch.exit_codes import stop_signal
+from shardtune.launch.failure import ERRORS_VARIABLE, read_records
+from shardtune.launch.findings import Finding
+
+LAUNCHER_VARIABLE = "SHARDTUNE_LAUNCHER_PID"
+STORE_VARIABLE = "SHARDTUNE_STORE_PREFIX"  # the launcher's store is the ranks' too; each attempt has keys of its own
+_LATE = 5.0  # seconds past its deadline after which a rank's own watchdog is taken to be stuck as well
+_DUMP_SECONDS = 3.0  # for a rank to write its stacks when asked
+
+
+@dataclass(frozen=True)
+class Seat:
+    """Which ranks of which run this node starts, and where all ranks meet."""
+
+    attempt: int
+    node: int
+    nnodes: int
+    first_rank: int
+    nproc: int
+    world_size: int
+    master_addr: str
+    master_port: int
+    host: str
+
+
+class LocalWorkers:
+    """The processes of this node in one attempt. `folder` is where they leave their records for this launcher."""
+
+    def __init__(self, command: list[str], seat: Seat, folder: Path, environ: Mapping[str, str]) -> None:
+        self.seat, self.folder = seat, folder
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        self._ended: dict[int, float] = {}  # when a rank was first seen to be gone
+        self._examined: dict[int, Finding] = {}
+        for local in range(seat.nproc):
+            rank = seat.first_rank + local
+            # A process group of its own: Ctrl-C reaches it once, through us, and its data loaders end with it.
+            self._processes[rank] = subprocess.Popen(
+                command, env={**environ, **self._environment(local)}, process_group=0
+            )
+
+    def _environment(self, local: int) -> dict[str, str]:
+        seat = self.seat
+        return {
+            "RANK": str(seat.first_rank + local), "WORLD_SIZE": str(seat.world_size), "LOCAL_RANK": str(local),
+            "LOCAL_WORLD_SIZE": str(seat.nproc), "GROUP_RANK": str(seat.node), "MASTER_ADDR": seat.master_addr,
+            "MASTER_PORT": str(seat.master_port), STORE_VARIABLE: f"attempt{seat.attempt}",
+            ERRORS_VARIABLE: str(self.folder), LAUNCHER_VARIABLE: str(os.getpid()),
+        }  # fmt: skip
+
+    def codes(self) -> dict[int, int]:
+        """Exit codes of the ranks that have ended (negative: by a signal)."""
+        found = {rank: code for rank, process in self._processes.items() if (code := process.poll()) is not None}
+        for rank in found:
+            self._ended.setdefault(rank, time.time())
+        return found
+
+    def send(self, number: int) -> None:
+        """Hand a signal on to every rank that lives."""
+        for process in self._processes.values():
+            if process.poll() is None:
+                process.send_signal(number)
+
+    def hung(self) -> list[int]:
+        """Ranks whose deadline is long past, or whose own watchdog has not run for as long."""
+        codes, now = self.codes(), time.monotonic()
+        return [rank for rank in self._processes if rank not in codes and self._is_hung(self._state(rank), now)]
+
+    def _is_hung(self, state: dict[str, Any], now: float) -> bool:
+        if not state:  # not even its watchdog has begun: imports
+            return False
+        limit = state["limit"] if state["limit"] is not None else state["silence"]
+        overdue = state["limit"] is not None and now - state["since"] > limit + _LATE
+        return bool(overdue or now - state["alive"] > limit + _LATE)
+
+    def findings(self) -> list[Finding]:
+        """What is known of every rank that has not ended well. Ranks that still run are examined, not ended."""
+        codes = self.codes()
+        records = {record["rank"]: record for record in read_records(self.folder)}
+        found = [finding for rank in self._processes if (finding := self._finding(rank, codes, records.get(rank)))]
+        return sorted(found, key=lambda finding: finding.time)
+
+    def _finding(self, rank: int, codes: dict[int, int], record: dict[str, Any] | None) -> Finding | None:
+        state = self._state(rank)
+        doing = str(state.get("doing", ""))
+        if record is not None:
+            stack = str(Path(state["folder"]) / "crash" / f"rank-{rank}.txt") if state.get("folder") else ""
+            return self._found(
+                rank, record["kind"], record["time"], text=record["text"], exit_code=record["exit_code"],
+                doing=record["doing"] or doing, stack=stack,
+            )  # fmt: skip
+        if rank in codes:
+            code = codes[rank]
+            if code == 0 or stop_signal(code) is not None:
+                return None
+            if code < 0:
+                return self._found(rank, "killed", self._ended[rank], exit_code=128 - code, doing=doing)
+            return self._found(rank, "exited", self._ended[rank], exit_code=code, doing=doing)
+        return self._examined.get(rank) or self._examine(rank, state)
+
+    def _found(self, rank: int, kind: str, when: float, **more: Any) -> Finding:
+        return Finding(kind, when, self.seat.node, self.seat.host, rank, **more)
+
+    def _examine(self, rank: int, state: dict[str, Any]) -> Finding | None:
+        """Is a rank that lives the one the others wait for? A stopped one certainly; a silent one, too."""
+        process = self._processes[rank]
+        letter, sleeping = _kernel_view(process.pid)
+        now = time.monotonic()
+        silent_for = now - state["alive"] if state else 0.0
+        stopped = letter in ("T", "t")
+        if not stopped and silent_for < _LATE and not self._is_hung(state, now):
+            return None
+        since = time.time() - silent_for
+        stack = self._ask_for_stacks(rank, state, f"kernel state {letter}, waiting in {sleeping}")
+        text = f"Its watchdog was last heard of {silent_for:.0f} s ago (kernel state {letter}, waiting in {sleeping})."
+        self._examined[rank] = self._found(
+            rank, "stopped" if stopped else "silent", since, text=text, doing=str(state.get("doing", "")), stack=stack
+        )
+        return self._examined[rank]
+
+    def _ask_for_stacks(self, rank: int, state: dict[str, Any], seen: str) -> str:
+        """The stacks of a rank that does not watch itself any more. faulthandler answers even while Python's lock is
+        held; a stopped process has to be woken for it, and does nothing else: it is ended right after."""
+        source = self.folder / f"stacks-rank{rank}.txt"
+        if not state.get("folder") or not source.exists():
+            return ""
+        process = self._processes[rank]
+        process.send_signal(signal.SIGUSR2)  # pending until it is woken, and handled before anything else
+        process.send_signal(signal.SIGCONT)
+        deadline = time.monotonic() + _DUMP_SECONDS
+        size = -1
+        while time.monotonic() < deadline and (size <= 0 or source.stat().st_size != size):
+            size = source.stat().st_size
+            time.sleep(0.2)
+        self._kill(process)
+        target = Path(state["folder"]) / "crash" / f"rank-{rank}.txt"
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with source.open(encoding="utf-8", errors="replace") as got, target.open("w", encoding="utf-8") as file:
+            file.write(f"rank {rank}, {state['doing']}, examined by its launcher: {seen}\n")
+            if not size:
+                file.write("It wrote no stacks when asked: its main thread does not leave the kernel.\n")
+            shutil.copyfileobj(got, file)
+        return str(target)
+
+    def folder_of_run(self) -> Path | None:
+        """Where the ranks write, once one of them has said so."""
+        for rank in self._processes:
+            if said := self._state(rank).get("folder"):
+                return Path(said)
+        return None
+
+    def kill(self) -> None:
+        """End every process of this node, with its data loaders, and wait until they are gone."""
+        for process in self._processes.values():
+            self._kill(process)
+        for process in self._processes.values():
+            process.wait()
+        self.codes()
+
+    def _kill(self, process: subprocess.Popen[bytes]) -> None:
+        try:
+            os.killpg(process.pid, signal.SIGKILL)
+        except ProcessLookupError:  # gone, and its data loaders with it
+            return
+
+    def _state(self, rank: int) -> dict[str, Any]:
+        """What the rank's watchdog wrote last; empty before it has begun."""
+        try:
+            state: dict[str, Any] = json.loads((self.folder / f"alive-rank{rank}.json").read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return {}
+        return state
+
+
+def _kernel_view(pid: int) -> tuple[str, str]:
+    """State letter (R, S, D, T stopped, Z) and the kernel function a process sleeps in, where the kernel tells."""
+    letter, sleeping = "?", "an unknown place"
+    try:
+        letter = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rsplit(")", 1)[1].split()[0]
+        sleeping = Path(f"/proc/{pid}/wchan").read_text(encoding="ascii").strip("0\n") or sleeping
+    except (OSError, IndexError):
+        pass
+    return letter, sleeping

@@ -1,0 +1,195 @@
+"""Does this rank get on? A thread that knows what the rank is doing, since when, and how long that may take."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from shardtune.launch.exit_codes import LOST, NO_PROGRESS
+from shardtune.launch.failure import ERRORS_VARIABLE, leave_record, three_parts, write_json
+from shardtune.launch.workers import LAUNCHER_VARIABLE
+
+if TYPE_CHECKING:
+    from shardtune.config.schema import ParallelSection
+    from shardtune.observe.events import EventLog
+
+_INTERVAL = 0.5  # seconds between two looks
+DUMP_SIGNAL = signal.SIGUSR2  # the launcher asks for the stacks of a rank whose own watchdog does not run
+CRASH_FOLDER = "crash"
+
+# What a rank may be doing, and which of the limits it is held to. Preparing data has none: one process works as long as
+# the data is large while the others wait for its file; that it lives is watched all the same.
+STARTING = "starting"
+JOINING = "joining the other ranks"
+PREPARING = "preparing data"
+LOADING = "loading the model"
+BATCH = "reading a batch of data"
+STEP = "computing a step"
+EVALUATING = "evaluating"
+SAVING = "saving a checkpoint"
+ENDING = "writing the final adapter"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Seconds without progress that are too many."""
+
+    load: float
+    step: float
+    checkpoint: float
+
+    @classmethod
+    def of(cls, section: ParallelSection) -> Limits:
+        return cls(
+            load=60 * section.load_timeout_minutes,
+            step=60 * section.step_timeout_minutes,
+            checkpoint=60 * section.checkpoint_timeout_minutes,
+        )
+
+    def of_phase(self, phase: str) -> float | None:
+        return {
+            STARTING: self.load, JOINING: self.load, PREPARING: None, LOADING: self.load, BATCH: self.step,
+            STEP: self.step, EVALUATING: self.step, SAVING: self.checkpoint, ENDING: self.checkpoint,
+        }[phase]  # fmt: skip
+
+    @property
+    def longest(self) -> float:
+        return max(self.load, self.step, self.checkpoint)
+
+
+class Watchdog:
+    """Ends this process when its main thread has made no progress for longer than its phase allows.
+
+    The main thread says what it begins (`enter`) and that it moves (`beat`). The thread writes both where the launcher
+    can see them, twice a second; that it stops doing so tells the launcher of a process that is stopped or hangs in
+    code that holds Python's lock. On a passed deadline it writes the stacks of all threads and what torch's flight
+    recorder holds to `<run>/crash/`, an event, a record for the launcher, and leaves with a code of its own.
+    """
+
+    def __init__(self, rank: int, limits: Limits, environ: Mapping[str, str] = os.environ) -> None:
+        self.rank, self.limits = rank, limits
+        self._phase, self._step, self._since = STARTING, 0, time.monotonic()
+        self._folder: Path | None = None
+        self._events: EventLog | None = None
+        errors = environ.get(ERRORS_VARIABLE)
+        self._errors = Path(errors) if errors else None
+        self._launcher = int(environ[LAUNCHER_VARIABLE]) if LAUNCHER_VARIABLE in environ else None
+        self._main = threading.main_thread().ident
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="shardtune-watchdog", daemon=True)
+
+    def __enter__(self) -> Watchdog:
+        if self._errors is not None:
+            self._stacks = (self._errors / f"stacks-rank{self.rank}.txt").open("w", encoding="utf-8")
+            faulthandler.register(DUMP_SIGNAL, file=self._stacks, all_threads=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._tell_launcher()  # what it was doing last, for the record of an exception
+        if self._errors is not None:
+            faulthandler.unregister(DUMP_SIGNAL)
+            self._stacks.close()
+
+    def write_to(self, folder: Path, events: EventLog) -> None:
+        """Where a crash is written down, from now on."""
+        self._folder, self._events = folder, events
+
+    def enter(self, phase: str, step: int | None = None) -> None:
+        """The main thread begins something."""
+        self._phase = phase
+        self.beat(step)
+
+    def beat(self, step: int | None = None) -> None:
+        """The main thread moves."""
+        self._step = self._step if step is None else step
+        self._since = time.monotonic()
+
+    @property
+    def doing(self) -> str:
+        return self._phase + (f" (step {self._step})" if self._phase in (BATCH, STEP, EVALUATING, SAVING) else "")
+
+    def _watch(self) -> None:
+        self._tell_launcher()
+        while not self._ended.wait(_INTERVAL):
+            self._tell_launcher()
+            if self._launcher is not None and os.getppid() != self._launcher:
+                print(f"rank {self.rank}: the launcher is gone, so this process ends.", file=sys.stderr, flush=True)
+                os._exit(LOST)
+            limit = self.limits.of_phase(self._phase)
+            if limit is not None and time.monotonic() - self._since > limit:
+                self._give_up(limit)
+
+    def _tell_launcher(self) -> None:
+        if self._errors is not None:
+            state = {
+                "pid": os.getpid(), "doing": self.doing, "alive": time.monotonic(), "since": self._since,
+                "limit": self.limits.of_phase(self._phase), "silence": self.limits.longest,
+                "folder": str(self._folder) if self._folder else "",
+            }  # fmt: skip
+            write_json(self._errors / f"alive-rank{self.rank}.json", state)
+
+    def _give_up(self, limit: float) -> None:
+        """Runs in the watchdog's thread; the main thread is still wherever it hangs."""
+        doing, stack = self.doing, self._main_stack()
+        where = self._dump()
+        waits = _waits_for_others(stack)
+        last = stack[-1] if stack else None
+        text = f"No progress for {limit:.0f} s" + (
+            f", in {last.name} ({last.filename}:{last.lineno})." if last else "."
+        )
+        kind = "waiting" if waits and self._phase != BATCH else "stalled"
+        if self._events is not None:
+            self._events.write("no_progress", doing=doing, limit_seconds=limit, kind=kind, text=text, stacks=where)
+        if not leave_record(self.rank, kind, text, NO_PROGRESS, doing):
+            said = "waited for other ranks" if kind == "waiting" else "hung"
+            print(three_parts(f"Rank {self.rank} {said} while {doing}.", text, f"Its stack: {where}"), file=sys.stderr)
+        sys.stderr.flush()
+        os._exit(NO_PROGRESS)
+
+    def _main_stack(self) -> list[traceback.FrameSummary]:
+        frame = sys._current_frames().get(self._main or 0)
+        return list(traceback.extract_stack(frame)) if frame is not None else []
+
+    def _dump(self) -> str:
+        """Stacks of all threads, and NCCL's flight recorder; returns the file."""
+        folder = self._folder / CRASH_FOLDER if self._folder else self._errors
+        if folder is None:
+            faulthandler.dump_traceback(all_threads=True)
+            return "above"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            target = folder / f"rank-{self.rank}.txt"
+            with target.open("w", encoding="utf-8") as file:
+                file.write(f"rank {self.rank}, {self.doing}, {time.strftime('%Y-%m-%d %H:%M:%S')}\n")
+                file.flush()
+                faulthandler.dump_traceback(file=file, all_threads=True)
+            (folder / f"rank-{self.rank}-collectives.json").write_bytes(_flight_recorder())
+        except OSError as error:
+            return f"not written ({error.strerror})"
+        return str(target)
+
+
+def _waits_for_others(stack: list[traceback.FrameSummary]) -> bool:
+    """Is the innermost code that of torch's collectives?"""
+    return any("torch/distributed/" in frame.filename for frame in stack[-6:])
+
+
+def _flight_recorder() -> bytes:
+    """The last collectives of this rank as torch's recorder kept them (JSON); empty where torch has none."""
+    from torch._C import _distributed_c10d
+
+    for name in ("_dump_fr_trace_json", "_dump_nccl_trace_json"):  # today's name, and that of torch 2.11
+        if hasattr(_distributed_c10d, name):
+            return bytes(getattr(_distributed_c10d, name)())
+    return b"{}"
