@@ -2,66 +2,57 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import time
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-import datasets
 import torch
 import torch.distributed as dist
-from rich.console import Console
 from rich.markup import escape
 from transformers import PrinterCallback, set_seed
-from transformers.utils import logging as transformers_logging
 
-from shardtune import __version__
 from shardtune.adapters.lora import add_lora
 from shardtune.checkpoint.adapter import gather_adapter, put_adapter, read_adapter, write_adapter
 from shardtune.checkpoint.changes import identity
 from shardtune.checkpoint.store import CheckpointStore, publish
 from shardtune.checkpoint.wrapper import write_for_wrapper
-from shardtune.config import ResolvedConfig, render_yaml
-from shardtune.config.redact import redacted, redacted_settings
+from shardtune.config import ResolvedConfig
+from shardtune.config.redact import redacted_settings
 from shardtune.data.checks import enforce, refusals_and_warnings
 from shardtune.data.collate import Collator
 from shardtune.data.order import Documents
 from shardtune.data.prepare import PreparedSet, prepare
-from shardtune.errors import ShardtuneError, UserInputError
+from shardtune.errors import ShardtuneError
 from shardtune.launch.exit_codes import INTERRUPTED, PREEMPTED
-from shardtune.launch.meeting import Facts, differences, digests, versions
-from shardtune.launch.run_folder import FOLDER_VARIABLE
-from shardtune.launch.which_run import CHECKPOINTS, LEASE, choose_run, record_finish, record_start
-from shardtune.launch.workers import STORE_VARIABLE
-from shardtune.lease import Lease, owner
+from shardtune.launch.which_run import CHECKPOINTS, record_finish
 from shardtune.model.blueprint import draw_up
 from shardtune.model.load import load_tokenizer
 from shardtune.model.quantized import hold_in_fp8
-from shardtune.observe import environment, summary
-from shardtune.observe.events import EventLog
+from shardtune.observe import summary
 from shardtune.observe.loading import LoadingProgress
 from shardtune.observe.preparing import PreparingProgress
 from shardtune.observe.profile import StepProfile
 from shardtune.observe.progress import ProgressCallback
-from shardtune.parallel.processes import Processes, join
+from shardtune.parallel.processes import join
 from shardtune.parallel.shard import shard_model
 from shardtune.plan.steps import TrainingMath, training_math
+from shardtune.train.account import introduce, take_over, tell_end, tell_notices, tell_plan, tell_resume, write_config
 from shardtune.train.choices import (
     FLAT_ATTENTION,
     fp8_blocks,
     settle_autos,
     settle_packing,
     settle_precision,
-    slow_precision_notice,
 )
 from shardtune.train.interrupt import Grace, StopRequest, grace_seconds
 from shardtune.train.proof import ProofOfTraining
-from shardtune.train.resume import ResumePoint, resume_point
+from shardtune.train.resume import resume_point
 from shardtune.train.saving import CheckpointSaver, RunFacts, SaveWatch
+from shardtune.train.scene import Data, Scene, open_scene, refuse_different_nodes
 from shardtune.train.settings import check_trackers, trainer_settings
 from shardtune.train.step_watch import GraceWatch, ProgressWatch
 from shardtune.train.trainer import ShardedSFTTrainer, StopAtStep
@@ -72,39 +63,11 @@ if TYPE_CHECKING:
     from peft import PeftModel
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from shardtune.adapters.coverage import Coverage
     from shardtune.config.schema import RunConfig
     from shardtune.data.prepared import Prepared
     from shardtune.model.blueprint import Blueprint
     from shardtune.model.families.family import Wrapper
-    from shardtune.parallel.shard import Sharding
     from shardtune.train.weights import Way
-
-_LEASE_SECONDS = 15.0  # for the data workers of a run that was just killed to notice and let go
-
-
-@dataclass(frozen=True)
-class Data:
-    """What the steps of a run are made of: rows or packs of rows, and how a batch is laid out."""
-
-    train: Documents
-    val: Documents | None
-    collator: Collator
-
-    @property
-    def tokens(self) -> int:
-        return self.train.prepared.counts.tokens
-
-
-@dataclass(frozen=True)
-class Scene:
-    """What every step of a run needs: this rank's place, the run's folder, and where to speak and write."""
-
-    processes: Processes
-    folder: Path
-    console: Console  # quiet on all ranks but 0
-    events: EventLog
-    asked: RunConfig  # the config as it was given, before any `auto` was settled
 
 
 def train(resolved: ResolvedConfig, *, run_id: str | None = None, stop: StopRequest | None = None) -> int:
@@ -123,18 +86,18 @@ def train(resolved: ResolvedConfig, *, run_id: str | None = None, stop: StopRequ
             processes_here=int(os.environ.get("LOCAL_WORLD_SIZE", processes.world_size)),
         )
         config = resolved.config
-        scene = _open_scene(asked, processes, run_id, at_end)
-        _refuse_different_nodes(processes, asked)
+        scene = open_scene(asked, processes, run_id, at_end)
+        refuse_different_nodes(processes, asked)
         watchdog.write_to(scene.folder, scene.events)
         watchdog.enter(PREPARING)
-        _introduce(scene, resolved)
+        introduce(scene, resolved)
         checkpoint = find_checkpoint(config.model, processes)
         blueprint = draw_up(config.model, checkpoint.folder, checkpoint.stored)
         resolved = settle_precision(resolved, blueprint, processes)
         if resolved.config.model.base_precision == "fp8":
             hold_in_fp8(blueprint.model, fp8_blocks(blueprint))
         model, coverage, notices = add_lora(blueprint.model, config.lora, blueprint.family)
-        _tell_notices(scene, notices)
+        tell_notices(scene, notices)
         tokenizer = load_tokenizer(config.model, checkpoint.folder)
         prepared = _prepare_data(scene, config, tokenizer)
         watchdog.enter(LOADING)
@@ -143,11 +106,11 @@ def train(resolved: ResolvedConfig, *, run_id: str | None = None, stop: StopRequ
         config = resolved.config
         data = _lay_out(config, prepared, blueprint.model, tokenizer)
         math = training_math(config.train, rows=len(data.train), tokens=data.tokens, processes=processes.world_size)
-        _write_config(scene, resolved)
+        write_config(scene, resolved)
         set_seed(config.train.seed)
         compute_dtype = torch.bfloat16 if config.train.bf16 else None
         sharding = shard_model(model, config.parallel, processes.mesh, compute_dtype, blueprint.layer_class)
-        _tell_plan(scene, config, prepared, data, math, coverage, sharding)
+        tell_plan(scene, config, prepared, data, math, coverage, sharding)
         _load_weights(scene, config, model, blueprint, checkpoint.way, watchdog)
         facts = _facts(config, math, prepared)
         stop.wait_for_step()
@@ -157,53 +120,10 @@ def train(resolved: ResolvedConfig, *, run_id: str | None = None, stop: StopRequ
         return code
 
 
-def _refuse_different_nodes(processes: Processes, asked: RunConfig) -> None:
-    """Our launchers have compared their nodes before they started anything; under others the ranks do it."""
-    if processes.world_size == 1 or STORE_VARIABLE in os.environ:
-        return
-    mine = Facts(processes.rank, processes.world_size, 1, versions=versions(), settings=digests(asked))
-    everyone: list[Facts] = [mine] * processes.world_size
-    dist.all_gather_object(everyone, mine, group=processes.control)
-    lines = differences(everyone, "rank")
-    if lines:
-        raise UserInputError(
-            "The ranks do not run the same thing.",
-            why="; ".join(lines) + ".",
-            fix="Use one image and one config file on all nodes.",
-        )
-
-
 def _watched(config: RunConfig) -> Watchdog:
     watchdog = Watchdog(int(os.environ.get("RANK", "0")), Limits.of(config.parallel))
     watchdog.enter(JOINING)
     return watchdog
-
-
-def _open_scene(asked: RunConfig, processes: Processes, run_id: str | None, at_end: ExitStack) -> Scene:
-    """Agree on the run's folder (our launcher has chosen one; otherwise rank 0 does), and make it ours alone.
-
-    Args:
-        asked: The config as it was given: a run is found by it, whatever `auto` turns out to be here.
-    """
-    given = os.environ.get(FOLDER_VARIABLE)
-    console = Console(quiet=not processes.is_main)
-    chosen = ""
-    if given is None and processes.is_main:
-        choice = choose_run(asked, run_id)
-        console.print(choice.told, markup=False, highlight=False, soft_wrap=True, end="\n" if choice.told else "")
-        chosen = str(choice.folder)
-    folder = Path(given or processes.share_from_main(chosen))
-    folder.mkdir(parents=True, exist_ok=True)  # nodes may not share a disk
-    if processes.is_main:
-        lease = Lease.take(folder / LEASE, wait=_LEASE_SECONDS)
-        if lease is None:
-            raise UserInputError(
-                f"The run {folder.name} is being trained right now.",
-                why=f"{owner(folder / LEASE).capitalize()} holds {folder / LEASE}.",
-                fix="Wait for it, end it, or start another run beside it: --resume never.",
-            )
-        at_end.callback(lease.release)
-    return Scene(processes, folder, console, EventLog(folder, processes.rank), asked)
 
 
 def _facts(config: RunConfig, math: TrainingMath, prepared: PreparedSet) -> RunFacts:
@@ -220,45 +140,6 @@ def _facts(config: RunConfig, math: TrainingMath, prepared: PreparedSet) -> RunF
         },
         steps_per_epoch=math.steps_per_epoch,
     )
-
-
-def _introduce(scene: Scene, resolved: ResolvedConfig) -> None:
-    described = environment.describe()
-    scene.events.write("run_start", run=scene.folder.name, world_size=scene.processes.world_size, environment=described)
-    _write_config(scene, resolved)
-    if scene.processes.is_main:
-        (scene.folder / "environment.json").write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
-    config = resolved.config
-    _quieten_libraries(scene.console)
-    scene.console.print(f"[bold]shardtune[/] {__version__}  run {scene.folder.name}", highlight=False)
-    notices = [*resolved.notices, slow_precision_notice(config.model.torch_dtype, scene.processes.device.type)]
-    for notice in filter(None, notices):
-        scene.console.print(f"[yellow]notice[/] {escape(notice)}", highlight=False)
-    if resolved.verdicts:
-        from shardtune.config.accelerate_file import verdict_table
-
-        scene.console.print(verdict_table(resolved.verdicts))
-
-
-def _quieten_libraries(console: Console) -> None:
-    """Their bars and advice would stand between our lines; a bar for loading weights stays, on a terminal."""
-    datasets.disable_progress_bars()
-    transformers_logging.set_verbosity_error()
-    if console.quiet or not console.is_terminal:
-        transformers_logging.disable_progress_bar()
-
-
-def _write_config(scene: Scene, resolved: ResolvedConfig) -> None:
-    """Written at the start, and again when the last `auto` is settled; a run that goes on keeps its own until then."""
-    if scene.processes.is_main and not CheckpointStore(scene.folder / CHECKPOINTS, None).steps():
-        (scene.folder / "config.yaml").write_text(render_yaml(redacted(resolved)), encoding="utf-8")
-
-
-def _take_over(scene: Scene, resolved: ResolvedConfig) -> None:
-    """The run goes on under this config. Not earlier: one that is refused must change nothing."""
-    if scene.processes.is_main:
-        (scene.folder / "config.yaml").write_text(render_yaml(redacted(resolved)), encoding="utf-8")
-        record_start(scene.folder, scene.asked)
 
 
 def _prepare_data(scene: Scene, config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> PreparedSet:
@@ -312,13 +193,6 @@ def _lay_out(
     )
 
 
-def _tell_notices(scene: Scene, notices: list[str]) -> None:
-    """How lora.target_modules was understood, where that is not what its words say."""
-    for notice in notices:
-        scene.console.print(f"[yellow]notice[/] {escape(notice)}", highlight=False)
-        scene.events.write("notice", about="lora", text=notice)
-
-
 def _load_weights(
     scene: Scene, config: RunConfig, model: PeftModel, blueprint: Blueprint, way: Way, watchdog: Watchdog
 ) -> None:
@@ -335,34 +209,6 @@ def _load_weights(
     scene.events.write("weights", **asdict(loaded))
     for line in summary.weights_lines(loaded, blueprint):
         summary.say(scene.console, "weights", line)
-
-
-def _tell_plan(
-    scene: Scene,
-    config: RunConfig,
-    prepared: PreparedSet,
-    data: Data,
-    math: TrainingMath,
-    coverage: Coverage,
-    sharding: Sharding,
-) -> None:
-    batch, steps = summary.math_lines(math, "sequences" if config.train.packing else "rows")
-    frozen = coverage.total - coverage.trainable
-    compute = "bfloat16" if config.train.bf16 else config.model.torch_dtype
-    lines = {
-        "model": f"{config.model.model_name_or_path} ({frozen:,} parameters, computed in {compute})",
-        "data": summary.data_line(prepared.train.counts),
-        "format": f"{prepared.choice.name}: {prepared.choice.why}",
-        "eval": summary.data_line(prepared.val.counts) if prepared.val else "none (data.val_split is null)",
-        "packing": summary.packing_line(data.train, config.data.max_length),
-        "sharding": summary.sharding_line(sharding, scene.processes),
-        "batch": batch,
-        "steps": steps,
-    }
-    for label, text in lines.items():
-        summary.say(scene.console, label, text)
-    scene.console.print(summary.adapter_table(coverage))
-    scene.events.write("plan", math=asdict(math), adapters=asdict(coverage), sharding=asdict(sharding))
 
 
 def _train_and_save(
@@ -383,7 +229,7 @@ def _train_and_save(
     saver = CheckpointSaver(store, scene.processes, scene.console, scene.events, facts)
     resumed = resume_point(store, model, scene.processes, facts, math)
     if resumed is not None:
-        _take_over(scene, resolved)
+        take_over(scene, resolved)
     stopping = StopAtStep(stop, scene.processes)
     progress = ProgressCallback(scene.console, scene.events)
     profile = StepProfile(scene.console, scene.events, config.train.debug_freq)
@@ -416,7 +262,7 @@ def _train_and_save(
     progress.paused = lambda: trainer.paused_seconds
     if resumed is not None:
         progress.tokens_before = resumed.tokens
-        _tell_resume(scene, resumed, math)
+        tell_resume(scene, resumed, math)
     trainer.stop_evaluating = stopping.now
     torch.manual_seed(config.train.seed + scene.processes.rank)  # each rank its own dropout
     began = time.perf_counter()
@@ -438,29 +284,8 @@ def _train_and_save(
     if best is not None and best != trainer.state.global_step:
         _load_best(scene, model, store, best)
     _write_final(scene, model, wrapper, tokenizer)
-    _tell_end(scene, trainer, time.perf_counter() - began, best)
+    tell_end(scene, trainer, time.perf_counter() - began, best)
     return 0
-
-
-def _tell_resume(scene: Scene, resumed: ResumePoint, math: TrainingMath) -> None:
-    for line in resumed.damaged:
-        text = f"A checkpoint is damaged and was set aside. {line}"
-        scene.console.print(f"[bold red]warning[/] {escape(text)}", highlight=False, soft_wrap=True)
-        scene.events.write("warning", about="checkpoint", text=text)
-    epoch, done = divmod(resumed.step, math.steps_per_epoch)
-    place = f"step {resumed.step} of {math.steps} (epoch {epoch + 1}, {done} of {math.steps_per_epoch} steps done)"
-    summary.say(scene.console, "resume", f"{place}, from {resumed.path}")
-    for line in resumed.told:
-        summary.say(scene.console, "changed", line)
-    scene.events.write(
-        "resume",
-        step=resumed.step,
-        path=str(resumed.path),
-        world_size=scene.processes.world_size,
-        random_state="restored" if resumed.rng is not None else "new: another number of processes",
-        changes=list(resumed.told),
-        damaged=list(resumed.damaged),
-    )
 
 
 def _save_if_missing(scene: Scene, trainer: ShardedSFTTrainer) -> None:
@@ -506,24 +331,3 @@ def _write_final(scene: Scene, model: PeftModel, wrapper: Wrapper | None, tokeni
 
         publish(scene.folder / "final", fill)
     dist.barrier(group=scene.processes.control)
-
-
-def _tell_end(scene: Scene, trainer: ShardedSFTTrainer, seconds: float, best: int | None) -> None:
-    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-    eval_loss = trainer.eval_loss_at(best if best is not None else trainer.state.global_step)
-    scene.events.write(
-        "run_end",
-        status="done",
-        step=trainer.state.global_step,
-        seconds=round(seconds, 2),
-        loss=losses[-1] if losses else None,
-        eval_loss=eval_loss,
-        adapter=str(scene.folder / "final"),
-    )
-    text = f"{trainer.state.global_step} steps in {summary.clock(seconds)}"
-    if losses:
-        text += f", loss {losses[0]:.4f} → {losses[-1]:.4f}"
-    if eval_loss is not None:
-        text += f", eval loss {eval_loss:.4f}" + (f" (best, step {best})" if best is not None else "")
-    summary.say(scene.console, "done", text)
-    summary.say(scene.console, "adapter", str(scene.folder / "final"))

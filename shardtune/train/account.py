@@ -1,0 +1,146 @@
+"""What is said and written down around a training? The introduction, the plan, where it goes on, how it ended."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import datasets
+from rich.console import Console
+from rich.markup import escape
+from transformers.utils import logging as transformers_logging
+
+from shardtune import __version__
+from shardtune.checkpoint.store import CheckpointStore
+from shardtune.config import ResolvedConfig, render_yaml
+from shardtune.config.redact import redacted
+from shardtune.launch.which_run import CHECKPOINTS, record_start
+from shardtune.observe import environment, summary
+from shardtune.train.choices import slow_precision_notice
+from shardtune.train.scene import Data, Scene
+
+if TYPE_CHECKING:
+    from shardtune.adapters.coverage import Coverage
+    from shardtune.config.schema import RunConfig
+    from shardtune.data.prepare import PreparedSet
+    from shardtune.parallel.shard import Sharding
+    from shardtune.plan.steps import TrainingMath
+    from shardtune.train.resume import ResumePoint
+    from shardtune.train.trainer import ShardedSFTTrainer
+
+
+def introduce(scene: Scene, resolved: ResolvedConfig) -> None:
+    described = environment.describe()
+    scene.events.write("run_start", run=scene.folder.name, world_size=scene.processes.world_size, environment=described)
+    write_config(scene, resolved)
+    if scene.processes.is_main:
+        (scene.folder / "environment.json").write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
+    config = resolved.config
+    _quieten_libraries(scene.console)
+    scene.console.print(f"[bold]shardtune[/] {__version__}  run {scene.folder.name}", highlight=False)
+    notices = [*resolved.notices, slow_precision_notice(config.model.torch_dtype, scene.processes.device.type)]
+    for notice in filter(None, notices):
+        scene.console.print(f"[yellow]notice[/] {escape(notice)}", highlight=False)
+    if resolved.verdicts:
+        from shardtune.config.accelerate_file import verdict_table
+
+        scene.console.print(verdict_table(resolved.verdicts))
+
+
+def _quieten_libraries(console: Console) -> None:
+    """Their bars and advice would stand between our lines; a bar for loading weights stays, on a terminal."""
+    datasets.disable_progress_bars()
+    transformers_logging.set_verbosity_error()
+    if console.quiet or not console.is_terminal:
+        transformers_logging.disable_progress_bar()
+
+
+def write_config(scene: Scene, resolved: ResolvedConfig) -> None:
+    """Written at the start, and again when the last `auto` is settled; a run that goes on keeps its own until then."""
+    if scene.processes.is_main and not CheckpointStore(scene.folder / CHECKPOINTS, None).steps():
+        (scene.folder / "config.yaml").write_text(render_yaml(redacted(resolved)), encoding="utf-8")
+
+
+def take_over(scene: Scene, resolved: ResolvedConfig) -> None:
+    """The run goes on under this config. Not earlier: one that is refused must change nothing."""
+    if scene.processes.is_main:
+        (scene.folder / "config.yaml").write_text(render_yaml(redacted(resolved)), encoding="utf-8")
+        record_start(scene.folder, scene.asked)
+
+
+def tell_notices(scene: Scene, notices: list[str]) -> None:
+    """How lora.target_modules was understood, where that is not what its words say."""
+    for notice in notices:
+        scene.console.print(f"[yellow]notice[/] {escape(notice)}", highlight=False)
+        scene.events.write("notice", about="lora", text=notice)
+
+
+def tell_plan(
+    scene: Scene,
+    config: RunConfig,
+    prepared: PreparedSet,
+    data: Data,
+    math: TrainingMath,
+    coverage: Coverage,
+    sharding: Sharding,
+) -> None:
+    batch, steps = summary.math_lines(math, "sequences" if config.train.packing else "rows")
+    frozen = coverage.total - coverage.trainable
+    compute = "bfloat16" if config.train.bf16 else config.model.torch_dtype
+    lines = {
+        "model": f"{config.model.model_name_or_path} ({frozen:,} parameters, computed in {compute})",
+        "data": summary.data_line(prepared.train.counts),
+        "format": f"{prepared.choice.name}: {prepared.choice.why}",
+        "eval": summary.data_line(prepared.val.counts) if prepared.val else "none (data.val_split is null)",
+        "packing": summary.packing_line(data.train, config.data.max_length),
+        "sharding": summary.sharding_line(sharding, scene.processes),
+        "batch": batch,
+        "steps": steps,
+    }
+    for label, text in lines.items():
+        summary.say(scene.console, label, text)
+    scene.console.print(summary.adapter_table(coverage))
+    scene.events.write("plan", math=asdict(math), adapters=asdict(coverage), sharding=asdict(sharding))
+
+
+def tell_resume(scene: Scene, resumed: ResumePoint, math: TrainingMath) -> None:
+    for line in resumed.damaged:
+        text = f"A checkpoint is damaged and was set aside. {line}"
+        scene.console.print(f"[bold red]warning[/] {escape(text)}", highlight=False, soft_wrap=True)
+        scene.events.write("warning", about="checkpoint", text=text)
+    epoch, done = divmod(resumed.step, math.steps_per_epoch)
+    place = f"step {resumed.step} of {math.steps} (epoch {epoch + 1}, {done} of {math.steps_per_epoch} steps done)"
+    summary.say(scene.console, "resume", f"{place}, from {resumed.path}")
+    for line in resumed.told:
+        summary.say(scene.console, "changed", line)
+    scene.events.write(
+        "resume",
+        step=resumed.step,
+        path=str(resumed.path),
+        world_size=scene.processes.world_size,
+        random_state="restored" if resumed.rng is not None else "new: another number of processes",
+        changes=list(resumed.told),
+        damaged=list(resumed.damaged),
+    )
+
+
+def tell_end(scene: Scene, trainer: ShardedSFTTrainer, seconds: float, best: int | None) -> None:
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    eval_loss = trainer.eval_loss_at(best if best is not None else trainer.state.global_step)
+    scene.events.write(
+        "run_end",
+        status="done",
+        step=trainer.state.global_step,
+        seconds=round(seconds, 2),
+        loss=losses[-1] if losses else None,
+        eval_loss=eval_loss,
+        adapter=str(scene.folder / "final"),
+    )
+    text = f"{trainer.state.global_step} steps in {summary.clock(seconds)}"
+    if losses:
+        text += f", loss {losses[0]:.4f} → {losses[-1]:.4f}"
+    if eval_loss is not None:
+        text += f", eval loss {eval_loss:.4f}" + (f" (best, step {best})" if best is not None else "")
+    summary.say(scene.console, "done", text)
+    summary.say(scene.console, "adapter", str(scene.folder / "final"))

@@ -1,0 +1,95 @@
+"""Where does this rank stand, and may it write there? The run's folder, agreed on and taken; what a run is made of."""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch.distributed as dist
+from rich.console import Console
+
+from shardtune.data.collate import Collator
+from shardtune.data.order import Documents
+from shardtune.errors import UserInputError
+from shardtune.launch.meeting import Facts, differences, digests, versions
+from shardtune.launch.run_folder import FOLDER_VARIABLE
+from shardtune.launch.which_run import LEASE, choose_run
+from shardtune.launch.workers import STORE_VARIABLE
+from shardtune.lease import Lease, owner
+from shardtune.observe.events import EventLog
+from shardtune.parallel.processes import Processes
+
+if TYPE_CHECKING:
+    from shardtune.config.schema import RunConfig
+
+_LEASE_SECONDS = 15.0  # for the data workers of a run that was just killed to notice and let go
+
+
+@dataclass(frozen=True)
+class Data:
+    """What the steps of a run are made of: rows or packs of rows, and how a batch is laid out."""
+
+    train: Documents
+    val: Documents | None
+    collator: Collator
+
+    @property
+    def tokens(self) -> int:
+        return self.train.prepared.counts.tokens
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What every step of a run needs: this rank's place, the run's folder, and where to speak and write."""
+
+    processes: Processes
+    folder: Path
+    console: Console  # quiet on all ranks but 0
+    events: EventLog
+    asked: RunConfig  # the config as it was given, before any `auto` was settled
+
+
+def open_scene(asked: RunConfig, processes: Processes, run_id: str | None, at_end: ExitStack) -> Scene:
+    """Agree on the run's folder (our launcher has chosen one; otherwise rank 0 does), and make it ours alone.
+
+    Args:
+        asked: The config as it was given: a run is found by it, whatever `auto` turns out to be here.
+    """
+    given = os.environ.get(FOLDER_VARIABLE)
+    console = Console(quiet=not processes.is_main)
+    chosen = ""
+    if given is None and processes.is_main:
+        choice = choose_run(asked, run_id)
+        console.print(choice.told, markup=False, highlight=False, soft_wrap=True, end="\n" if choice.told else "")
+        chosen = str(choice.folder)
+    folder = Path(given or processes.share_from_main(chosen))
+    folder.mkdir(parents=True, exist_ok=True)  # nodes may not share a disk
+    if processes.is_main:
+        lease = Lease.take(folder / LEASE, wait=_LEASE_SECONDS)
+        if lease is None:
+            raise UserInputError(
+                f"The run {folder.name} is being trained right now.",
+                why=f"{owner(folder / LEASE).capitalize()} holds {folder / LEASE}.",
+                fix="Wait for it, end it, or start another run beside it: --resume never.",
+            )
+        at_end.callback(lease.release)
+    return Scene(processes, folder, console, EventLog(folder, processes.rank), asked)
+
+
+def refuse_different_nodes(processes: Processes, asked: RunConfig) -> None:
+    """Our launchers have compared their nodes before they started anything; under others the ranks do it."""
+    if processes.world_size == 1 or STORE_VARIABLE in os.environ:
+        return
+    mine = Facts(processes.rank, processes.world_size, 1, versions=versions(), settings=digests(asked))
+    everyone: list[Facts] = [mine] * processes.world_size
+    dist.all_gather_object(everyone, mine, group=processes.control)
+    lines = differences(everyone, "rank")
+    if lines:
+        raise UserInputError(
+            "The ranks do not run the same thing.",
+            why="; ".join(lines) + ".",
+            fix="Use one image and one config file on all nodes.",
+        )
