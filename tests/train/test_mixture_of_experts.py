@@ -55,3 +55,15 @@ def test_a_run_says_what_it_held_and_read(runs: dict[str, Path]) -> None:
     assert kept["local_bytes"] < 0.5 * sum(rank["local_bytes"] for rank in opened)
     plan = events(runs["alone"], "plan")[0]["adapters"]
     assert plan["base"] == events(runs["multiplied out"], "plan")[0]["adapters"]["base"]  # scales are not parameters
+
+
+def test_auto_says_which_precision_it_chose_and_why(
+    shardtune: Command, runs: dict[str, Path], toy_data: Path, tmp_path: Path
+) -> None:
+    model = runs["alone"].parent.parent / "model"
+    result = shardtune("train", toy_config(tmp_path, model, toy_data, train={"max_steps": 1}))
+    assert result.returncode == 0, result.stderr
+    (run,) = (tmp_path / "runs").iterdir()
+    said = next(line for line in (run / "config.yaml").read_text().splitlines() if "base_precision" in line)
+    assert "base_precision: bf16" in said
+    assert "auto: multiplied out it fits" in said
