@@ -28,7 +28,7 @@ def section(folder: Path, **settings: Any) -> ModelSection:
     return ModelSection(**{"model_name_or_path": str(folder), "torch_dtype": "float32", **settings})
 
 
-def same(ours: torch.nn.Module, theirs: torch.nn.Module) -> None:
+def assert_same(ours: torch.nn.Module, theirs: torch.nn.Module) -> None:
     assert dict(ours.named_parameters()).keys() == dict(theirs.named_parameters()).keys()
     expected = {**dict(theirs.named_parameters()), **dict(theirs.named_buffers())}
     for name, tensor in {**dict(ours.named_parameters()), **dict(ours.named_buffers())}.items():
@@ -43,12 +43,12 @@ def test_each_family_is_bit_identical_to_from_pretrained_buffers_too(
 ) -> None:
     cls = getattr(transformers, family.causal_lm[kind])
     save_toy(cls, toy_text_config(kind), tmp_path)
-    same(load_model(section(tmp_path, torch_dtype=dtype)), cls.from_pretrained(tmp_path, dtype=dtype))
+    assert_same(load_model(section(tmp_path, torch_dtype=dtype)), cls.from_pretrained(tmp_path, dtype=dtype))
 
 
 def test_an_architecture_without_a_file_of_ours_loads_too(tmp_path: Path) -> None:
     save_toy(transformers.GPT2LMHeadModel, transformers.GPT2Config(n_layer=2, n_head=2, n_embd=32), tmp_path)
-    same(load_model(section(tmp_path)), transformers.GPT2LMHeadModel.from_pretrained(tmp_path))
+    assert_same(load_model(section(tmp_path)), transformers.GPT2LMHeadModel.from_pretrained(tmp_path))
 
 
 def test_a_rearrangement_that_is_not_built_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
