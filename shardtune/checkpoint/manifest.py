@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from shardtune.durable import write_file
+from shardtune.durable import replace_file, write_file
 
 NAME = "manifest.json"
 FORMAT = 1
@@ -85,9 +85,24 @@ def write_manifest(folder: Path, step: int, about: Mapping[str, Any]) -> None:
             files[path.relative_to(folder).as_posix()] = {"size": path.stat().st_size, "sha256": _digest(path)}
     for name in files:
         _check_name(name)
+    write_file(folder / NAME, _text(step, about, files))
+
+
+def amend_manifest(folder: Path, **about: Any) -> None:
+    """Say more about a checkpoint that is there already; in one rename, so that a reader sees the old words or the new.
+
+    Raises:
+        ManifestError: what it said so far cannot be trusted.
+    """
+    known = read_manifest(folder)
+    files = {name: {"size": entry.size, "sha256": entry.sha256} for name, entry in known.files.items()}
+    replace_file(folder / NAME, _text(known.step, {**known.about, **about}, files))
+    (folder / NAME).chmod(0o644)
+
+
+def _text(step: int, about: Mapping[str, Any], files: Mapping[str, Any]) -> str:
     body = {"format": FORMAT, "step": step, "about": dict(about), "files": files}
-    text = json.dumps({**body, "self": _body_digest(body)}, indent=1)
-    write_file(folder / NAME, text + "\n")
+    return json.dumps({**body, "self": _body_digest(body)}, indent=1) + "\n"
 
 
 def read_manifest(folder: Path) -> Manifest:

@@ -15,7 +15,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shardtune.checkpoint.manifest import Damage, Manifest, ManifestError, read_manifest, verify, write_manifest
+from shardtune.checkpoint.manifest import (
+    Damage,
+    Manifest,
+    ManifestError,
+    amend_manifest,
+    read_manifest,
+    verify,
+    write_manifest,
+)
 from shardtune.durable import fsync, replace_file
 from shardtune.lease import Lease, is_held
 
@@ -106,6 +114,11 @@ class CheckpointStore:
     def best(self) -> tuple[int, float] | None:
         """Step and eval loss of the best checkpoint that is there; the earlier of two equals."""
         return self._best_of(self.steps())
+
+    def record_eval(self, step: int, loss: float) -> None:
+        """The validation loss of a checkpoint that was written before it was evaluated (a stop had cut that short)."""
+        amend_manifest(self.path(step), eval_loss=loss)
+        self._point()
 
     def verify(self, step: int, *, contents: bool = True) -> list[Damage]:
         """Everything that is wrong with a checkpoint; empty if nothing is."""

@@ -14,6 +14,7 @@ from transformers import TrainerCallback
 from shardtune import __version__
 from shardtune.checkpoint.adapter import frozen_config, gather_adapter
 from shardtune.checkpoint.background import BackgroundWriter, Outcome, free_memory
+from shardtune.checkpoint.manifest import ManifestError
 from shardtune.checkpoint.optimizer import gather_optimizer
 from shardtune.checkpoint.snapshot import Snapshot
 from shardtune.checkpoint.store import CheckpointStore
@@ -86,6 +87,17 @@ class CheckpointSaver:
             rng=[part.rng for part in parts],
         )
         self._write(step, snapshot, frozen_config(trainer.model), trainer.eval_loss_at(step), began)
+
+    def record_eval(self, step: int, loss: float) -> None:
+        """A checkpoint was evaluated after it was written. Only which one is the best hangs on it: not worth a run."""
+        if not self.processes.is_main:
+            return
+        try:
+            self.store.record_eval(step, loss)
+        except (OSError, ManifestError) as error:
+            text = f"The eval loss of the checkpoint of step {step} could not be added to it: {error}."
+            self.console.print(f"[yellow]warning[/] {escape(text)}", highlight=False, soft_wrap=True)
+            self.events.write("warning", about="checkpoint", text=text)
 
     def poll(self) -> None:
         """Tell what became of a save that has ended; called at step boundaries."""

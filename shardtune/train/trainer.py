@@ -144,6 +144,7 @@ class ShardedSFTTrainer(SFTTrainer):
             put_loss_sum(self, self.resumed.trainer)
             if self._missed_evaluation(epoch_began=given["steps_trained_in_current_epoch"] == 0):
                 self._evaluate(given["trial"], given["ignore_keys_for_eval"])
+                self._record_late_evaluation(self.resumed.step)
             # Any value makes the loop skip the batches that were seen (by number, not by reading them).
             given["resume_from_checkpoint"] = str(self.resumed.path)
         super()._run_epoch(**given)
@@ -153,6 +154,12 @@ class ShardedSFTTrainer(SFTTrainer):
         step, how = self.state.global_step, self.args.eval_strategy
         due = (how == "epoch" and epoch_began) or (how == "steps" and step % self.args.eval_steps == 0)
         return due and self.eval_loss_at(step) is None
+
+    def _record_late_evaluation(self, step: int) -> None:
+        """It counts for the checkpoint the run goes on from, which may be the best one."""
+        loss = self.eval_loss_at(step)
+        if loss is not None:
+            self.saver.record_eval(step, loss)
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         assert self.resumed is not None

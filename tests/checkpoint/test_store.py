@@ -160,6 +160,17 @@ def test_a_loss_that_is_no_number_or_was_not_measured_is_never_the_best(tmp_path
         assert (tmp_path / "best").exists() == (step >= 4)
 
 
+def test_a_loss_measured_later_makes_a_checkpoint_the_best_and_leaves_it_sound(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, keep=None)
+    write(store, 1)
+    write(store, 2, eval_loss=0.5)
+    store.record_eval(1, 0.25)
+    assert store.best() == (1, 0.25)
+    assert (tmp_path / "best").read_text().strip() == "step-000001"
+    assert store.verify(1) == []
+    assert (tmp_path / "step-000001" / "manifest.json").stat().st_mode & 0o777 == 0o644
+
+
 def test_writing_a_step_again_replaces_it_whole(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path, keep=2)
     store.write(1, lambda folder: (folder / "old").touch(), {})

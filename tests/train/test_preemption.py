@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 from running import Command, events
-from toys import toy_config, toy_rows
+from toys import big_llama, toy_config, toy_rows, toy_tokenizer
+
+from shardtune.checkpoint.store import CheckpointStore
 
 pytestmark = pytest.mark.slow
 
@@ -55,6 +57,38 @@ def test_in_an_evaluation_that_would_outlast_the_grace(
     assert "Stopped on request after step 1 of 5" in out
     assert events(run, "eval") == [] and not (run / "final").exists()
     assert [path.name for path in (run / "checkpoints").glob("step-*")] == ["step-000001"]
+
+
+def test_an_evaluation_that_was_cut_short_is_made_up_for_and_counts_for_its_checkpoint(
+    tmp_path: Path, toy_model: Path, environment: dict[str, str], shardtune: Command
+) -> None:
+    data = toy_rows(tmp_path / "data", val_rows=2000)
+    config = toy_config(
+        tmp_path, toy_model, data,
+        data={"val_split": "validation"},
+        train={"max_steps": 2, "eval_steps": 1, "per_device_eval_batch_size": 1, "save_strategy": "steps", "save_steps": 1},
+    )  # fmt: skip
+    run = tmp_path / "runs" / "r"
+    code, _, err = stop_when(config, environment, lambda: has(run, "step"))
+    assert code == 75, err
+    store = CheckpointStore(run / "checkpoints", keep=None)
+    assert (store.steps(), store.best()) == ([1], None)
+    result = shardtune("train", config, "--run-id", "r")
+    assert result.returncode == 0, result.stderr
+    measured = {event["step"]: event["loss"] for event in events(run, "eval")}
+    assert {step: store.manifest(step).eval_loss for step in store.steps()} == measured
+    assert sorted(measured) == [1, 2]
+
+
+def test_while_weights_are_read(tmp_path: Path, toy_data: Path, environment: dict[str, str]) -> None:
+    big_llama(tmp_path / "model", 1.0)
+    toy_tokenizer(tmp_path / "model")
+    config = toy_config(tmp_path, tmp_path / "model", toy_data)
+    run = tmp_path / "runs" / "r"
+    code, out, err = stop_when(config, environment, lambda: has(run, "plan"))
+    assert code == 75 and "Traceback" not in err, err
+    assert not has(run, "weights") and not has(run, "step")
+    assert "Stopped on request before the first step" in out
 
 
 def test_before_the_first_step_there_is_nothing_to_save(
