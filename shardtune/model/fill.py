@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -98,9 +99,9 @@ def slots(model: nn.Module, assembly: Assembly) -> list[Slot]:
 
 def fill(own: list[Slot], reader: ShardReader) -> None:
     """Read this rank's slots from the files."""
-    for slot in own:
-        if slot.scales_of is not None:
-            reader.scales(slot.scales_of, slot.rows, slot.into)
+    grids = [(slot.scales_of, slot) for slot in own if slot.scales_of is not None]
+    with ThreadPoolExecutor(max_workers=reader.threads) as pool:  # small reads: what costs is the way to the disk
+        list(pool.map(lambda grid: reader.scales(grid[0], grid[1].rows, grid[1].into), grids))
     reader.run(jobs(own, reader))
 
 

@@ -142,13 +142,12 @@ class ShardReader:
         """Fill `into` with rows of the grid of scales of a parameter that stays in float8."""
         block = self.assembly.block(name)
         for piece in self.assembly.pieces[name]:
-            values = self._grid(piece)
             if len(piece.start) > len(piece.stored.shape):
                 if rows[0] <= piece.start[0] < rows[1]:
-                    first = piece.start[1] // block[0]
+                    values, first = self._grid(piece), piece.start[1] // block[0]
                     into[piece.start[0] - rows[0], first : first + values.shape[0]].copy_(values)
                 continue
-            lead = piece.stored.shape[:-2]
+            values, lead = self._grid(piece), piece.stored.shape[:-2]
             values = values.expand(*lead, *values.shape[-2:]) if lead else values
             into.copy_(values[rows[0] : rows[1]])
 
