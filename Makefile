@@ -25,7 +25,7 @@ quickstart: $(VENV)/.weights
 
 # Three nodes on one machine need `ip`; the tests that do say why they skip where it cannot be had.
 namespaces:
-	@command -v ip >/dev/null || { apt-get install -qq -y iproute2 >/dev/null 2>&1; true; }
+	@command -v ip >/dev/null || { timeout 90 apt-get install -qq -y iproute2 >/dev/null 2>&1; true; }
 
 test: lint types namespaces
 	$(OFFLINE) $(BIN)/python -m pytest -q -m "not slow and not gpu"
