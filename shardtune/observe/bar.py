@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import TracebackType
+from typing import Self
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
@@ -32,7 +33,7 @@ class Bar:
     def is_live(self) -> bool:
         return self._bar is not None
 
-    def __enter__(self) -> Bar:
+    def __enter__(self) -> Self:
         if self._bar is not None:
             self._bar.start()
         return self

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -24,31 +23,22 @@ _WORDS = {
 }
 
 
-class PreparingProgress:
+class PreparingProgress(Bar):
     """Called with each ProgressInfo; a context manager, so that the bar ends whatever happens.
 
     Time left is counted within a step: the seconds it took so far, times what remains over what is read.
     """
 
     def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(console)
         self.console, self.clock = console, clock
         self._step = ""
         self._spoke = float("-inf")
-        self._bar = Bar(console)
-
-    def __enter__(self) -> PreparingProgress:
-        self._bar.__enter__()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._bar.__exit__(kind, error, trace)
 
     def __call__(self, info: ProgressInfo) -> None:
         is_new, self._step = info.step != self._step, info.step
-        if self._bar.is_live:
-            self._bar.show(_WORDS[info.step], info.share, 1.0 if info.rows else None, numbers(info))
+        if self.is_live:
+            self.show(_WORDS[info.step], info.share, 1.0 if info.rows else None, numbers(info))
         elif info.step == "waiting" and is_new:
             self._say(_WORDS["waiting"])
         elif info.rows and (self.clock() - self._spoke >= _BETWEEN_LINES or is_new):

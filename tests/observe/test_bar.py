@@ -52,4 +52,4 @@ def test_the_bar_ends_when_loading_fails() -> None:
     with pytest.raises(RuntimeError), progress:
         progress(1, 2)
         raise RuntimeError
-    assert not progress._bar.is_live
+    assert not progress.is_live
