@@ -25,6 +25,7 @@ from faults.cluster import Cluster, environment_of_tests, why_no_namespaces
 from toys import toy_config, toy_llama, toy_rows
 
 NODES = 3
+LAST_BYTES = 20_000  # of a log that grows with the run: the newest steps are in its last lines
 BACK_SECONDS = 240  # a run that has not come back by then is lost: the soak has failed
 
 
@@ -69,7 +70,7 @@ class TrainJob(Job):
         train = {"max_steps": 100 + 60 * faults, "save_strategy": "steps", "save_steps": 4}
         self.config = toy_config(
             folder, toy_llama(folder / "model"), toy_rows(folder / "data"), train=train,
-            parallel={"step_timeout_minutes": 0.3, "node_timeout_seconds": 8, "max_restarts": self.restarts, "nproc": 1},
+            parallel={"step_timeout_minutes": 0.2, "node_timeout_seconds": 6, "max_restarts": self.restarts, "nproc": 1},
         )  # fmt: skip
 
     def start(self, node: int) -> None:
@@ -80,7 +81,11 @@ class TrainJob(Job):
 
     def mark(self) -> float:
         log = self.run / "events-rank0.jsonl"
-        lines = log.read_text().splitlines() if log.exists() else []
+        if not log.exists():
+            return 0.0
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - LAST_BYTES))
+            lines = file.read().decode(errors="replace").splitlines()[1:]
         steps = [json.loads(line) for line in lines if '"event": "step"' in line and line.endswith("}")]
         return float(steps[-1]["time"]) if steps else 0.0
 
@@ -117,7 +122,7 @@ def end_node(job: Job, node: int) -> None:
 def cut(job: Job, node: int) -> None:
     """The cable is out for longer than a node may be silent, then back in."""
     job.cluster.partition(node)
-    time.sleep(12)
+    time.sleep(10)
     job.cluster.heal(node)
 
 
