@@ -82,6 +82,11 @@ class ModelSection(Section):
         "checkpoint multiplied out while it is read. `auto` = bf16, but for an FP8 checkpoint fp8 when the full "
         "values would take more than 60 % of a rank's memory.",
     )
+    weights: Literal["checkpoint", "random"] = Field(
+        default="checkpoint",
+        description="`random` builds the model from its config.json alone and draws the weights on the device: for "
+        "speed, memory and dry runs. What is trained on them is worthless, and every output says so.",
+    )
     load: Literal["auto", "read-all", "rank0-broadcast"] = Field(
         default="auto",
         description="Who reads the weights. `read-all` = every rank its own slices from its disk. `rank0-broadcast` = "
@@ -292,6 +297,15 @@ class TrainSection(Section):
         default=False,
         description="Kept for configs written elsewhere. Not supported: half precision needs loss scaling and loses "
         "range where bf16 does not; true is refused with that answer.",
+    )
+    kernels: Literal["auto", "eager"] = Field(
+        default="auto",
+        description="`auto` = fused and compiled code where this machine and model have it, and the run says what it "
+        "took; `eager` = the plain code each of them stands for.",
+    )
+    compile: bool | Literal["auto"] = Field(
+        default="auto",
+        description="Compile each decoder layer with torch.compile (once, at the first step). `auto` = on a GPU.",
     )
     packing: bool | Literal["auto"] = Field(
         default="auto",

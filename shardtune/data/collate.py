@@ -11,6 +11,7 @@ import torch
 
 from shardtune.data.tokens import IGNORED
 
+SUPERVISED, TARGETS = "supervised", "targets"  # where something is predicted (flat positions), and what
 REAL_TOKENS = "real_tokens"  # rides along for counting; the trainer takes it out before the model sees the batch
 Row = tuple[np.ndarray, np.ndarray]  # token ids, labels
 
@@ -29,6 +30,9 @@ class Collator:
 
     pad_token_id: int
     layout: Literal["padded", "packed", "flat"]
+    tokens: int | None = None  # a flat batch is filled up to so many: one shape for compiled code
+    longest: int | None = None  # no document is longer; told to the attention code in place of each batch's own
+    fused_loss: bool = False
 
     def __call__(self, rows: Sequence[Sequence[Row]]) -> dict[str, torch.Tensor | int]:
         """`rows`: per row of the batch, its documents."""
@@ -38,9 +42,12 @@ class Collator:
             batch = self._flat([document for row in rows for document in row])
         else:
             batch = self._rows(rows)
+        if self.fused_loss:
+            batch |= _supervised(batch["labels"])
         return {**batch, REAL_TOKENS: real}
 
     def _flat(self, documents: Sequence[Row]) -> dict[str, torch.Tensor | int]:
+        documents = [*documents, *self._filling(sum(len(ids) for ids, _ in documents))]
         lengths = np.array([len(ids) for ids, _ in documents])
         bounds = torch.from_numpy(np.concatenate([[0], lengths.cumsum()]).astype(np.int32))
         ids, labels, positions = _joined(documents)
@@ -50,9 +57,17 @@ class Collator:
             "position_ids": torch.from_numpy(positions)[None],
             "cu_seq_lens_q": bounds,
             "cu_seq_lens_k": bounds,
-            "max_length_q": int(lengths.max()),
-            "max_length_k": int(lengths.max()),
+            "max_length_q": self.longest or int(lengths.max()),
+            "max_length_k": self.longest or int(lengths.max()),
         }
+
+    def _filling(self, tokens: int) -> list[Row]:
+        left, found = max(0, (self.tokens or 0) - tokens), []
+        while left:
+            length = min(left, self.longest or left)
+            found.append((np.full(length, self.pad_token_id), np.full(length, IGNORED)))
+            left -= length
+        return found
 
     def _rows(self, rows: Sequence[Sequence[Row]]) -> dict[str, torch.Tensor | int]:
         width = max(sum(len(ids) for ids, _ in row) for row in rows)
@@ -74,6 +89,14 @@ class Collator:
             # No attention mask: transformers looks for documents in the positions only when there is none.
             return {**batch, "position_ids": torch.from_numpy(positions)}
         return {**batch, "attention_mask": torch.from_numpy(mask)}
+
+
+def _supervised(labels: torch.Tensor | int) -> dict[str, torch.Tensor | int]:
+    """The flat positions whose next token is supervised, and that token: counted here, where nothing has to wait."""
+    assert isinstance(labels, torch.Tensor)
+    following = torch.nn.functional.pad(labels[:, 1:], (0, 1), value=IGNORED).reshape(-1)
+    where = (following != IGNORED).nonzero()[:, 0]
+    return {SUPERVISED: where, TARGETS: following[where]}
 
 
 def _joined(documents: Sequence[Row]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

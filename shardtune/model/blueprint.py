@@ -65,6 +65,8 @@ def draw_up(section: ModelSection, folder: Path, stored: Mapping[str, StoredTens
     if getattr(config, "text_config", None) is not None and type(config).sub_configs:
         wrapper, text = _unwrap(section.model_name_or_path, config)
     model = _build(section, text, raw, stored)
+    if section.weights == "random":
+        return Blueprint(model, family_of(model), wrapper, Assembly({}))
     block = quantised.get("weight_block_size")
     assembly = assemble(
         model,
@@ -181,7 +183,7 @@ def _commonest(stored: Mapping[str, StoredTensor]) -> torch.dtype:
     sizes: dict[torch.dtype, int] = {}
     for tensor in stored.values():
         sizes[tensor.dtype] = sizes.get(tensor.dtype, 0) + tensor.nbytes
-    found = max(sizes, key=lambda dtype: sizes[dtype])
+    found = max(sizes, key=lambda dtype: sizes[dtype], default=torch.bfloat16)
     return found if found in (torch.float32, torch.float16, torch.bfloat16) else torch.bfloat16
 
 

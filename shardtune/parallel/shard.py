@@ -39,6 +39,8 @@ def shard_model(
     mesh: DeviceMesh,
     compute_dtype: torch.dtype | None,
     layer_class: str | None = None,
+    *,
+    compiled: bool = False,
 ) -> Sharding:
     """Shard `model` in place over `mesh`; a mesh of one takes the same path, so one process computes the same thing.
 
@@ -52,6 +54,8 @@ def shard_model(
         What was cut and how much this rank holds.
     """
     layers = decoder_layers(model, section.transformer_layer_cls_to_wrap or layer_class)
+    if compiled:
+        compile_layers(layers)
     precision = MixedPrecisionPolicy(
         param_dtype=compute_dtype,
         reduce_dtype=_REDUCE_DTYPES[section.reduce_dtype],
@@ -66,16 +70,40 @@ def shard_model(
             reshard_after_forward=section.reshard_after_forward,
             mp_policy=precision,
             offload_policy=offload,
+            ignored_params=_stays_put(layer, mesh, compute_dtype, section),
         )
     # The root unit holds embeddings, final norm and head. They stay gathered between forward and backward: the head
     # is the first thing backward needs.
-    fully_shard(model, mesh=mesh, mp_policy=precision, offload_policy=offload)
+    ignored = _stays_put(model, mesh, compute_dtype, section)
+    fully_shard(model, mesh=mesh, mp_policy=precision, offload_policy=offload, ignored_params=ignored)
     _gather_as_stored(model, precision)
     _prefetch([cast(FSDPModule, layer) for layer in layers], section.forward_prefetch, section.backward_prefetch)
     # The seam in transformers' Trainer: such a model owns its placement and gradient reduction, so that accelerate
     # neither wraps it in DDP (which it would on CPU) nor moves it.
     model.get_base_model()._is_distributed_loading_by_transformers = True
     return Sharding(type(layers[0]).__name__.removeprefix("FSDP"), len(layers), local_bytes(model), total)
+
+
+def compile_layers(layers: list[nn.Module]) -> None:
+    """Compile what a layer computes, not what sharding and activation checkpointing hang around it.
+
+    All layers share one compiled code: its first run compiles, the others find it.
+    """
+    for layer in layers:
+        layer.forward = torch.compile(layer.forward)  # type: ignore[method-assign]
+
+
+def _stays_put(
+    module: nn.Module, mesh: DeviceMesh, compute_dtype: torch.dtype | None, section: ParallelSection
+) -> set[nn.Parameter] | None:
+    """Frozen parameters that FSDP2 need not touch: with one rank there is nobody to gather from, and a copy of every
+    layer in every pass is what sharding it would come to."""
+    if mesh.size() > 1 or section.offload_params:
+        return None
+    return {
+        p for name, p in module.named_parameters()
+        if not p.requires_grad and (p.dtype == compute_dtype or compute_dtype is None or _is_fp8_part(name, p))
+    }  # fmt: skip
 
 
 def decoder_layers(model: nn.Module, classes: str | list[str] | None) -> list[nn.Module]:

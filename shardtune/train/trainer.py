@@ -16,7 +16,7 @@ from trl import SFTTrainer
 
 from shardtune.checkpoint.optimizer import put_optimizer
 from shardtune.checkpoint.rng import put_rng
-from shardtune.data.collate import REAL_TOKENS, Collator
+from shardtune.data.collate import REAL_TOKENS, SUPERVISED, Collator
 from shardtune.data.order import Documents, StepLoader, StepOrder
 from shardtune.data.tokens import IGNORED
 from shardtune.errors import ShardtuneError
@@ -215,6 +215,24 @@ class ShardedSFTTrainer(SFTTrainer):
         began = time.perf_counter()
         self.saver.save(self)
         self.paused_seconds += time.perf_counter() - began
+
+    def compute_loss(
+        self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        """Through the fused loss where the batch is made for it, else as TRL does.
+
+        TRL reads entropy, accuracy and token counts back from the device for each batch, and waits for each.
+        """
+        if SUPERVISED not in inputs or return_outputs:
+            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        return model(**inputs, use_cache=False).loss * self.processes.world_size / num_items_in_batch
+
+    def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        ready: dict[str, Any] = super()._prepare_inputs(inputs)
+        for name in ("cu_seq_lens_q", "cu_seq_lens_k"):
+            if name in ready:  # their number changes with every batch: not a reason to compile again
+                torch._dynamo.mark_dynamic(ready[name], 0)
+        return ready
 
     def training_step(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> torch.Tensor:
         self.real_tokens += inputs.pop(REAL_TOKENS)
