@@ -45,5 +45,7 @@ def write_rows(file: Path, *, rows: int, length: int, short: bool, vocabulary: i
         for _ in range(rows):
             # One token is the end of text that is put behind every row.
             n = max(16, min(length, round(rng.lognormvariate(5.2, 0.8)))) if short else length
-            out.write(json.dumps({"text": " ".join(str(rng.randrange(10, vocabulary - 1)) for _ in range(n - 1))}) + "\n")
+            out.write(
+                json.dumps({"text": " ".join(str(rng.randrange(10, vocabulary - 1)) for _ in range(n - 1))}) + "\n"
+            )
     return file

@@ -45,8 +45,12 @@ CASES = {
     "dense-short": Case("dense", short=True),
     "moe8": Case("moe8", batch=4),
     "moe8-ckpt": Case("moe8", batch=4, sets=train(gradient_checkpointing=True)),
-    "moe8-fp8": Case("moe8", batch=4, sets={"model": {"base_precision": "fp8"}, "train": {"gradient_checkpointing": True}}),
-    "moe36-fp8": Case("moe36", batch=8, steps=10, sets={"model": {"base_precision": "fp8"}, "train": {"gradient_checkpointing": True}}),
+    "moe8-fp8": Case(
+        "moe8", batch=4, sets={"model": {"base_precision": "fp8"}, "train": {"gradient_checkpointing": True}}
+    ),
+    "moe36-fp8": Case(
+        "moe36", batch=8, steps=10, sets={"model": {"base_precision": "fp8"}, "train": {"gradient_checkpointing": True}}
+    ),
 }
 LOG, WARM = 3, 6
 
@@ -56,7 +60,9 @@ def config_of(case: Case, folder: Path) -> Path:
     model = write_model(folder / case.model, shape)
     tokens = case.batch * case.length * case.steps
     rows = tokens // 200 if case.short else tokens // case.length
-    data = write_rows(folder / "rows.jsonl", rows=rows, length=case.length, short=case.short, vocabulary=int(str(shape["vocab_size"])))
+    data = write_rows(
+        folder / "rows.jsonl", rows=rows, length=case.length, short=case.short, vocabulary=int(str(shape["vocab_size"]))
+    )
     config: dict[str, Any] = {
         "model": {"model_name_or_path": str(model), "weights": "random"},
         "data": {"dataset_name_or_path": str(data), "max_length": case.length},
@@ -87,7 +93,10 @@ def measure(name: str, overrides: list[str], keep: Path | None) -> dict[str, Any
         if keep is not None:
             (keep / f"{name}.log").write_text(done.stdout + done.stderr)
         if done.returncode != 0:
-            return {"case": name, "error": (done.stderr.strip().splitlines() or done.stdout.strip().splitlines() or ["?"])[-1][:300]}
+            return {
+                "case": name,
+                "error": (done.stderr.strip().splitlines() or done.stdout.strip().splitlines() or ["?"])[-1][:300],
+            }
         lines = [json.loads(line) for line in (Path(place) / "runs/bench/events-rank0.jsonl").read_text().splitlines()]
     steps = [line for line in lines if line["event"] == "step" and line["step"] > WARM]
     profile = [line for line in lines if line["event"] == "profile"]

@@ -55,7 +55,15 @@ def main() -> None:
     ShardedSFTTrainer.training_step = traced
     with tempfile.TemporaryDirectory() as place:
         config = config_of(CASES[name], Path(place))
-        sys.argv = ["shardtune", "train", str(config), "--run-id", "trace", "-o", f"train.max_steps={FIRST + STEPS + 1}"]
+        sys.argv = [
+            "shardtune",
+            "train",
+            str(config),
+            "--run-id",
+            "trace",
+            "-o",
+            f"train.max_steps={FIRST + STEPS + 1}",
+        ]
         for override in overrides:
             sys.argv += ["-o", override]
         cli()

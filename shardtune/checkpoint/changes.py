@@ -89,6 +89,8 @@ VERDICTS: dict[str, Verdict] = {
     "train.bf16": _ROUNDING,
     "train.fp16": _FREE,
     "train.kernels": _ROUNDING,
+    "train.fused_lora": _ROUNDING,
+    "train.fused_loss": _ROUNDING,
     "train.compile": _ROUNDING,
     "train.packing": _DATA,
     "train.logging_steps": _FREE,

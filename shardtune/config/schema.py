@@ -303,9 +303,19 @@ class TrainSection(Section):
         description="`auto` = fused and compiled code where this machine and model have it, and the run says what it "
         "took; `eager` = the plain code each of them stands for.",
     )
+    fused_lora: bool | Literal["auto"] = Field(
+        default="auto",
+        description="A linear layer and its adapter in one operator. `auto` = on, unless kernels is eager.",
+    )
+    fused_loss: bool | Literal["auto"] = Field(
+        default="auto",
+        description="Head and loss together, without ever holding the logits, and of supervised tokens alone. `auto` = "
+        "where nothing stands between the model's head and its loss, unless kernels is eager.",
+    )
     compile: bool | Literal["auto"] = Field(
         default="auto",
-        description="Compile each decoder layer with torch.compile (once, at the first step). `auto` = on a GPU.",
+        description="Compile each decoder layer with torch.compile, at the first step. `auto` = on a GPU, unless "
+        "kernels is eager.",
     )
     packing: bool | Literal["auto"] = Field(
         default="auto",

@@ -25,13 +25,17 @@ class Collator:
       from that. Padding at the end of a row is a document of its own that carries no loss.
     - `flat`: all documents of the batch in one row without any padding, with their bounds, for variable-length kernels.
 
+    Args:
+        fill_to: A flat batch is filled up with padding to so many tokens per row, and attention is told that no
+            document is longer, whatever this batch has: compiled code then sees one shape. (Packed rows are nearly full.)
+        fused_loss: Batches say where something is predicted, and what.
+
     A label at the first token of a document is taken out: nothing that stands before it may predict it.
     """
 
     pad_token_id: int
     layout: Literal["padded", "packed", "flat"]
-    tokens: int | None = None  # a flat batch is filled up to so many: one shape for compiled code
-    longest: int | None = None  # no document is longer; told to the attention code in place of each batch's own
+    fill_to: int | None = None
     fused_loss: bool = False
 
     def __call__(self, rows: Sequence[Sequence[Row]]) -> dict[str, torch.Tensor | int]:
@@ -39,15 +43,15 @@ class Collator:
         # A document that teaches nothing is a BLANK, which stands for no row at all.
         real = sum(len(ids) for row in rows for ids, labels in row if (labels != IGNORED).any())
         if self.layout == "flat":
-            batch = self._flat([document for row in rows for document in row])
+            batch = self._flat([document for row in rows for document in row], len(rows))
         else:
             batch = self._rows(rows)
         if self.fused_loss:
             batch |= _supervised(batch["labels"])
         return {**batch, REAL_TOKENS: real}
 
-    def _flat(self, documents: Sequence[Row]) -> dict[str, torch.Tensor | int]:
-        documents = [*documents, *self._filling(sum(len(ids) for ids, _ in documents))]
+    def _flat(self, documents: Sequence[Row], rows: int) -> dict[str, torch.Tensor | int]:
+        documents = [*documents, *self._filling(rows, sum(len(ids) for ids, _ in documents))]
         lengths = np.array([len(ids) for ids, _ in documents])
         bounds = torch.from_numpy(np.concatenate([[0], lengths.cumsum()]).astype(np.int32))
         ids, labels, positions = _joined(documents)
@@ -57,17 +61,17 @@ class Collator:
             "position_ids": torch.from_numpy(positions)[None],
             "cu_seq_lens_q": bounds,
             "cu_seq_lens_k": bounds,
-            "max_length_q": self.longest or int(lengths.max()),
-            "max_length_k": self.longest or int(lengths.max()),
+            "max_length_q": self.fill_to or int(lengths.max()),
+            "max_length_k": self.fill_to or int(lengths.max()),
         }
 
-    def _filling(self, tokens: int) -> list[Row]:
-        left, found = max(0, (self.tokens or 0) - tokens), []
-        while left:
-            length = min(left, self.longest or left)
-            found.append((np.full(length, self.pad_token_id), np.full(length, IGNORED)))
-            left -= length
-        return found
+    def _filling(self, rows: int, tokens: int) -> list[Row]:
+        """Documents of padding, none longer than a row."""
+        if self.fill_to is None:
+            return []
+        left = rows * self.fill_to - tokens
+        lengths = [min(self.fill_to, left - start) for start in range(0, left, self.fill_to)]
+        return [(np.full(length, self.pad_token_id), np.full(length, IGNORED)) for length in lengths]
 
     def _rows(self, rows: Sequence[Sequence[Row]]) -> dict[str, torch.Tensor | int]:
         width = max(sum(len(ids) for ids, _ in row) for row in rows)

@@ -38,7 +38,9 @@ def model_folder(section: ModelSection) -> Path:
     code = [] if section.trust_remote_code else ["*.py"]
     try:
         found = snapshot_download(
-            section.model_name_or_path, revision=section.revision or "main", ignore_patterns=[*_OTHER_FORMS, *code, *([] if stored else ["*.safetensors"])]
+            section.model_name_or_path,
+            revision=section.revision or "main",
+            ignore_patterns=[*_OTHER_FORMS, *code, *([] if stored else ["*.safetensors"])],
         )
     except (OSError, ValueError, HfHubHTTPError, HFValidationError) as error:
         raise UserInputError(

@@ -46,7 +46,9 @@ def _draw(into: Tensor, spread: float, generator: torch.Generator) -> None:
     flat = into.view(-1)
     for part in flat.split(_PIECE):
         if into.dtype == CODES:
-            drawn = torch.empty(part.shape, dtype=torch.bfloat16, device=part.device).normal_(0, spread, generator=generator)
+            drawn = torch.empty(part.shape, dtype=torch.bfloat16, device=part.device).normal_(
+                0, spread, generator=generator
+            )
             part.copy_(drawn.clamp_(-LARGEST_CODE, LARGEST_CODE))
         else:
             part.normal_(0, spread, generator=generator)

@@ -76,7 +76,7 @@ def shard_model(
     # is the first thing backward needs.
     ignored = _stays_put(model, mesh, compute_dtype, section)
     fully_shard(model, mesh=mesh, mp_policy=precision, offload_policy=offload, ignored_params=ignored)
-    _gather_as_stored(model, precision)
+    _gather_as_stored(model, precision, ignored or set())
     _prefetch([cast(FSDPModule, layer) for layer in layers], section.forward_prefetch, section.backward_prefetch)
     # The seam in transformers' Trainer: such a model owns its placement and gradient reduction, so that accelerate
     # neither wraps it in DDP (which it would on CPU) nor moves it.
@@ -133,7 +133,7 @@ def local_bytes(model: nn.Module) -> int:
     return sum(p.numel() * p.element_size() for p in held)
 
 
-def _gather_as_stored(model: nn.Module, precision: MixedPrecisionPolicy) -> None:
+def _gather_as_stored(model: nn.Module, precision: MixedPrecisionPolicy, ignored: set[nn.Parameter]) -> None:
     """Exempt FP8 codes and their scales from the policy's cast: a code in bf16 is no code, a scale in bf16 is rounded.
 
     FSDP2 has one policy for a whole unit and casts every floating-point parameter before the all-gather, float8 too
@@ -151,7 +151,7 @@ def _gather_as_stored(model: nn.Module, precision: MixedPrecisionPolicy) -> None
                     _read_policy, held.init_dtype_attrs, as_stored
                 )
                 exempt += 1
-    expected = sum(_is_fp8_part(name, p) for name, p in model.named_parameters())
+    expected = sum(_is_fp8_part(name, p) for name, p in model.named_parameters() if p not in ignored)
     if exempt != expected:
         raise ShardtuneError(
             f"{expected - exempt} of {expected} FP8 parameters would be cast before they are gathered.",

@@ -13,6 +13,7 @@ from shardtune.errors import UserInputError
 from shardtune.kernels import varlen
 from shardtune.model.quantized import fp8_candidates
 from shardtune.plan.precision import base_precision
+from shardtune.train.fused_loss import why_not as why_not_fused
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -68,6 +69,28 @@ def settle_packing(resolved: ResolvedConfig, model: PreTrainedModel, device: tor
         model.set_attn_implementation(varlen.NAME)
         return resolved.with_auto("model.attn_implementation", varlen.NAME, "packed rows on a GPU in half precision")
     return resolved.with_auto("model.attn_implementation", "sdpa", "torch's own fused attention")
+
+
+def settle_kernels(resolved: ResolvedConfig, model: PreTrainedModel, device: torch.device) -> ResolvedConfig:
+    """Which fused code runs, and where it does not, why.
+
+    Raises:
+        UserInputError: the fused loss was asked for, and this model cannot have it.
+    """
+    train = resolved.config.train
+    eager = "train.kernels is eager" if train.kernels == "eager" else None
+    obstacle = why_not_fused(model)
+    if train.fused_loss is True and obstacle is not None:
+        raise UserInputError(
+            "train.fused_loss is true, but the loss of this model cannot be fused with its head.",
+            why=obstacle + ".",
+            fix="Set train.fused_loss: auto or false.",
+        )
+    on_gpu = None if device.type == "cuda" else "compiling pays on a GPU"
+    for key, why in (("fused_lora", eager), ("fused_loss", eager or obstacle), ("compile", eager or on_gpu)):
+        if getattr(train, key) == "auto":
+            resolved = resolved.with_auto(f"train.{key}", why is None, why or "this machine and model have it")
+    return resolved
 
 
 def settle_precision(resolved: ResolvedConfig, blueprint: Blueprint, processes: Processes) -> ResolvedConfig:

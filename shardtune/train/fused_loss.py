@@ -4,15 +4,26 @@ from __future__ import annotations
 
 import functools
 import types
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from transformers.modeling_outputs import CausalLMOutput
+from torch import Tensor
+from transformers.utils import ModelOutput
 
 from shardtune.data.collate import SUPERVISED, TARGETS
 from shardtune.kernels.cross_entropy import linear_cross_entropy
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+
+@dataclass
+class FusedOutput(ModelOutput):
+    """The summed loss of a batch; and, summed too, the predictions' entropy and how many labels were the likeliest."""
+
+    loss: Tensor | None = None
+    told: Tensor | None = None
+
 
 # What models do between head and loss, by the name in their config; the fused loss does none of it.
 _BETWEEN = ("final_logit_softcapping", "logit_scale", "output_multiplier", "lm_head_multiplier", "logits_scaling")
@@ -47,6 +58,7 @@ def use_fused_loss(model: PreTrainedModel) -> None:
         hidden = self.base_model(*args, **kwargs).last_hidden_state
         # Looked up now: sharding has put the gathered weight in its place.
         head = self.get_output_embeddings().weight
-        return CausalLMOutput(loss=linear_cross_entropy(hidden.flatten(0, -2), head, where, targets))
+        loss, told = linear_cross_entropy(hidden.flatten(0, -2), head, where, targets)
+        return FusedOutput(loss=loss, told=told)
 
     model.forward = types.MethodType(forward, model)  # type: ignore[method-assign]

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from rich.markup import escape
 from transformers import PrinterCallback, set_seed
 
-from shardtune.adapters.fast import use_fused_lora
+from shardtune.adapters.fused import use_fused_lora
 from shardtune.adapters.lora import add_lora
 from shardtune.checkpoint.adapter import gather_adapter, put_adapter, read_adapter, write_adapter
 from shardtune.checkpoint.changes import identity
@@ -46,10 +46,11 @@ from shardtune.train.choices import (
     FLAT_ATTENTION,
     fp8_blocks,
     settle_autos,
+    settle_kernels,
     settle_packing,
     settle_precision,
 )
-from shardtune.train.fused_loss import use_fused_loss, why_not
+from shardtune.train.fused_loss import use_fused_loss
 from shardtune.train.interrupt import Grace, StopRequest, grace_seconds
 from shardtune.train.proof import ProofOfTraining
 from shardtune.train.resume import resume_point
@@ -99,13 +100,11 @@ def train(resolved: ResolvedConfig, *, run_id: str | None = None, stop: StopRequ
         if resolved.config.model.base_precision == "fp8":
             hold_in_fp8(blueprint.model, fp8_blocks(blueprint))
         model, coverage, notices = add_lora(blueprint.model, config.lora, blueprint.family)
-        fast = config.train.kernels == "auto"
-        if fast:
+        resolved = settle_kernels(resolved, blueprint.model, processes.device)
+        if resolved.config.train.fused_lora:
             use_fused_lora(model)
-        fused_loss = fast and why_not(blueprint.model) is None
-        if fused_loss:
+        if resolved.config.train.fused_loss:
             use_fused_loss(blueprint.model)
-        compiled = fast and (config.train.compile is True or (config.train.compile == "auto" and processes.device.type == "cuda"))
         tell_notices(scene, notices)
         tokenizer = load_tokenizer(config.model, checkpoint.folder)
         prepared = _prepare_data(scene, config, tokenizer)
@@ -113,12 +112,19 @@ def train(resolved: ResolvedConfig, *, run_id: str | None = None, stop: StopRequ
         _check_data(scene, blueprint.model, tokenizer, prepared)
         resolved = settle_packing(resolved, blueprint.model, processes.device)
         config = resolved.config
-        data = _lay_out(config, prepared, blueprint.model, tokenizer, fused_loss, compiled)
+        data = _lay_out(config, prepared, blueprint.model, tokenizer)
         math = training_math(config.train, rows=len(data.train), tokens=data.tokens, processes=processes.world_size)
         write_config(scene, resolved)
         set_seed(config.train.seed)
         compute_dtype = torch.bfloat16 if config.train.bf16 else None
-        sharding = shard_model(model, config.parallel, processes.mesh, compute_dtype, blueprint.layer_class, compiled=compiled)
+        sharding = shard_model(
+            model,
+            config.parallel,
+            processes.mesh,
+            compute_dtype,
+            blueprint.layer_class,
+            compiled=config.train.compile is True,
+        )
         tell_plan(scene, config, prepared, data, math, coverage, sharding)
         _load_weights(scene, config, model, blueprint, checkpoint.way, watchdog)
         facts = _facts(config, math, prepared)
@@ -185,7 +191,7 @@ def _check_data(
 
 
 def _lay_out(
-    config: RunConfig, prepared: PreparedSet, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, fused_loss: bool, compiled: bool
+    config: RunConfig, prepared: PreparedSet, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
 ) -> Data:
     """Rows as they are, or packed; and the batch layout that fits the attention code."""
     layout: Literal["padded", "packed", "flat"] = "padded"
@@ -201,9 +207,8 @@ def _lay_out(
         collator=Collator(
             tokenizer.pad_token_id,
             layout,
-            tokens=config.train.per_device_train_batch_size * config.data.max_length if compiled and layout == "flat" else None,
-            longest=config.data.max_length if compiled and layout == "flat" else None,
-            fused_loss=fused_loss,
+            fill_to=config.data.max_length if config.train.compile is True and layout == "flat" else None,
+            fused_loss=config.train.fused_loss is True,
         ),
     )
 

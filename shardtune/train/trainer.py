@@ -69,6 +69,8 @@ class ShardedSFTTrainer(SFTTrainer):
         self.stop_evaluating: Callable[[], bool] = lambda: False
         self.real_tokens = 0  # trained on so far by this rank, padding not counted
         self.paused_seconds = 0.0  # evaluating and saving, which throughput does not count
+        # By mode: supervised tokens, their predictions' summed entropy, how many were right; since the last log line.
+        self.told = {mode: torch.zeros(3, dtype=torch.float64, device=processes.device) for mode in ("train", "eval")}
         super().__init__(
             model=model,
             args=args,
@@ -225,7 +227,11 @@ class ShardedSFTTrainer(SFTTrainer):
         """
         if SUPERVISED not in inputs or return_outputs:
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
-        return model(**inputs, use_cache=False).loss * self.processes.world_size / num_items_in_batch
+        outputs = model(**inputs, use_cache=False)
+        mode = "train" if self.model.training else "eval"
+        supervised = torch.full((1,), float(len(inputs[SUPERVISED])), device=outputs.told.device)
+        self.told[mode] += torch.cat([supervised, outputs.told]).double()
+        return outputs.loss * self.processes.world_size / num_items_in_batch
 
     def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
         ready: dict[str, Any] = super()._prepare_inputs(inputs)
@@ -251,6 +257,7 @@ class ShardedSFTTrainer(SFTTrainer):
             counted = torch.tensor([self.real_tokens])
             dist.all_reduce(counted, group=self.processes.control)
             self._metrics["train"]["num_tokens"] = [int(counted)]
+        self._tell_predictions("train" if "loss" in logs else "eval")
         super().log(logs, start_time)
         for name in ("loss", "grad_norm", "eval_loss"):
             value = logs.get(name)
@@ -261,6 +268,15 @@ class ShardedSFTTrainer(SFTTrainer):
                     fix="Lower train.learning_rate, raise the warm-up, or look for broken rows in the data. "
                     "Checkpoints written before are good.",
                 )
+
+    def _tell_predictions(self, mode: str) -> None:
+        """Entropy and accuracy since the last line, under the names TRL gives them."""
+        sums = self.told[mode].cpu()
+        dist.all_reduce(sums, group=self.processes.control)
+        self.told[mode].zero_()
+        if sums[0] > 0:
+            self._metrics[mode]["entropy"] = [float(sums[1] / sums[0])]
+            self._metrics[mode]["mean_token_accuracy"] = [float(sums[2] / sums[0])]
 
 
 class StopAtStep(TrainerCallback):

@@ -1,10 +1,9 @@
-"""How does LoRA on a linear layer compute? PEFT's parameters, names and files, with one fused function."""
+"""How does LoRA on a linear layer compute? PEFT's parameters, names and files, with one fused operator."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import torch
 from peft.tuners.lora.layer import Linear
 from torch import Tensor, nn
 
@@ -17,8 +16,7 @@ if TYPE_CHECKING:
 def use_fused_lora(model: PeftModel) -> int:
     """Switch every plain LoRA layer on a plain linear layer to `lora_linear`; call it before sharding.
 
-    A layer with dropout, with a variant such as DoRA, or on anything else than an unquantised `nn.Linear` keeps PEFT's
-    own forward.
+    A layer with a variant such as DoRA, or on anything else than an unquantised `nn.Linear`, keeps PEFT's own forward.
 
     Returns:
         How many layers were switched.
@@ -36,24 +34,26 @@ def _is_plain(layer: Linear) -> bool:
         and len(names) == 1
         and not layer.lora_variant
         and not layer.lora_bias[names[0]]
-        and isinstance(layer.lora_dropout[names[0]], nn.Identity)
     )
 
 
 class FusedLoraLinear(Linear):
-    """PEFT's LoRA layer; where its adapter is simply active, it computes in one function."""
+    """PEFT's LoRA layer; where its adapter is simply active, it computes in one operator."""
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        (name,) = self.lora_A
-        if args or kwargs or self._disable_adapters or self.merged_adapters or self._active_adapter not in (name, [name]):
+        name = next(iter(self.lora_A))
+        base, a, b = self.base_layer, self.lora_A[name].weight, self.lora_B[name].weight
+        simply_active = (
+            not (args or kwargs or self._disable_adapters or self.merged_adapters)
+            and self._active_adapter in (name, [name])
+            and a.dtype == x.dtype == base.weight.dtype
+        )
+        if not simply_active:
             result: Tensor = super().forward(x, *args, **kwargs)
             return result
-        base = self.base_layer
-        a, b = self.lora_A[name].weight, self.lora_B[name].weight
-        if torch.is_grad_enabled() and a.dtype == x.dtype == base.weight.dtype:
-            return lora_linear(x, base.weight, base.bias, a, b, self.scaling[name])
-        result = super().forward(x)
-        return result
+        dropout = self.lora_dropout[name]
+        dropped = dropout(x) if self.training and not isinstance(dropout, nn.Identity) else None
+        return lora_linear(x, base.weight, base.bias, a, b, self.scaling[name], dropped)
 
 
 # PEFT finds its layers by this name when it puts a second adapter on a model.
