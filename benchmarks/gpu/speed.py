@@ -42,6 +42,7 @@ CASES = {
     "dense-4k-unpacked": Case("dense", sets=train(packing=False)),
     "dense-4k-eager": Case("dense", batch=1, sets=train(kernels="eager")),
     "dense-4k-nocompile": Case("dense", sets=train(compile=False)),
+    "dense-fp8": Case("dense", sets={"model": {"base_precision": "fp8"}, "train": {"packing": False}}),
     "dense-short": Case("dense", short=True),
     "moe8": Case("moe8", batch=4),
     "moe8-ckpt": Case("moe8", batch=4, sets=train(gradient_checkpointing=True)),
@@ -80,7 +81,7 @@ def config_of(case: Case, folder: Path) -> Path:
     return path
 
 
-def measure(name: str, overrides: list[str], keep: Path | None) -> dict[str, Any]:
+def measure(name: str, overrides: list[str], keep: Path | None, limit: float) -> dict[str, Any]:
     case = CASES[name]
     with tempfile.TemporaryDirectory() as place:
         config = config_of(case, Path(place))
@@ -89,16 +90,21 @@ def measure(name: str, overrides: list[str], keep: Path | None) -> dict[str, Any
             words += ["-o", override]
         environment = {**os.environ, "PYTORCH_ALLOC_CONF": "expandable_segments:True"}
         began = time.time()
-        done = subprocess.run(words, capture_output=True, text=True, env=environment)
-        if keep is not None:
-            (keep / f"{name}.log").write_text(done.stdout + done.stderr)
-        if done.returncode != 0:
-            return {
-                "case": name,
-                "error": (done.stderr.strip().splitlines() or done.stdout.strip().splitlines() or ["?"])[-1][:300],
-            }
-        lines = [json.loads(line) for line in (Path(place) / "runs/bench/events-rank0.jsonl").read_text().splitlines()]
+        log = (keep or Path(place)) / f"{name}.log"
+        with log.open("w") as out:
+            try:
+                code = subprocess.run(
+                    words, stdout=out, stderr=subprocess.STDOUT, env=environment, timeout=limit
+                ).returncode
+            except subprocess.TimeoutExpired:
+                code = -1
+        events = Path(place) / "runs/bench/events-rank0.jsonl"
+        if code != 0 and not events.exists():
+            return {"case": name, "error": (log.read_text().strip().splitlines() or ["?"])[-1][:300]}
+        lines = [json.loads(line) for line in events.read_text().splitlines()]
     steps = [line for line in lines if line["event"] == "step" and line["step"] > WARM]
+    if not steps:
+        return {"case": name, "error": "no step after warm-up", "last": lines[-1]}
     profile = [line for line in lines if line["event"] == "profile"]
     rates = [line["tokens_per_second"] for line in steps]
     return {
@@ -113,11 +119,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("cases", nargs="+", help="names, perhaps with settings: dense-4k,train.compile=false")
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--limit", type=float, default=240, help="seconds a case may take")
     asked = parser.parse_args()
     found = []
     for word in asked.cases:
         name, *overrides = word.split(",")
-        found.append(measure(name, overrides, asked.out))
+        found.append(measure(name, overrides, asked.out, asked.limit))
         print("RESULT " + json.dumps(found[-1]), flush=True)
     if asked.out is not None:
         (asked.out / "speed.json").write_text(json.dumps(found, indent=2))
