@@ -101,6 +101,8 @@ VERDICTS: dict[str, Verdict] = {
     "train.seed": _DATA,
     "train.ddp_find_unused_parameters": _FREE,
     "train.debug_freq": _FREE,
+    "train.samples": _FREE,
+    "train.sample_tokens": _FREE,
     "train.extra": Verdict("told", "TRL takes the new value from here on"),
     "parallel.nproc": _BATCH,
     "parallel.device": _ROUNDING,

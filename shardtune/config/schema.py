@@ -344,6 +344,13 @@ class TrainSection(Section):
     debug_freq: Int = Field(
         default=25, ge=1, description="Time and memory of a step, every so many steps (also --debug-freq)."
     )
+    samples: Int = Field(
+        default=0,
+        ge=0,
+        description="Answer so many rows (of validation, else of training) before and after training, greedily: the "
+        "model is given a row up to its first supervised token. Each token takes a forward pass of all ranks.",
+    )
+    sample_tokens: Int = Field(default=64, ge=1, description="Longest answer to a sample, in tokens.")
     extra: dict[str, Any] = Field(
         default_factory=dict,
         description="Further settings of TRL's SFTConfig, checked against the installed TRL and passed on as they are.",

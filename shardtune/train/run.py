@@ -51,6 +51,7 @@ from shardtune.train.choices import (
 from shardtune.train.interrupt import Grace, StopRequest, grace_seconds
 from shardtune.train.proof import ProofOfTraining
 from shardtune.train.resume import resume_point
+from shardtune.train.samples import Samples
 from shardtune.train.saving import CheckpointSaver, RunFacts, SaveWatch
 from shardtune.train.scene import Data, Scene, open_scene, refuse_different_nodes
 from shardtune.train.settings import check_trackers, trainer_settings
@@ -264,6 +265,9 @@ def _train_and_save(
         progress.tokens_before = resumed.tokens
         tell_resume(scene, resumed, math)
     trainer.stop_evaluating = stopping.now
+    samples = Samples(scene, trainer, data, config.train, stopped=stopping.now, beat=watchdog.beat)
+    if resumed is None:
+        samples.ask("before")
     torch.manual_seed(config.train.seed + scene.processes.rank)  # each rank its own dropout
     began = time.perf_counter()
     try:
@@ -284,7 +288,9 @@ def _train_and_save(
     if best is not None and best != trainer.state.global_step:
         _load_best(scene, model, store, best)
     _write_final(scene, model, wrapper, tokenizer)
+    samples.ask("after")
     tell_end(scene, trainer, time.perf_counter() - began, best)
+    samples.show()
     return 0
 
 
