@@ -8,7 +8,7 @@ next is rank 0's word, so that ranks that round differently still agree when an 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -82,7 +82,8 @@ class Samples:
     def show(self) -> None:
         """Both answers to each question, on rank 0; those from before this process out of its events."""
         if self.scene.processes.is_main and self.questions:
-            show_samples(self.scene.console, written(self.scene.events.path.read_text(encoding="utf-8")))
+            with self.scene.events.path.open(encoding="utf-8") as log:
+                show_samples(self.scene.console, written(log))
 
     def _generate(self, prompts: list[tuple[int, ...]], ends: Collection[int]) -> list[list[int]] | None:
         model = self.trainer.model
@@ -205,10 +206,10 @@ def next_tokens(
     return chosen
 
 
-def written(log: str) -> list[Answered]:
+def written(log: Iterable[str]) -> list[Answered]:
     """The last answers to each row in the lines of an event log, in the order the rows were first asked."""
     found: dict[str, dict[str, str]] = {}
-    for line in log.splitlines():
+    for line in log:
         if '"event": "sample"' not in line:
             continue
         try:

@@ -60,7 +60,8 @@ def test_the_tightest_limit_on_the_way_up_counts(tmp_path: Path) -> None:
         {
             "proc/self/cgroup": "0::/kubepods/pod1/box\n",
             "sys/fs/cgroup/kubepods/pod1/memory.max": "1000000\n",
-            "sys/fs/cgroup/kubepods/pod1/box/memory.max": "max\n",
+            "sys/fs/cgroup/kubepods/memory.max": "max\n",
+            "sys/fs/cgroup/kubepods/pod1/box/memory.max": "5000000\n",
             "sys/fs/cgroup/kubepods/pod1/box/memory.current": "77\n",
             "sys/fs/cgroup/kubepods/pod1/box/cpu.max": "max 100000\n",
         },

@@ -205,15 +205,13 @@ def test_two_processes_give_the_answers_of_one(config: Path, asked: Path, shardt
 
 
 def test_lines_of_a_log_become_pairs_and_a_torn_line_is_passed_over() -> None:
-    log = "\n".join(
-        [
-            '{"event": "sample", "when": "before", "row": "train:1", "prompt": "p", "answer": "a", "expected": "e"}',
-            '{"event": "step", "step": 1}',
-            '{"event": "sample", "when": "after", "row": "train:1", "prompt": "p", "answer": "b", "expected": "e"}',
-            '{"event": "sample", "when": "after", "row": "train:2", "prompt": "q", "answer": "c", "expected": "f"}',
-            '{"event": "sample", "when": "aft',
-        ]
-    )
+    log = [
+        '{"event": "sample", "when": "before", "row": "train:1", "prompt": "p", "answer": "a", "expected": "e"}',
+        '{"event": "step", "step": 1}',
+        '{"event": "sample", "when": "after", "row": "train:1", "prompt": "p", "answer": "b", "expected": "e"}',
+        '{"event": "sample", "when": "after", "row": "train:2", "prompt": "q", "answer": "c", "expected": "f"}',
+        '{"event": "sample", "when": "aft',
+    ]
     assert written(log) == [Answered("train:1", "p", "a", "b", "e"), Answered("train:2", "q", None, "c", "f")]
 
 
