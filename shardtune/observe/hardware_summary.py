@@ -68,6 +68,8 @@ def gpu_line(facts: Facts) -> str:
     pairs = {word for row in facts.get("topology", []) for word in row} - {"X"}
     if pairs:
         words.append(f"joined by {' and '.join(sorted(pairs))}")
+    if (visible := facts.get("variables", {}).get("CUDA_VISIBLE_DEVICES")) is not None:
+        words.append(f"of which CUDA_VISIBLE_DEVICES={visible}")  # NVML counts all of them
     return ", ".join(words)
 
 

@@ -15,7 +15,7 @@ from running import Command
 
 from shardtune.observe.hardware import describe_hardware
 from shardtune.observe.hardware_page import show_hardware
-from shardtune.observe.hardware_summary import concerns, differences, print_hw_summary
+from shardtune.observe.hardware_summary import concerns, differences, print_hw_summary, summary_lines
 
 RDMA = {
     f"sys/class/infiniband/mlx5_{n}/ports/1/{name}": text
@@ -65,6 +65,11 @@ def test_a_run_begins_with_a_few_lines(tmp_path: Path) -> None:
     )
     assert "eth0 100 Gb/s, 8 × InfiniBand 400 Gb/sec (4X NDR)" in text
     assert "NCCL 2.27.7" in text
+
+
+def test_a_part_of_the_cards_is_told_as_a_part(tmp_path: Path) -> None:
+    lines = dict(summary_lines(big_node(tmp_path, CUDA_VISIBLE_DEVICES="0,1")))
+    assert lines["gpus"].startswith("8 × NVIDIA H200") and lines["gpus"].endswith("of which CUDA_VISIBLE_DEVICES=0,1")
 
 
 def test_only_what_differs_on_another_node_is_told(tmp_path: Path) -> None:
