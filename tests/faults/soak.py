@@ -100,7 +100,11 @@ class TrainJob(Job):
         train = {"lr_scheduler_type": "constant", "save_strategy": "steps", "save_steps": 4}
         self.config = toy_config(
             folder, toy_llama(folder / "model"), toy_rows(folder / "data"), train=train,
-            parallel={"step_timeout_minutes": 0.2, "node_timeout_seconds": 6, "max_restarts": restarts, "nproc": 1},
+            parallel={
+                # A stopped worker may stop in the middle of a save too, or while it comes back.
+                "step_timeout_minutes": 0.2, "checkpoint_timeout_minutes": 0.2, "load_timeout_minutes": 1.5,
+                "node_timeout_seconds": 6, "max_restarts": restarts, "nproc": 1,
+            },
         )  # fmt: skip
         self._log = Log(self.run / "events-rank0.jsonl")
 
