@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
@@ -69,8 +69,9 @@ class FlopRecorder:
         return formula(self._tokens, self._products, self._head, self._attention)
 
     @property
-    def seen(self) -> bool:
-        return self._tokens > 0
+    def is_complete(self) -> bool:
+        """A forward pass is over, or nothing can be watched."""
+        return self._forward_is_over or not self.watches
 
     def close(self) -> None:
         for hook in self._hooks:
@@ -185,8 +186,10 @@ def _is_compiled(module: nn.Module) -> bool:
 
 
 def _output_layer(model: nn.Module) -> nn.Module | None:
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model  # PEFT's wrapper does not pass it on
-    return base.get_output_embeddings() if hasattr(base, "get_output_embeddings") else None  # type: ignore[operator]
+    base: Any = model
+    if hasattr(model, "get_base_model"):  # PEFT's wrapper does not pass the question on
+        base = cast(Any, model).get_base_model()
+    return cast(nn.Module, base.get_output_embeddings()) if hasattr(base, "get_output_embeddings") else None
 
 
 def _matrix(module: nn.Module) -> Tensor | None:
@@ -227,7 +230,7 @@ def _scores(module: nn.Module) -> Scores | None:
     window = getattr(module, "sliding_window", None)
     if not hasattr(module, "sliding_window"):  # Mistral and its kin read it from the config in every forward pass
         window = getattr(getattr(module, "config", None), "sliding_window", None)
-    heads = out.in_features // value_width  # type: ignore[union-attr, operator]
+    heads = out.in_features // value_width  # type: ignore[union-attr]
     return Scores(heads, width, value_width, window if isinstance(window, int) else None)
 
 

@@ -1,0 +1,390 @@
+"""What does a step cost, and what does the time go into? A callback for any Trainer, on a CPU or on GPUs.
+
+    trainer = SFTTrainer(..., callbacks=[profiler := LLMStepProfiler(debug_freq=25, output_dir="runs/one")])
+    profiler.attach(trainer)  # only needed if trackers shall get its numbers
+
+What each number counts is written in docs/profiling.md.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from rich.console import Console
+from torch import nn
+from transformers import TrainerCallback
+
+from shardtune.observe.batches import BatchCount, count_batch
+from shardtune.observe.chips import peak_tflops
+from shardtune.observe.clocks import Clock, CudaClock, HostClock, Mark
+from shardtune.observe.collectives import CollectiveTap
+from shardtune.observe.events import EventLog
+from shardtune.observe.fetching import FetchTap
+from shardtune.observe.flop_recorder import FlopRecorder
+from shardtune.observe.flops import FlopFormula
+from shardtune.observe.gpu_meter import GpuMeter
+from shardtune.observe.host_meter import HostMeter
+from shardtune.observe.passes import PassHooks
+from shardtune.observe.phases import StepSpans, StepTimer
+from shardtune.observe.profile_window import ProfileWindow, profile_line, summary_of, tracker_numbers
+from shardtune.observe.standalone import StandaloneRun
+
+if TYPE_CHECKING:
+    from transformers import Trainer, TrainerControl, TrainerState, TrainingArguments
+
+_QUEUE = 4096  # batches a loader may be ahead of the model before the oldest are forgotten
+
+
+@dataclass
+class _Step:
+    """A step that has ended for the host, and perhaps not yet for the GPU."""
+
+    number: int
+    spans: StepSpans
+    batches: list[BatchCount | None]
+    facts: dict[str, object] = field(default_factory=dict)  # what was read when it ended: memory, host, gpu
+
+
+class LLMStepProfiler(TrainerCallback):
+    """Writes a `profile` event for every step on every rank, and a line every `debug_freq` steps on rank 0.
+
+    Alone (with TRL or transformers and nothing else of shardtune) it opens events of its own in `output_dir` and writes
+    `profile.json` there when training ends. It never waits for the GPU but once, at the end; what cannot be known is
+    absent from the numbers, and said once if one would expect it.
+
+    Args:
+        debug_freq: Steps between two lines.
+        seq_len: The length sequences are cut or packed to; only written down.
+        output_dir: Where a run of its own writes; the Trainer's `output_dir` if not given.
+        report_meta: Written into the `run_start` event of a run of its own.
+        script_name: Likewise.
+        console: Where lines are printed; quiet on all ranks but 0 if not given.
+        events: An open log to write to. Then there is no run of its own.
+
+    Attributes:
+        listeners: Called with each profile, as it was written.
+    """
+
+    def __init__(
+        self,
+        debug_freq: int = 25,
+        seq_len: int | None = None,
+        output_dir: str | Path | None = None,
+        report_meta: Mapping[str, object] | None = None,
+        script_name: str | None = None,
+        *,
+        console: Console | None = None,
+        events: EventLog | None = None,
+    ) -> None:
+        self.debug_freq, self.seq_len, self.output_dir = max(1, debug_freq), seq_len, output_dir
+        self.report_meta, self.script_name = dict(report_meta or {}), script_name
+        self.console, self.events = console, events
+        self.listeners: list[Callable[[Mapping[str, Any]], None]] = []
+        self._own: StandaloneRun | None = None
+        self._attached = False
+        self._watching: _Watching | None = None
+
+    def attach(self, trainer: Trainer) -> None:
+        """Go before the trackers, which come first in a Trainer, so that the numbers are in the logs they read."""
+        callbacks = trainer.callback_handler.callbacks
+        if self in callbacks:
+            callbacks.remove(self)
+        callbacks.insert(0, self)
+        self._attached = True
+
+    def on_train_begin(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        model: nn.Module | None = None,
+        train_dataloader: Any = None,
+        **_: Any,
+    ) -> None:
+        self.close()
+        assert model is not None
+        if self.console is None:
+            self.console = Console(quiet=args.process_index != 0)
+        if self.events is None:
+            folder = Path(self.output_dir or args.output_dir or ".")
+            self._own = StandaloneRun(folder, args, self.report_meta, self.script_name, self.seq_len)
+        self._watching = _Watching(self, args, model, getattr(train_dataloader, "dataset", None))
+        if args.report_to and not self._attached:
+            self.say(
+                f"{', '.join(args.report_to)} will not get the profiler's numbers: call profiler.attach(trainer) "
+                "before trainer.train()."
+            )
+
+    def on_step_begin(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        if self._watching is not None:
+            self._watching.begin_step()
+
+    def on_substep_end(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        if self._watching is not None:
+            self._watching.end_micro_batch()
+
+    def on_pre_optimizer_step(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        if self._watching is not None:
+            self._watching.begin_optimizer()
+
+    def on_optimizer_step(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        if self._watching is not None:
+            self._watching.timer.leave()
+
+    def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        if self._watching is not None:
+            self._watching.end_step(state.global_step)
+
+    def on_prediction_step(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self._pause()
+
+    def on_evaluate(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self._pause()
+
+    def on_save(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self._pause()
+
+    def on_log(
+        self, args: Any, state: TrainerState, control: TrainerControl, logs: dict[str, Any] | None = None, **_: Any
+    ) -> None:
+        if logs is None or self._watching is None:
+            return
+        if self._own is not None:
+            self._own.log(state, logs)
+        if "loss" in logs:
+            logs.update(self._watching.numbers_for_trackers())
+
+    def on_train_end(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        if self._watching is None:
+            return
+        self._watching.finish()
+        if self._own is not None:
+            path = self._own.end(state.global_step, self._watching.summary())
+            if path is not None and self.console is not None:
+                self.console.print(f"profile written to {path}", highlight=False, markup=False, soft_wrap=True)
+        self.close()
+
+    def close(self) -> None:
+        """Take every hook and tap away. Called when training ends; call it if training was cut short."""
+        if self._watching is not None:
+            self._watching.close()
+            self._watching = self._own = None
+
+    def write(self, event: str, **fields: object) -> None:
+        log = self._own.events if self._own is not None else self.events
+        assert log is not None
+        log.write(event, **fields)
+
+    def say(self, text: str) -> None:
+        """What one would expect and will not find, once."""
+        assert self.console is not None
+        self.console.print(f"profiler: {text}", highlight=False, markup=False, soft_wrap=True)
+        self.write("notice", about="profiler", text=text)
+
+    def _pause(self) -> None:
+        if self._watching is not None:
+            self._watching.timer.pause()
+
+
+class _Watching:
+    """One training under watch: hooks and taps from its begin to its end, and the steps that are not read yet."""
+
+    def __init__(self, profiler: LLMStepProfiler, args: TrainingArguments, model: nn.Module, dataset: object) -> None:
+        self.profiler, self.model = profiler, model
+        self.on_cuda = args.device.type == "cuda"
+        self.clock: Clock = CudaClock() if self.on_cuda else HostClock()
+        self.timer = StepTimer(self.clock)
+        self.device = args.device
+        self.in_step = False
+        self._has_begun = False
+        self.steps = 0
+        self._pending: deque[_Step] = deque()
+        self._fetched: deque[BatchCount | None] = deque(maxlen=_QUEUE)
+        self._used: list[BatchCount | None] = []
+        self._after_fetch: Mark | None = None
+        self._counts_tokens = args.world_size > 1 and bool(args.average_tokens_across_devices)
+        self._accumulation = args.gradient_accumulation_steps
+        self.fetch_tap = FetchTap(dataset, self.clock, self._on_fetched)
+        self.fetch_tap.open()
+        self.collectives = CollectiveTap(model, self._wait, on_cuda=self.on_cuda) if args.world_size > 1 else None
+        self.passes = PassHooks(model, self.timer, lambda: self.in_step, self._on_micro_batch)
+        self.recorder: FlopRecorder | None = None
+        self._recomputed = bool(args.gradient_checkpointing)
+        self._formula: FlopFormula | None = None
+        self.host = HostMeter()
+        self.gpu: GpuMeter | None = None
+        self.peak: float | None = None
+        if self.on_cuda:
+            self.peak = peak_tflops(torch.cuda.get_device_name(args.device))
+            self.gpu = GpuMeter(args.device.index if args.device.index is not None else torch.cuda.current_device())
+            self.gpu.open()
+        self._since_line, self._since_log, self._all = ProfileWindow(), ProfileWindow(), ProfileWindow()
+        self._lines = 0
+        self._tell_what_is_missing()
+
+    def _tell_what_is_missing(self) -> None:
+        if not self.fetch_tap.is_open:
+            self.profiler.say("no waiting for data and no tokens: batches do not come from a torch DataLoader.")
+        if self.collectives is not None and not self.collectives.is_open:
+            self.profiler.say(f"no waiting for other ranks: {self.collectives.why_not}.")
+        if self.gpu is not None and self.gpu.why_not is not None:
+            self.profiler.say(f"nothing about the GPU itself: {self.gpu.why_not}.")
+
+    def begin_step(self) -> None:
+        if not self._has_begun:
+            self.recorder = FlopRecorder(self.model, self._recomputed)
+            self._has_begun = True
+        while len(self._fetched) > self._accumulation + 1:
+            self._fetched.popleft()  # skipped on the way to where a run goes on
+        self.timer.begin_if_new()
+        if self._after_fetch is not None:
+            if self._counts_tokens and self.collectives is not None and self.collectives.is_open:
+                # Since the last batch came, the ranks have only told each other how many tokens they have.
+                self.timer.now.add("collective", self._after_fetch, self.clock.mark())
+            else:
+                self.clock.take_back([self._after_fetch])
+            self._after_fetch = None
+        self._used = []
+        self.in_step = True
+
+    def end_micro_batch(self) -> None:
+        self.timer.drop()
+        self._take_formula()
+
+    def begin_optimizer(self) -> None:
+        if self.timer.phase != "optimizer":  # the end of the backward pass was not seen
+            self.timer.enter("optimizer")
+        self._take_formula()
+
+    def _take_formula(self) -> None:
+        if self.recorder is None or not self.recorder.is_complete:
+            return
+        self.recorder.close()
+        self._formula, self.recorder = self.recorder.formula(), None
+        if self._formula is None:
+            self.profiler.say("no TFLOP/s and MFU: the model has no attention that says how wide its heads are.")
+
+    def end_step(self, number: int) -> None:
+        self.in_step = False
+        if self.collectives is not None and self.collectives.is_open:
+            self.timer.now.known.add("collective")
+        facts: dict[str, object] = {"host": self.host.read()}
+        if self.on_cuda:
+            facts["memory"] = _gpu_memory(self.device)
+        if self.gpu is not None and self.gpu.latest:
+            facts["gpu"] = self.gpu.latest
+        self._pending.append(_Step(number, self.timer.finish(), self._used, facts))
+        self._used = []
+        self._read_what_is_passed()
+
+    def finish(self) -> None:
+        if self._pending:
+            self.clock.wait_for(self._pending[-1].spans.end)
+        self._read_what_is_passed()
+        if len(self._since_line) and not self._lines:
+            self._print_line()
+
+    def close(self) -> None:
+        self.fetch_tap.close()
+        self.passes.close()
+        for part in (self.collectives, self.recorder, self.gpu):
+            if part is not None:
+                part.close()
+
+    def numbers_for_trackers(self) -> dict[str, float]:
+        window = self._since_log
+        if len(window):
+            self._since_log = ProfileWindow()
+            return tracker_numbers(window)
+        return {}
+
+    def summary(self) -> dict[str, object]:
+        return summary_of(self._all, self.steps)
+
+    def _on_fetched(self, batch: object, begin: Mark, end: Mark) -> None:
+        self.timer.begin_if_new()
+        self.timer.now.add("data", begin, end)
+        self._fetched.append(count_batch(batch))
+        if self._after_fetch is not None:
+            self.clock.take_back([self._after_fetch])
+        self._after_fetch = self.clock.mark()
+
+    def _on_micro_batch(self, shape: tuple[int, ...] | None) -> None:
+        """A batch that was fetched reaches the model. Loaders fetch ahead, and in order."""
+        while self._fetched:
+            count = self._fetched.popleft()
+            if count is None or shape is None or count.shape == shape:
+                self._used.append(count)
+                return
+        self._used.append(None)
+
+    def _wait(self, run: Callable[[], Any]) -> Any:
+        if not self.in_step:
+            return run()
+        begin = self.clock.mark()
+        result = run()
+        self.timer.now.add("collective", begin, self.clock.mark(), within=self.timer.phase)
+        return result
+
+    def _read_what_is_passed(self) -> None:
+        while self._pending and self.clock.is_passed(self._pending[0].spans.end):
+            step = self._pending.popleft()
+            profile = self._profile(step)
+            step.spans.give_back(self.clock)
+            self.steps += 1
+            self.profiler.write("profile", **profile)
+            for window in (self._since_line, self._since_log, self._all):
+                window.add(profile)
+            for listener in self.profiler.listeners:
+                listener(profile)
+            if step.number % self.profiler.debug_freq == 0:
+                self._print_line()
+
+    def _profile(self, step: _Step) -> dict[str, Any]:
+        seconds = step.spans.seconds(self.clock)
+        told: dict[str, Any] = {"step": step.number, "seconds": {name: round(s, 6) for name, s in seconds.items()}}
+        batches = [batch for batch in step.batches if batch is not None]
+        if batches and len(batches) == len(step.batches):
+            real = sum(batch.real for batch in batches)
+            told["tokens"] = {
+                "supervised": sum(batch.supervised for batch in batches),
+                "real": real,
+                "padded": sum(batch.padded for batch in batches),
+            }
+            told["tokens_per_second"] = round(real / seconds["step"], 1)
+            if self._formula is not None:
+                told |= self._speed(self._formula, batches, seconds["step"])
+        return told | step.facts
+
+    def _speed(self, formula: FlopFormula, batches: list[BatchCount], seconds: float) -> dict[str, float]:
+        tflops = sum(formula.needed(batch) for batch in batches) / seconds / 1e12
+        executed = sum(formula.executed(batch) for batch in batches) / seconds / 1e12
+        told = {"tflops": _digits(tflops), "hardware_tflops": _digits(executed)}
+        if self.peak is not None:
+            told |= {"mfu": round(tflops / self.peak, 4), "hfu": round(executed / self.peak, 4)}
+        return told
+
+    def _print_line(self) -> None:
+        console = self.profiler.console
+        assert console is not None
+        line = profile_line(self._since_line, console.width if console.is_terminal else None)
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+        self._since_line.clear()
+        self._lines += 1
+
+
+def _gpu_memory(device: torch.device) -> dict[str, int]:
+    # As a nest: the flat form of the same numbers takes ten times as long to make.
+    stats = torch.cuda.memory_stats_as_nested_dict(device)
+    allocated, reserved = stats["allocated_bytes"]["all"], stats["reserved_bytes"]["all"]
+    return {"allocated": allocated["current"], "reserved": reserved["current"], "peak": allocated["peak"]}
+
+
+def _digits(value: float) -> float:
+    """A toy does a billionth of what a GPU does: four digits that count, not four decimals."""
+    return float(f"{value:.4g}")
