@@ -61,7 +61,7 @@ def profile_line(window: ProfileWindow, width: int | None) -> str:
     if "tokens_per_second" in found:
         rest.append(f"{found['tokens_per_second']:,.0f} tok/s")
     if "tflops" in found:
-        rest.append(f"{found['tflops']:.3g} TFLOP/s")
+        rest.append(_speed(found["tflops"]))
     if "mfu" in found:
         rest.append(f"MFU {found['mfu']:.1%}".replace("%", " %"))
     peak = window.peak()
@@ -103,3 +103,12 @@ def _numbers(value: Mapping[str, Any], path: str = "") -> Iterable[tuple[str, fl
 
 def _seconds(value: float) -> str:
     return f"{value:.3g} s" if value >= 1 else f"{value * 1000:.3g} ms"
+
+
+def _speed(tflops: float) -> str:
+    """`310 TFLOP/s`; a toy on a CPU does `66.6 MFLOP/s`."""
+    for unit in ("TFLOP/s", "GFLOP/s", "MFLOP/s"):
+        if tflops >= 0.1 or unit == "MFLOP/s":
+            break
+        tflops *= 1000
+    return f"{tflops:.3g} {unit}"

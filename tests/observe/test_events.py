@@ -33,7 +33,7 @@ def test_a_line_says_what_happened_when_and_where(tmp_path: Path) -> None:
     log.write("step", step=25, loss=1.5, learning_rate=None)
     [record] = lines(tmp_path / "events-rank3.jsonl")
     assert record.pop("time") == pytest.approx(time.time(), abs=5)
-    assert record == {"v": 1, "rank": 3, "event": "step", "step": 25, "loss": 1.5, "learning_rate": None}
+    assert record == {"v": 2, "rank": 3, "event": "step", "step": 25, "loss": 1.5, "learning_rate": None}
 
 
 def test_a_diverged_loss_is_still_json_and_still_says_so(tmp_path: Path) -> None:
