@@ -17,14 +17,14 @@ Fetched = Callable[[object, Mark, Mark], None]
 
 
 class FetchTap:
-    """Calls `fetched(batch, begin, end)` for every batch of `dataset` that any loader hands out in this process.
+    """Calls `fetching()` before and `fetched(batch, begin, end)` after each batch of `dataset` a loader hands out.
 
     `is_open` is False where torch has no such iterator (a private name of it); then nothing is ever called.
     """
 
-    def __init__(self, dataset: object, clock: Clock, fetched: Fetched) -> None:
-        self.dataset, self.clock, self.fetched = dataset, clock, fetched
-        self._class: Any = getattr(dataloader, "_BaseDataLoaderIter", None)
+    def __init__(self, dataset: object, clock: Clock, fetching: Callable[[], None], fetched: Fetched) -> None:
+        self.dataset, self.clock, self.fetching, self.fetched = dataset, clock, fetching, fetched
+        self._class = _iterator_class()
         self._was: Callable[..., Any] | None = None
         self._ours: Callable[..., Any] | None = None
 
@@ -41,6 +41,7 @@ class FetchTap:
         def hand_out(iterator: Any) -> Any:
             if getattr(iterator, "_dataset", None) is not tap.dataset:
                 return was(iterator)
+            tap.fetching()
             begin = tap.clock.mark()
             batch = was(iterator)
             tap.fetched(batch, begin, tap.clock.mark())
@@ -56,3 +57,7 @@ class FetchTap:
             else:
                 self.dataset = None
             self._was = None
+
+
+def _iterator_class() -> Any:
+    return getattr(dataloader, "_BaseDataLoaderIter", None)

@@ -56,14 +56,14 @@ def profile_line(window: ProfileWindow, width: int | None) -> str:
     if rest_of_step > _TOLD_REST * step:
         known["other"] = rest_of_step
     shares = [f"{short} {seconds / step:.0%}" for short, seconds in known.items()]
-    head = f"profile {window.profiles[-1]['step']}  {_seconds(step)}/step  " + " · ".join(shares).replace("%", " %")
+    head = f"profile {window.profiles[-1]['step']}  {_seconds(step)}/step  " + " ".join(shares)
     rest = []
     if "tokens_per_second" in found:
         rest.append(f"{found['tokens_per_second']:,.0f} tok/s")
     if "tflops" in found:
         rest.append(_speed(found["tflops"]))
     if "mfu" in found:
-        rest.append(f"MFU {found['mfu']:.1%}".replace("%", " %"))
+        rest.append(f"MFU {found['mfu']:.1%}")
     peak = window.peak()
     if peak is not None:
         rest.append(f"{size(peak)} peak")

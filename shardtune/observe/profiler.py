@@ -209,7 +209,7 @@ class _Watching:
         self._after_fetch: Mark | None = None
         self._counts_tokens = args.world_size > 1 and bool(args.average_tokens_across_devices)
         self._accumulation = args.gradient_accumulation_steps
-        self.fetch_tap = FetchTap(dataset, self.clock, self._on_fetched)
+        self.fetch_tap = FetchTap(dataset, self.clock, self.timer.begin_if_new, self._on_fetched)
         self.fetch_tap.open()
         self.collectives = CollectiveTap(model, self._wait, on_cuda=self.on_cuda) if args.world_size > 1 else None
         self.passes = PassHooks(model, self.timer, lambda: self.in_step, self._on_micro_batch)
@@ -307,7 +307,6 @@ class _Watching:
         return summary_of(self._all, self.steps)
 
     def _on_fetched(self, batch: object, begin: Mark, end: Mark) -> None:
-        self.timer.begin_if_new()
         self.timer.now.add("data", begin, end)
         self._fetched.append(count_batch(batch))
         if self._after_fetch is not None:
@@ -356,14 +355,14 @@ class _Watching:
                 "real": real,
                 "padded": sum(batch.padded for batch in batches),
             }
-            told["tokens_per_second"] = round(real / seconds["step"], 1)
+            told["tokens_per_second"] = round(_per_second(real, seconds["step"]), 1)
             if self._formula is not None:
                 told |= self._speed(self._formula, batches, seconds["step"])
         return told | step.facts
 
     def _speed(self, formula: FlopFormula, batches: list[BatchCount], seconds: float) -> dict[str, float]:
-        tflops = sum(formula.needed(batch) for batch in batches) / seconds / 1e12
-        executed = sum(formula.executed(batch) for batch in batches) / seconds / 1e12
+        tflops = _per_second(sum(formula.needed(batch) for batch in batches), seconds) / 1e12
+        executed = _per_second(sum(formula.executed(batch) for batch in batches), seconds) / 1e12
         told = {"tflops": _digits(tflops), "hardware_tflops": _digits(executed)}
         if self.peak is not None:
             told |= {"mfu": round(tflops / self.peak, 4), "hfu": round(executed / self.peak, 4)}
@@ -383,6 +382,10 @@ def _gpu_memory(device: torch.device) -> dict[str, int]:
     stats = torch.cuda.memory_stats_as_nested_dict(device)
     allocated, reserved = stats["allocated_bytes"]["all"], stats["reserved_bytes"]["all"]
     return {"allocated": allocated["current"], "reserved": reserved["current"], "peak": allocated["peak"]}
+
+
+def _per_second(amount: float, seconds: float) -> float:
+    return amount / max(seconds, 1e-9)
 
 
 def _digits(value: float) -> float:

@@ -87,3 +87,39 @@ def test_a_line_torn_by_a_crash_does_not_take_the_next_one_with_it(tmp_path: Pat
     assert written[1] == '{"event": "st'
     assert strict(written[2])["event"] == "run_start"
     assert len(written) == 3
+
+
+def test_a_process_killed_while_it_writes_loses_at_most_its_last_line(tmp_path: Path) -> None:
+    code = (
+        "import sys; from itertools import count; from pathlib import Path\n"
+        "from shardtune.observe.events import EventLog\n"
+        "log = EventLog(Path(sys.argv[1]), 0)\n"
+        "print('writing', flush=True)\n"
+        "for n in count(): log.write('step', step=n, text='x' * (n % 60_000))"
+    )
+    path = tmp_path / "events-rank0.jsonl"
+    for _ in range(3):
+        had = path.stat().st_size if path.exists() else 0
+        process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE)
+        assert process.stdout is not None and process.stdout.readline()
+        while path.stat().st_size < had + 500_000 and process.poll() is None:
+            time.sleep(0.005)
+        process.kill()
+        process.wait(60)
+        process.stdout.close()
+    log = EventLog(tmp_path, 0)
+    log.write("run_end")
+    whole, steps = 0, []
+    for line in path.read_text().splitlines():
+        try:
+            record = strict(line)
+        except ValueError:
+            continue
+        whole += 1
+        steps.append(record.get("step"))
+    torn = len(path.read_text().splitlines()) - whole
+    assert torn <= 3 and steps[-1] is None  # one for each kill, and what came after is whole
+    starts = [index for index, step in enumerate(steps) if step == 0]
+    assert len(starts) == 3
+    for begin, end in zip(starts, [*starts[1:], len(steps) - 1], strict=True):
+        assert steps[begin:end] == list(range(end - begin))  # nothing is missing in between

@@ -119,7 +119,9 @@ def test_nothing_below_the_first_adapter_needs_a_gradient() -> None:
     low = adapted(toy("llama"), ["layers.0.self_attn.q_proj"])
     high = adapted(toy("llama"), ["layers.1.self_attn.q_proj"])
     ids = torch.randint(3, 70, (1, LENGTH))
-    (of_low, counted_low), (of_high, counted_high) = (watched(m, input_ids=ids, labels=ids.clone()) for m in (low, high))
+    (of_low, counted_low), (of_high, counted_high) = (
+        watched(m, input_ids=ids, labels=ids.clone()) for m in (low, high)
+    )
     assert of_high.token.backward < of_low.token.backward and of_high.token.forward == of_low.token.forward
     assert counted_high < counted_low
 
@@ -151,7 +153,9 @@ def test_padding_and_recomputation_count_as_executed_only() -> None:
     assert formula.executed(batch) == 5 * 20 + 40 * 20 + 4 * pairs
 
 
-@pytest.mark.parametrize(("lengths", "window", "pairs"), [((4,), None, 10), ((4, 2), None, 13), ((6,), 2, 11), ((3,), 9, 6)])
+@pytest.mark.parametrize(
+    ("lengths", "window", "pairs"), [((4,), None, 10), ((4, 2), None, 13), ((6,), 2, 11), ((3,), 9, 6)]
+)
 def test_pairs_are_counted_as_a_mask_shows_them(lengths: tuple[int, ...], window: int | None, pairs: int) -> None:
     seen = 0
     for length in lengths:
@@ -162,7 +166,10 @@ def test_pairs_are_counted_as_a_mask_shows_them(lengths: tuple[int, ...], window
 
 def test_each_layer_has_its_own_window() -> None:
     config = toy_text_config(
-        "gemma3_text", sliding_window=8, layer_types=["sliding_attention", "full_attention"], attn_implementation="eager"
+        "gemma3_text",
+        sliding_window=8,
+        layer_types=["sliding_attention", "full_attention"],
+        attn_implementation="eager",
     )
     model = adapted(AutoModelForCausalLM.from_config(config), ["q_proj"])
     ids = torch.randint(3, 70, (1, LENGTH))
