@@ -6,9 +6,13 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from expert_toys import fp8_and_its_twin
 from peft import LoraConfig, PeftModel, get_peft_model
 from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 from torch.utils.flop_counter import FlopCounterMode
 from toys import toy_text_config
 from transformers import AutoModelForCausalLM, LlamaForCausalLM, Mistral4ForCausalLM, MixtralForCausalLM
@@ -143,6 +147,22 @@ def test_weights_held_in_float8_cost_what_their_twins_cost() -> None:
         peft = get_peft_model(model, LoraConfig(r=4, target_modules=["o_proj"], lora_dropout=0.0))
         forwards.append(watched(peft, input_ids=ids, labels=ids.clone())[0].token)
     assert forwards[0] == forwards[1]
+
+
+def test_a_sharded_model_costs_what_it_costs_whole() -> None:
+    ids = torch.randint(3, 70, (1, LENGTH))
+    models = [adapted(toy("mistral4"), ["o_proj"], EXPERTS) for _ in range(2)]
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        mesh = init_device_mesh("cpu", (1,))
+        for layer in models[1].get_base_model().model.layers:
+            fully_shard(layer, mesh=mesh)
+        fully_shard(models[1], mesh=mesh)
+        assert any(isinstance(parameter, DTensor) for parameter in models[1].parameters())
+        whole, sharded = (watched(model, input_ids=ids, labels=ids.clone())[0] for model in models)
+    finally:
+        dist.destroy_process_group()
+    assert whole == sharded
 
 
 def test_padding_and_recomputation_count_as_executed_only() -> None:
