@@ -91,35 +91,29 @@ def test_a_line_torn_by_a_crash_does_not_take_the_next_one_with_it(tmp_path: Pat
 
 def test_a_process_killed_while_it_writes_loses_at_most_its_last_line(tmp_path: Path) -> None:
     code = (
-        "import sys; from itertools import count; from pathlib import Path\n"
+        "import os, sys; from itertools import count; from pathlib import Path\n"
         "from shardtune.observe.events import EventLog\n"
         "log = EventLog(Path(sys.argv[1]), 0)\n"
-        "print('writing', flush=True)\n"
-        "for n in count(): log.write('step', step=n, text='x' * (n % 60_000))"
+        "for n in count():\n"
+        "    log.write('step', step=n, text='x' * (n * 997 % 60_000))\n"
+        "    os.write(1, b'%d\\n' % n)"
     )
     path = tmp_path / "events-rank0.jsonl"
-    for _ in range(3):
-        had = path.stat().st_size if path.exists() else 0
+    told = []  # by each process: the last event it had written
+    for lines_before_the_kill in (1, 40, 150):
         process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE)
-        assert process.stdout is not None and process.stdout.readline()
-        while path.stat().st_size < had + 500_000 and process.poll() is None:
-            time.sleep(0.005)
+        assert process.stdout is not None
+        said = [process.stdout.readline() for _ in range(lines_before_the_kill)]
         process.kill()
+        said += process.stdout.readlines()
         process.wait(60)
         process.stdout.close()
-    log = EventLog(tmp_path, 0)
-    log.write("run_end")
-    whole, steps = 0, []
-    for line in path.read_text().splitlines():
-        try:
-            record = strict(line)
-        except ValueError:
-            continue
-        whole += 1
-        steps.append(record.get("step"))
-    torn = len(path.read_text().splitlines()) - whole
-    assert torn <= 3 and steps[-1] is None  # one for each kill, and what came after is whole
-    starts = [index for index, step in enumerate(steps) if step == 0]
-    assert len(starts) == 3
-    for begin, end in zip(starts, [*starts[1:], len(steps) - 1], strict=True):
-        assert steps[begin:end] == list(range(end - begin))  # nothing is missing in between
+        told.append(int([line for line in said if line.endswith(b"\n")][-1]))
+    EventLog(tmp_path, 0).write("run_end")
+    written = path.read_text().splitlines()
+    whole = [json.loads(line).get("step") for line in written if line.endswith("}")]
+    assert len(written) - len(whole) <= 3 and whole[-1] is None  # at most one for each kill; what follows is whole
+    starts = [index for index, step in enumerate(whole) if step == 0]
+    for begin, end, last in zip(starts, [*starts[1:], len(whole) - 1], told, strict=True):
+        assert whole[begin:end] == list(range(end - begin))  # nothing is missing in between
+        assert end - begin > last  # and nothing at the end but what was being written
