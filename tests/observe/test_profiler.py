@@ -220,6 +220,31 @@ def test_slow_passes_and_a_slow_optimizer_are_found_where_they_are(tmp_path: Pat
         assert profile["seconds"] == {"step": 44, "data": 0, "forward": 6, "backward": 14, "optimizer": 24}
 
 
+def test_a_device_that_lags_behind_is_read_when_it_gets_there_and_waited_for_at_the_end_alone(
+    tmp_path: Path, toy_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written_at: list[tuple[int, int]] = []
+    state = {"step": 0, "waits": 0}
+
+    class Steps(TrainerCallback):
+        def on_step_begin(self, args: Any, trainer_state: Any, control: Any, **_: Any) -> None:
+            state["step"] = trainer_state.global_step + 1
+
+    def wait_for(*_: object) -> None:
+        state["waits"] += 1
+
+    # The device passes the end of a step while the host is two steps further on.
+    monkeypatch.setattr(HostClock, "is_passed", lambda *_: state["waits"] > 0 or len(written_at) + 2 < state["step"])
+    monkeypatch.setattr(HostClock, "wait_for", wait_for)
+    profiler = LLMStepProfiler(debug_freq=2, console=quiet())
+    profiler.listeners.append(lambda profile: written_at.append((profile["step"], state["step"])))
+    trainer(tmp_path, toy_model, [Steps(), profiler], max_steps=6).train()
+    assert written_at == [(1, 3), (2, 4), (3, 5), (4, 6), (5, 6), (6, 6)]
+    assert state["waits"] == 1
+    assert [profile["step"] for profile in events(tmp_path, "profile")] == [1, 2, 3, 4, 5, 6]
+    assert [line.split()[1] for line in said(profiler).splitlines() if "/step" in line] == ["2", "4", "6"]
+
+
 def test_trackers_get_the_numbers_once_it_stands_before_them(tmp_path: Path, toy_model: Path) -> None:
     class Tracker(TrainerCallback):
         def __init__(self) -> None:
