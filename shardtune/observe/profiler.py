@@ -130,7 +130,7 @@ class LLMStepProfiler(TrainerCallback):
             return
         if self._own is not None:
             self._own.log(state, logs)
-        if "loss" in logs:
+        if "loss" in logs and self._attached:  # otherwise only whoever prints the log would get them, and at length
             logs.update(self._watching.numbers_for_trackers())
 
     def on_train_end(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:

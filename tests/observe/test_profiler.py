@@ -253,7 +253,9 @@ def test_trackers_get_the_numbers_once_it_stands_before_them(tmp_path: Path, toy
         def on_log(self, args: Any, state: Any, control: Any, logs: dict | None = None, **_: Any) -> None:
             self.logs.append(dict(logs or {}))
 
-    tracker, profiler = Tracker(), LLMStepProfiler(console=quiet())
+    tracker, profiler, last = Tracker(), LLMStepProfiler(console=quiet()), Tracker()
+    trainer(tmp_path, toy_model, [LLMStepProfiler(console=quiet()), last], max_steps=1).train()
+    assert last.logs and not any("profile/" in name for logs in last.logs for name in logs)  # not asked for
     run = trainer(tmp_path, toy_model, [tracker, profiler])
     profiler.attach(run)
     run.train()
