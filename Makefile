@@ -51,6 +51,7 @@ reference: install
 	$(BIN)/shardtune config reference > docs/config-reference.md
 	$(BIN)/python -m shardtune.config.accelerate_file > docs/accelerate-files.md
 	$(BIN)/python -m shardtune.model.families.page > docs/families.md
+	$(BIN)/python -m shardtune.observe.schema > docs/events.md
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -35,7 +35,7 @@ from shardtune.model.quantized import hold_in_fp8
 from shardtune.observe import summary
 from shardtune.observe.loading import LoadingProgress
 from shardtune.observe.preparing import PreparingProgress
-from shardtune.observe.profile import StepProfile
+from shardtune.observe.profiler import LLMStepProfiler
 from shardtune.observe.progress import ProgressCallback
 from shardtune.parallel.processes import join
 from shardtune.parallel.shard import shard_model
@@ -233,7 +233,9 @@ def _train_and_save(
         take_over(scene, resolved)
     stopping = StopAtStep(stop, scene.processes)
     progress = ProgressCallback(scene.console, scene.events)
-    profile = StepProfile(scene.console, scene.events, config.train.debug_freq)
+    profiler = LLMStepProfiler(
+        config.train.debug_freq, config.data.max_length, console=scene.console, events=scene.events
+    )
     trainer = ShardedSFTTrainer(
         model=model,
         args=trainer_settings(config, scene.folder, math, on_cpu=scene.processes.device.type == "cpu"),
@@ -246,7 +248,7 @@ def _train_and_save(
         resumed=resumed,
         callbacks=[
             progress,
-            profile,
+            profiler,
             ProofOfTraining(scene.console, scene.events, scene.processes),
             SaveWatch(saver, config.train.save_minutes),
             GraceWatch(
@@ -260,6 +262,7 @@ def _train_and_save(
         ],
     )
     trainer.remove_callback(PrinterCallback)
+    profiler.attach(trainer)
     progress.paused = lambda: trainer.paused_seconds
     if resumed is not None:
         progress.tokens_before = resumed.tokens
@@ -274,6 +277,7 @@ def _train_and_save(
         trainer.train()
     finally:
         progress.close()
+        profiler.close()
         saver.finish()
     if stopping.stopped and trainer.state.global_step < math.steps:
         return _end_early(scene, trainer, stop, math)

@@ -20,7 +20,7 @@ from shardtune.model.fill import Slot, fill, hand_out, jobs, materialise, slots,
 from shardtune.model.load import model_folder
 from shardtune.model.reading import ShardReader
 from shardtune.model.stored import StoredTensor, read_headers
-from shardtune.observe.profile import host_peak_bytes
+from shardtune.observe.host_meter import host_peak_bytes
 from shardtune.parallel.processes import Processes
 
 if TYPE_CHECKING:
