@@ -48,6 +48,11 @@ from shardtune.train.choices import (
     settle_packing,
     settle_precision,
 )
+from shardtune.train.guards.alarm import RollBack
+from shardtune.train.guards.looks import Looks
+from shardtune.train.guards.machine import gpu_of
+from shardtune.train.guards.rollback import go_back
+from shardtune.train.guards.watch import Guards
 from shardtune.train.interrupt import Grace, StopRequest, grace_seconds
 from shardtune.train.proof import ProofOfTraining
 from shardtune.train.resume import resume_point
@@ -231,6 +236,7 @@ def _train_and_save(
     if resumed is not None:
         take_over(scene, resolved)
     stopping = StopAtStep(stop, scene.processes)
+    guards = _guards(scene, config)
     progress = ProgressCallback(scene.console, scene.events)
     profile = StepProfile(scene.console, scene.events, config.train.debug_freq)
     trainer = ShardedSFTTrainer(
@@ -244,9 +250,10 @@ def _train_and_save(
         saver=saver,
         resumed=resumed,
         callbacks=[
+            guards,
             progress,
             profile,
-            ProofOfTraining(scene.console, scene.events, scene.processes),
+            ProofOfTraining(scene.console, scene.events, scene.processes, lambda: guards.left_out),
             SaveWatch(saver, config.train.save_minutes),
             GraceWatch(
                 Grace(grace_seconds(config.train.grace_seconds, os.environ)),
@@ -259,6 +266,7 @@ def _train_and_save(
         ],
     )
     trainer.remove_callback(PrinterCallback)
+    guards.attach(trainer)
     progress.paused = lambda: trainer.paused_seconds
     if resumed is not None:
         progress.tokens_before = resumed.tokens
@@ -267,7 +275,7 @@ def _train_and_save(
     torch.manual_seed(config.train.seed + scene.processes.rank)  # each rank its own dropout
     began = time.perf_counter()
     try:
-        trainer.train()
+        _take_steps(scene, trainer, guards, progress, facts, math)
     finally:
         progress.close()
         saver.finish()
@@ -286,6 +294,33 @@ def _train_and_save(
     _write_final(scene, model, wrapper, tokenizer)
     tell_end(scene, trainer, time.perf_counter() - began, best)
     return 0
+
+
+def _guards(scene: Scene, config: RunConfig) -> Guards:
+    looks = Looks(config.guards, scene.processes, gpu_of(scene.processes.device), config.train.debug_freq)
+    return Guards(config.guards, scene.console, scene.events, scene.processes, looks)
+
+
+def _take_steps(
+    scene: Scene,
+    trainer: ShardedSFTTrainer,
+    guards: Guards,
+    progress: ProgressCallback,
+    facts: RunFacts,
+    math: TrainingMath,
+) -> None:
+    """TRL's loop, and again from an older checkpoint as often as a guard asks for it."""
+    while True:
+        try:
+            trainer.train()
+        except RollBack as back:
+            alarm = back.alarm
+        else:
+            return
+        # Outside of the handler: the exception would keep the frames of the loop, and all that lives in them.
+        progress.close()
+        point = go_back(alarm, guards, trainer, scene.processes, facts, math)
+        progress.tokens_before = point.tokens
 
 
 def _save_if_missing(scene: Scene, trainer: ShardedSFTTrainer) -> None:
