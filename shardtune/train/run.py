@@ -54,6 +54,9 @@ from shardtune.train.guards.machine import gpu_of
 from shardtune.train.guards.rollback import go_back
 from shardtune.train.guards.watch import Guards
 from shardtune.train.interrupt import Grace, StopRequest, grace_seconds
+from shardtune.train.memory.allocator import allocator_of
+from shardtune.train.memory.failure import MemoryAnswer
+from shardtune.train.memory.ledger import Ledger
 from shardtune.train.proof import ProofOfTraining
 from shardtune.train.resume import resume_point
 from shardtune.train.saving import CheckpointSaver, RunFacts, SaveWatch
@@ -92,6 +95,7 @@ def train(resolved: ResolvedConfig, *, run_id: str | None = None, stop: StopRequ
         )
         config = resolved.config
         scene = open_scene(asked, processes, run_id, at_end)
+        memory = at_end.enter_context(_memory_answer(scene, config))
         refuse_different_nodes(processes, asked)
         watchdog.write_to(scene.folder, scene.events)
         watchdog.enter(PREPARING)
@@ -116,13 +120,22 @@ def train(resolved: ResolvedConfig, *, run_id: str | None = None, stop: StopRequ
         compute_dtype = torch.bfloat16 if config.train.bf16 else None
         sharding = shard_model(model, config.parallel, processes.mesh, compute_dtype, blueprint.layer_class)
         tell_plan(scene, config, prepared, data, math, coverage, sharding)
+        memory.config = config
+        memory.ledger.watch(model)
         _load_weights(scene, config, model, blueprint, checkpoint.way, watchdog)
         facts = _facts(config, math, prepared)
         stop.wait_for_step()
-        code = _train_and_save(scene, resolved, model, blueprint.wrapper, tokenizer, data, math, facts, stop, watchdog)
+        code = _train_and_save(
+            scene, resolved, model, blueprint.wrapper, tokenizer, data, math, facts, stop, watchdog, memory.ledger
+        )
         if code == 0 and processes.is_main:
             record_finish(scene.folder)
         return code
+
+
+def _memory_answer(scene: Scene, config: RunConfig) -> MemoryAnswer:
+    device = scene.processes.device
+    return MemoryAnswer(Ledger(allocator_of(device), device), scene.events, scene.processes, config)
 
 
 def _watched(config: RunConfig) -> Watchdog:
@@ -227,6 +240,7 @@ def _train_and_save(
     facts: RunFacts,
     stop: StopRequest,
     watchdog: Watchdog,
+    ledger: Ledger,
 ) -> int:
     config = resolved.config
     (scene.folder / CHECKPOINTS).mkdir(exist_ok=True)
@@ -250,6 +264,7 @@ def _train_and_save(
         saver=saver,
         resumed=resumed,
         callbacks=[
+            ledger,
             guards,
             progress,
             profile,
@@ -266,6 +281,7 @@ def _train_and_save(
         ],
     )
     trainer.remove_callback(PrinterCallback)
+    trainer.ledger = ledger
     guards.attach(trainer)
     progress.paused = lambda: trainer.paused_seconds
     if resumed is not None:

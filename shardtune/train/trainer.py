@@ -24,6 +24,7 @@ from shardtune.parallel.processes import Processes
 from shardtune.train.guards.pace import TimedBatches
 from shardtune.train.interrupt import StopRequest, ignore_stop_signals
 from shardtune.train.loop_state import put_loss_sum, put_schedule, put_state
+from shardtune.train.memory.ledger import BACKWARD, SAVING
 from shardtune.train.resume import ResumePoint
 from shardtune.train.saving import CheckpointSaver
 
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from trl import SFTConfig
 
     from shardtune.train.guards.watch import Guards
+    from shardtune.train.memory.ledger import Ledger
 
 
 class EvaluationStopped(Exception):
@@ -68,6 +70,7 @@ class ShardedSFTTrainer(SFTTrainer):
     ) -> None:
         self.processes, self.saver, self.resumed = processes, saver, resumed
         self.guards: Guards | None = None
+        self.ledger: Ledger | None = None
         self.train_rows, self.eval_rows, self.collator = train_rows, eval_rows, collator
         self.stop_evaluating: Callable[[], bool] = lambda: False
         self.real_tokens = 0  # trained on so far by this rank, padding not counted
@@ -241,6 +244,8 @@ class ShardedSFTTrainer(SFTTrainer):
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         """Everything, through our store. The stock way pickles rank 0's shard of the optimizer."""
         began = time.perf_counter()
+        if self.ledger is not None:
+            self.ledger.enter(SAVING)
         self.saver.save(self)
         self.paused_seconds += time.perf_counter() - began
 
@@ -264,6 +269,8 @@ class ShardedSFTTrainer(SFTTrainer):
         if self.model.training:
             # TRL has just waited for the device to count tokens, so that this costs no further wait.
             self.micro_losses.append(float(loss.detach()))
+            if self.ledger is not None:
+                self.ledger.enter(BACKWARD)
         return loss
 
     def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> torch.Tensor:

@@ -111,7 +111,8 @@ def test_a_run_that_rolled_back_still_resumes_to_the_same_bits(config: Path, rol
     assert losses(folder) == losses(rolled_back)
     assert final_weights(folder) == final_weights(rolled_back)
     kept = [
-        json.loads((one / "checkpoints/step-000015/trainer.json").read_text())["guards"] for one in (folder, rolled_back)
+        json.loads((one / "checkpoints/step-000015/trainer.json").read_text())["guards"]
+        for one in (folder, rolled_back)
     ]
     for one in kept:
         one["looks"].pop("slow")  # of clocks
@@ -172,8 +173,8 @@ def test_a_skipped_step_leaves_no_trace_but_its_event(config: Path) -> None:
 
 
 def test_too_many_skips_in_a_row_and_too_many_rollbacks_stop_the_run(config: Path) -> None:
-    bad = {step: not_a_number for step in (4, 5, 6)}
-    with spoilt(bad), pytest.raises(GuardStop, match=r"3th skipped step in a row|skipped step in a row"):
+    bad = dict.fromkeys((4, 5, 6), not_a_number)
+    with spoilt(bad), pytest.raises(GuardStop, match="3 steps in a row would be skipped"):
         run(config, "guards.non_finite=skip-step", "guards.max_skips=2", run_id="skips")
     assert [e["action"] for e in events(folder_of(config, "skips"), "guard")] == ["skip-step", "skip-step", "stop"]
     with spoilt(bad), pytest.raises(GuardStop, match="2 rollbacks before"):

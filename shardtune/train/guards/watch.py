@@ -168,7 +168,7 @@ class Guards(TrainerCallback):
         self.skips, self.in_a_row = self.skips + 1, self.in_a_row + 1
         if self.in_a_row > self.settings.max_skips:
             fix = "The steps before the first of them are in the checkpoints. Look at the rows and the learning rate."
-            self.stop(alarm, fix, f" It would be the {self.in_a_row}th skipped step in a row (guards.max_skips).")
+            self.stop(alarm, fix, f" {self.in_a_row} steps in a row would be skipped (guards.max_skips).")
         self._tell(alarm, "skip-step", f"{alarm.sentence()} The step is skipped ({self.skips} so far).")
         self._leave_out()
 

@@ -25,7 +25,7 @@ def judged(curve: Curve, losses: list[float], norms: list[float] | None = None, 
     return found
 
 
-def ordinary(steps: int, seed: int, begin: float = 3.0, end: float = 1.2, noise: float = 0.25) -> list[float]:
+def ordinary(steps: int, seed: int, begin: float = 3.0, end: float = 1.2, noise: float = 0.2) -> list[float]:
     """A falling loss with the noise of small batches: log-normal, so that single batches stand out."""
     rng = random.Random(seed)
     return [(end + (begin - end) * math.exp(-4 * n / steps)) * rng.lognormvariate(0, noise) for n in range(steps)]
