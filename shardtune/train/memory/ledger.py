@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -45,6 +45,7 @@ class _Marks:
 
     at_begin: int | None = None  # of a step: shards, optimizer state, and what is nobody's
     with_optimizer: bool = False  # there was optimizer state then
+    gathered: int = 0  # layers that were gathered then
     after_layers: int | None = None  # the forward pass has left the last layer
     loss_is_over: bool = False  # the backward pass has come back to the last layer
     layers_done: int = 0
@@ -66,6 +67,7 @@ class Ledger(TrainerCallback):
         self.layers = 0
         self.noted: Shortfall | None = None
         self._marks = _Marks()
+        self._evaluated = False  # since the last step
         if allocator is not None and device.type == "cuda":
             _observe(self)
 
@@ -91,13 +93,12 @@ class Ledger(TrainerCallback):
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.step, self.phase = state.global_step + 1, FORWARD
-        has_state = self.optimizer is not None and bool(self.optimizer.state)
-        self._marks = _Marks(at_begin=self._allocated(), with_optimizer=has_state)
+        self._marks = self._begin()
+        self._evaluated = False
 
     def on_substep_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.phase = FORWARD
-        before = self._marks
-        self._marks = _Marks(at_begin=before.at_begin, with_optimizer=before.with_optimizer)
+        self._marks = replace(self._marks, after_layers=None, loss_is_over=False, layers_done=0)
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.phase = OPTIMIZER
@@ -107,9 +108,8 @@ class Ledger(TrainerCallback):
 
     def on_prediction_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if self.phase != EVALUATION:
-            has_state = self.optimizer is not None and bool(self.optimizer.state)
-            self._marks = _Marks(at_begin=self._allocated(), with_optimizer=has_state)
-        self.phase = EVALUATION
+            self._marks = self._begin()
+        self.phase, self._evaluated = EVALUATION, True
         self._marks.layers_done, self._marks.after_layers = 0, None
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -117,6 +117,12 @@ class Ledger(TrainerCallback):
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.phase = DATA
+
+    def _begin(self) -> _Marks:
+        # Only an evaluation leaves anything gathered (embeddings and head, until the next backward pass).
+        gathered = known_parts(self.model, None, self.device)["gathered"] if self._evaluated else 0
+        has_state = self.optimizer is not None and bool(self.optimizer.state)
+        return _Marks(at_begin=self._allocated(), with_optimizer=has_state, gathered=gathered)
 
     def _after_layer(self, layer: nn.Module, args: Any, output: Any) -> None:
         if torch._C._current_graph_task_id() == -1:  # not a recomputation in the backward pass
@@ -163,6 +169,7 @@ class Ledger(TrainerCallback):
         marks = self._marks
         rest = max(0, allocated - sum(known.values()))
         there = known["weights"] + known["adapters"] + (known["optimizer"] if marks.with_optimizer else 0)
+        there += marks.gathered
         base = max(0, marks.at_begin - there) if marks.at_begin is not None else rest
         other = min(rest, base)
         passing = rest - other
