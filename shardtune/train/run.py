@@ -7,6 +7,7 @@ import signal
 import time
 from contextlib import ExitStack
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -27,7 +28,7 @@ from shardtune.data.collate import Collator
 from shardtune.data.order import Documents
 from shardtune.data.prepare import PreparedSet, prepare
 from shardtune.errors import ShardtuneError
-from shardtune.launch.exit_codes import INTERRUPTED, PREEMPTED
+from shardtune.launch.exit_codes import FAILED, INTERRUPTED, PREEMPTED
 from shardtune.launch.which_run import CHECKPOINTS, record_finish
 from shardtune.model.blueprint import draw_up
 from shardtune.model.load import load_tokenizer
@@ -75,6 +76,7 @@ if TYPE_CHECKING:
     from shardtune.data.prepared import Prepared
     from shardtune.model.blueprint import Blueprint
     from shardtune.model.families.family import Wrapper
+    from shardtune.observe.events import EventLog
     from shardtune.train.weights import Way
 
 
@@ -95,6 +97,7 @@ def train(resolved: ResolvedConfig, *, run_id: str | None = None, stop: StopRequ
         )
         config = resolved.config
         scene = open_scene(asked, processes, run_id, at_end)
+        at_end.push(partial(_tell_failure, scene.events))
         memory = at_end.enter_context(_memory_answer(scene, config))
         refuse_different_nodes(processes, asked)
         watchdog.write_to(scene.folder, scene.events)
@@ -131,6 +134,14 @@ def train(resolved: ResolvedConfig, *, run_id: str | None = None, stop: StopRequ
         if code == 0 and processes.is_main:
             record_finish(scene.folder)
         return code
+
+
+def _tell_failure(events: EventLog, kind: object, error: BaseException | None, trace: object) -> None:
+    """The last event of a run that failed, where this process can still write it."""
+    if isinstance(error, Exception):
+        code = error.exit_code if isinstance(error, ShardtuneError) else FAILED
+        text = error.what if isinstance(error, ShardtuneError) else repr(error)
+        events.write("run_failed", exit_code=code, text=text)
 
 
 def _memory_answer(scene: Scene, config: RunConfig) -> MemoryAnswer:
@@ -280,14 +291,10 @@ def _train_and_save(
             ProgressWatch(watchdog),
         ],
     )
-    trainer.remove_callback(PrinterCallback)
-    trainer.ledger = ledger
-    guards.attach(trainer)
-    progress.paused = lambda: trainer.paused_seconds
+    _connect(trainer, guards, ledger, progress, stopping)
     if resumed is not None:
         progress.tokens_before = resumed.tokens
         tell_resume(scene, resumed, math)
-    trainer.stop_evaluating = stopping.now
     torch.manual_seed(config.train.seed + scene.processes.rank)  # each rank its own dropout
     began = time.perf_counter()
     try:
@@ -310,6 +317,17 @@ def _train_and_save(
     _write_final(scene, model, wrapper, tokenizer)
     tell_end(scene, trainer, time.perf_counter() - began, best)
     return 0
+
+
+def _connect(
+    trainer: ShardedSFTTrainer, guards: Guards, ledger: Ledger, progress: ProgressCallback, stopping: StopAtStep
+) -> None:
+    """What can only be said once the trainer exists."""
+    trainer.remove_callback(PrinterCallback)
+    trainer.ledger = ledger
+    guards.attach(trainer)
+    progress.paused = lambda: trainer.paused_seconds
+    trainer.stop_evaluating = stopping.now
 
 
 def _guards(scene: Scene, config: RunConfig) -> Guards:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -45,6 +46,7 @@ def test_a_loss_that_is_no_number_on_one_rank_stops_both_and_names_its_rows(
     (event,) = events(run, "guard")
     assert (event["action"], event["ranks"], event["rows"]) == ("stop", [1], rows)
     assert events(run, "guard", rank=1) == [] and not (run / "final").exists()
+    assert [events(run, "run_failed", rank)[-1]["exit_code"] for rank in (0, 1)] == [1, 1]
 
 
 def test_both_ranks_skip_the_step_that_one_of_them_cannot_use(environment: dict[str, str], config: Path) -> None:
@@ -56,6 +58,22 @@ def test_both_ranks_skip_the_step_that_one_of_them_cannot_use(environment: dict[
         assert [e["step"] for e in events(run, "step", rank)] == [1, 2, 4, 5, 6]
         assert all(isinstance(e["loss"], float) for e in events(run, "step", rank))
     assert "the step is skipped (1 so far)" in " ".join(ended.stdout.lower().split())
+
+
+def test_both_ranks_go_back_together_and_end_as_if_the_step_had_been_skipped(
+    environment: dict[str, str], config: Path
+) -> None:
+    back = ("guards.non_finite=rollback", "train.save_strategy=steps", "train.save_steps=2")
+    ended = faulty(environment, "nan:1:5", config, *back)
+    assert ended.returncode == 0, ended.stderr
+    run = config.parent / "runs" / "r"
+    (event,) = events(run, "guard")
+    assert (event["action"], event["step"], event["to_step"], event["ranks"]) == ("rollback", 5, 4, [1])
+    assert [e["step"] for e in events(run, "step", rank=1)] == [1, 2, 3, 4, 6]
+    weights = (run / "final" / "adapter_model.safetensors").read_bytes()
+    shutil.rmtree(run)
+    assert faulty(environment, "nan:1:5", config, "guards.non_finite=skip-step").returncode == 0
+    assert (run / "final" / "adapter_model.safetensors").read_bytes() == weights
 
 
 def test_a_slow_rank_is_named_with_its_host(environment: dict[str, str], config: Path) -> None:
@@ -87,3 +105,4 @@ def test_running_out_of_memory_on_one_rank_ends_both_with_its_message_and_is_not
     (event,) = events(run, "out_of_memory", rank=1)
     assert (event["phase"], event["step"], event["wanted"]) == ("forward", 2, int(2.5 * 2**30))
     assert events(run, "out_of_memory") == []
+    assert events(run, "run_failed", rank=1)[0]["exit_code"] == 71

@@ -97,3 +97,13 @@ def test_a_curve_that_went_through_json_judges_the_same(cut: int) -> None:
     second = Curve(GuardsSection(**settings))
     second.restore(json.loads(json.dumps(first.state())))
     assert found + judged(second, losses[cut:], first=cut + 1) == whole
+
+
+def test_a_rise_that_is_small_or_stays_below_the_beginning_is_no_divergence() -> None:
+    settings: dict[str, Any] = {"window": 10, "loss_spike": "off"}
+    small = [0.5 - 0.012 * n for n in range(41)] + [0.1] * 20  # five times the best, and a tenth of a nat
+    assert judged(Curve(GuardsSection(**settings)), small) == []
+    below = [4.0 - 0.1 * n for n in range(35)] + [2.0] * 20  # of a curriculum that grows harder
+    assert judged(Curve(GuardsSection(**settings)), below) == []
+    above = [4.0 - 0.1 * n for n in range(35)] + [4.2] * 20
+    assert {alarm.guard for alarm in judged(Curve(GuardsSection(**settings)), above)} == {"divergence"}

@@ -107,3 +107,12 @@ def test_it_says_so_when_nothing_is_enough() -> None:
     held = {"weights": 78 * GB, "activations": 1 * GB}
     found = answer("loading", held, 900 * GB, parallel={"offload_params": True})
     assert "it takes more GPUs, larger ones, or a smaller model" in found.told
+
+
+def test_what_is_enough_alone_comes_before_what_is_cheaper_and_is_not() -> None:
+    train = {"per_device_train_batch_size": 2}
+    found = answer("backward", {"weights": 60 * GB, "activations": 8 * GB}, 12 * GB, train=train)
+    assert [one.setting for one in found.advice[:3]] == [
+        "model.base_precision", "parallel.offload_params", "parallel.nproc",
+    ]  # fmt: skip
+    assert found.advice[3].setting == "train.per_device_train_batch_size" and found.advice[3].frees < found.needed
