@@ -12,7 +12,7 @@ from transformers import TrainerCallback
 from shardtune.config.schema import GuardsSection
 from shardtune.observe.events import EventLog
 from shardtune.parallel.processes import Processes
-from shardtune.train.guards.alarm import Alarm, GuardStop, RollBack
+from shardtune.train.guards.alarm import Alarm, GuardStop, RollBack, rows_told
 from shardtune.train.guards.curve import Curve
 from shardtune.train.guards.looks import Looks
 from shardtune.train.guards.numbers import Seen, Undo, drop_if_not_finite, exchange
@@ -219,6 +219,5 @@ class Guards(TrainerCallback):
 
 
 def _why(alarm: Alarm) -> str:
-    rows = Alarm.sentence(alarm)[len(alarm.text) :].strip()
     ranks = f"Rank{'s' if len(alarm.ranks) > 1 else ''} {', '.join(map(str, alarm.ranks))}. " if alarm.ranks else ""
-    return f"{ranks}{rows}".strip()
+    return f"{ranks}{rows_told(alarm.rows)}".strip()
