@@ -60,6 +60,7 @@ def test_both_ranks_skip_the_step_that_one_of_them_cannot_use(environment: dict[
     assert "the step is skipped (1 so far)" in " ".join(ended.stdout.lower().split())
 
 
+@pytest.mark.slow
 def test_both_ranks_go_back_together_and_end_as_if_the_step_had_been_skipped(
     environment: dict[str, str], config: Path
 ) -> None:
@@ -76,6 +77,7 @@ def test_both_ranks_go_back_together_and_end_as_if_the_step_had_been_skipped(
     assert (run / "final" / "adapter_model.safetensors").read_bytes() == weights
 
 
+@pytest.mark.slow
 def test_a_slow_rank_is_named_with_its_host(environment: dict[str, str], config: Path) -> None:
     more = ("train.debug_freq=2", "train.max_steps=8", "train.gradient_accumulation_steps=1")
     ended = faulty(environment, "slow:1:1", config, *more)
@@ -85,6 +87,7 @@ def test_a_slow_rank_is_named_with_its_host(environment: dict[str, str], config:
     assert event["value"] > 1.3 and "Rank 1 on " in event["text"]
 
 
+@pytest.mark.slow
 def test_a_rank_that_waits_for_data_is_named(environment: dict[str, str], config: Path) -> None:
     ended = faulty(environment, "starve:1:1", config, "train.debug_freq=3")
     assert ended.returncode == 0, ended.stderr
