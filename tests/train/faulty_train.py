@@ -1,13 +1,12 @@
 """`shardtune train` with a fault in it: FAULT=KIND:RANK:STEP. Called as the command is, and starts itself as its ranks.
 
-Kinds: nan (the loss of the second micro-batch), oom (an allocation in the second layer), kill-for-memory (SIGKILL), slow
-(forward passes from that step on), starve (batches from that step on).
+Kinds: nan (the loss of the second micro-batch), oom (an allocation in the second layer), slow (forward passes from that
+step on), starve (batches from that step on).
 """
 
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import time
 from typing import Any
@@ -42,8 +41,6 @@ def spoil() -> None:
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         if KIND == "oom" and at() == int(STEP) and self.self_attn.layer_idx == 1:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has no more.")
-        if KIND == "kill-for-memory" and at() == int(STEP):
-            os.kill(os.getpid(), signal.SIGKILL)
         if KIND == "slow" and at() >= int(STEP):
             time.sleep(0.05)
         return layer(self, *args, **kwargs)
