@@ -69,7 +69,7 @@ class GpuMeter:
             self._nvml.nvmlShutdown()
 
     def _handle(self) -> Any:
-        uuid = self._uuid or _uuid(self._device)
+        uuid = self._uuid or gpu_uuid(self._device)
         try:
             return self._nvml.nvmlDeviceGetHandleByUUID(uuid)
         except self._nvml.NVMLError as error:
@@ -112,6 +112,7 @@ def _pynvml() -> Any:
     return pynvml
 
 
-def _uuid(device: int) -> str:
+def gpu_uuid(device: int | torch.device) -> str:
+    """What NVML knows the GPU by; its numbers mean something else there under CUDA_VISIBLE_DEVICES."""
     known = str(torch.cuda.get_device_properties(device).uuid)
     return known if known.startswith(("GPU-", "MIG-")) else f"GPU-{known}"
