@@ -139,12 +139,16 @@ def charts_of(run: RunHistory) -> list[Chart]:
 
 
 def told(curves: Sequence[Curve]) -> str:
-    """`2,000 points for 100,000 steps: the lowest and highest of each stretch`, or nothing if all are drawn."""
+    """`2,000 points stand for 100,000 …`, or nothing if all are drawn; and how many are no numbers."""
     thinned = [curve for curve in curves if curve.is_thinned]
-    if not thinned:
-        return ""
-    most = max(thinned, key=lambda curve: curve.of)
-    return f"{len(most.x):,} points stand for {most.of:,}: the lowest and highest of each stretch."
+    said = []
+    if thinned:
+        most = max(thinned, key=lambda curve: curve.of)
+        said.append(f"{len(most.x):,} points stand for {most.of:,}: the lowest and highest of each stretch.")
+    breaks = sum(curve.breaks for curve in curves)
+    if breaks:
+        said.append(f"{breaks:,} values are no numbers (✕).")
+    return " ".join(said)
 
 
 def _loss(run: RunHistory) -> Chart | None:
@@ -157,7 +161,7 @@ def _loss(run: RunHistory) -> Chart | None:
             Series("undone", *_points(thin(*part["loss"], _STRETCHES // 4)), look="faint")
             for part in _undone(run, "loss")
         ),
-        Series("training", curve.x, curve.y, 0),
+        *_line("training", curve, (x, y), 0),
     ]
     ex, ey = run.evals.get("loss")
     if len(ex):
@@ -172,6 +176,17 @@ def _loss(run: RunHistory) -> Chart | None:
         about="Mean over the steps between two log lines (train.logging_steps), over the tokens of all ranks.",
         broken=_broken([("training loss", curve)]),
     )  # fmt: skip
+
+
+def _line(name: str, curve: Curve, whole: tuple[Numbers, Numbers], color: int) -> list[Series]:
+    """The curve; where it had to be thinned, its extremes fill a band, and the mean of each stretch lies over it."""
+    if not curve.is_thinned:
+        return [Series(name, curve.x, curve.y, color)]
+    x, mean = means(whole[0], {"mean": whole[1]}, _STRETCHES // 2)
+    return [
+        Series(f"{name}, lowest and highest", curve.x, curve.y, color, look="band"),
+        Series(f"{name}, mean", x, mean["mean"], color),
+    ]
 
 
 def _undone(run: RunHistory, name: str) -> list[dict[str, tuple[Numbers, Numbers]]]:
@@ -202,7 +217,7 @@ def _grad_norm(run: RunHistory) -> Chart | None:
     curve = thin(x, y, _STRETCHES)
     return Chart(
         "grad_norm", "Learning", "Gradient norm", ".4~g", can_log=True, note=told([curve]), latest=f"{y[-1]:.3g}",
-        series=[Series("gradient norm", curve.x, curve.y, 2)], broken=_broken([("gradient norm", curve)]),
+        series=_line("gradient norm", curve, (x, y), 2), broken=_broken([("gradient norm", curve)]),
         about="Of all adapters together, before clipping.",
     )  # fmt: skip
 
@@ -213,8 +228,8 @@ def _learning_rate(run: RunHistory) -> Chart | None:
         return None
     curve = thin(x, y, _STRETCHES)
     return Chart(
-        "learning_rate", "Learning", "Learning rate", ".3~e", note=told([curve]), from_zero=True, latest=f"{y[-1]:.2e}" if y[-1] else "0",
-        series=[Series("learning rate", curve.x, curve.y, 4)],
+        "learning_rate", "Learning", "Learning rate", ".3~e", note=told([curve]), from_zero=True,
+        latest=f"{y[-1]:.2e}" if y[-1] else "0", series=[Series("learning rate", curve.x, curve.y, 4)],
     )  # fmt: skip
 
 
@@ -225,7 +240,7 @@ def _throughput(run: RunHistory) -> Chart | None:
     curve = thin(x, y, _STRETCHES)
     return Chart(
         "throughput", "Speed", "Tokens per second, all ranks", ".3s", " tok/s", note=told([curve]), from_zero=True,
-        series=[Series("all ranks", curve.x, curve.y, 0)], latest=words.short(float(y[-1])),
+        series=_line("all ranks", curve, (x, y), 0), latest=words.short(float(y[-1])),
         about="Real tokens (no padding) over wall time between two log lines, without evaluating and saving.",
     )  # fmt: skip
 
@@ -257,8 +272,10 @@ def _spread(found: dict[int, tuple[Numbers, Numbers]]) -> tuple[list[Series], li
         return [], []
     lines = {"lowest": rows.min(axis=0), "median": np.median(rows, axis=0), "highest": rows.max(axis=0)}
     curves = {name: thin(steps, values, _STRETCHES) for name, values in lines.items()}
+    colors = {"lowest": 2, "median": 0, "highest": 1}
     series = [
-        Series(name, curve.x, curve.y, 0, look="line" if name == "median" else "band") for name, curve in curves.items()
+        Series(name, curve.x, curve.y, colors[name], look="line" if name == "median" else "band")
+        for name, curve in curves.items()
     ]
     return series, list(curves.values())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -91,7 +92,9 @@ def _column(run: RunHistory, id_: str) -> tuple[Numbers, Numbers]:
     rows = np.full((len(columns), len(steps)), np.nan)
     for row, (x, y) in zip(rows, columns, strict=True):
         row[np.searchsorted(steps, x)] = y
-    return steps, together(rows, axis=0) * scale
+    with warnings.catch_warnings():  # numpy warns of steps at which no rank has a number; they stay NaN, and visible
+        warnings.simplefilter("ignore", RuntimeWarning)
+        return steps, together(rows, axis=0) * scale
 
 
 def _result_table(names: list[str], results: list[Results]) -> tables.Table:

@@ -11,7 +11,7 @@ from typing import Any
 
 from shardtune.observe.events import VERSION
 from shardtune.report.columns import Columns
-from shardtune.report.read import Event, Tail, event_files, mapping, number, text, whole
+from shardtune.report.read import Event, Tail, event_files, listed, mapping, number, text, whole
 from shardtune.report.status import ENDINGS
 
 _KNOWN_VERSION = max(VERSION, 2)
@@ -186,7 +186,7 @@ def _on_resume(run: RunHistory, rank: int, event: Event, at: float) -> None:
     run._go_back(rank, step)
     if run._is_lowest(rank):
         run.facts.resumes.append(event)
-        changed = [part for part in event.get("changes") or [] if isinstance(part, str)]
+        changed = [part for part in listed(event.get("changes")) if isinstance(part, str)]
         said = "; ".join([f"Went on from the checkpoint of step {step:,}", *changed])
         last = run.marks[-1] if run.marks else None
         if last is not None and last.kind == "restart" and last.detail["event"] == "run_start":

@@ -121,5 +121,11 @@ def mapping(value: object) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
+def listed(value: object) -> list[Any]:
+    """The value if it is a list, else an empty one."""
+    return value if isinstance(value, list) else []
+
+
 def text(value: object) -> str:
+    """The value if it is a text, else an empty one."""
     return value if isinstance(value, str) else ""

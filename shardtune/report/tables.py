@@ -13,7 +13,7 @@ from shardtune.checkpoint.store import CheckpointStore
 from shardtune.report import words
 from shardtune.report.columns import Columns
 from shardtune.report.history import Mark, RunHistory
-from shardtune.report.read import Event, mapping, number, text, whole
+from shardtune.report.read import Event, listed, mapping, number, text, whole
 
 Cell = str | dict[str, str]
 Table = dict[str, Any]
@@ -28,7 +28,7 @@ def table(columns: list[str], rows: list[list[Cell]], *, numbers: str = "", note
     Args:
         numbers: One character per column: `n` is aligned as numbers are.
     """
-    kinds = numbers.ljust(len(columns))
+    kinds = numbers[: len(columns)].ljust(len(columns))
     heads = [{"name": name, "number": kind == "n"} for name, kind in zip(columns, kinds, strict=True)]
     return {"columns": heads, "rows": rows, "note": note}
 
@@ -133,24 +133,23 @@ def troubles(run: RunHistory) -> Table | None:
     rows = [_trouble(mark) for mark in found[-_MOST_ROWS:]]
     left = len(found) - len(rows) + run.marks_left_out
     note = f"{left:,} earlier or further ones are in the event files." if left else ""
-    return table(["time", "step", "what", "", "ranks"], rows, numbers=" n", note=note)
+    return table(["step", "what", "", "ranks", "time"], rows, numbers="n", note=note)
 
 
 def _trouble(mark: Mark) -> list[Cell]:
     tone = {"failure": "bad", "guard": "warn"}.get(mark.kind, "warn")
     action = text(mark.detail.get("action"))
     name = text(mark.detail.get("guard")) or text(mark.detail.get("about")) or mark.kind
-    rows = [str(row) for row in mark.detail.get("rows") or [] if isinstance(row, str | int)]
+    rows = [str(row) for row in listed(mark.detail.get("rows")) if isinstance(row, str | int)]
     said = mark.text + (f" Rows: {', '.join(rows[:12])}{' …' if len(rows) > 12 else ''}." if rows else "")
-    named = mark.detail.get("ranks")
-    ranks = {rank for rank in named if isinstance(rank, int)} if isinstance(named, list) else mark.ranks
+    ranks = {rank for rank in listed(mark.detail.get("ranks")) if isinstance(rank, int)} or mark.ranks
     what = f"{name}: {action}" if action and action != "warn" else name
     return [
-        words.when(mark.time),
         f"{mark.step:,}",
         {"text": words.plain(what, 80), "tone": tone},
         words.plain(said, 2000),
         spans(ranks),
+        words.when(mark.time),
     ]
 
 
@@ -190,9 +189,8 @@ def out_of_memory(run: RunHistory) -> list[Table]:
 
 
 def _advice(event: Event) -> Table | None:
-    given = event.get("advice")
     rows: list[list[Cell]] = []
-    for part in given if isinstance(given, list) else []:
+    for part in listed(event.get("advice")):
         item = mapping(part)
         frees = number(item.get("frees"))
         setting = f"{text(item.get('setting'))}={words.plain(item.get('value', ''), 60)}"
@@ -228,7 +226,7 @@ def adapters(run: RunHistory) -> Table | None:
     found = mapping(mapping(run.facts.plan).get("adapters"))
     base, active = number(found.get("base")) or 0.0, number(found.get("active")) or 0.0
     rows: list[list[Cell]] = []
-    for part in found.get("rows") or []:
+    for part in listed(found.get("rows")):
         row = mapping(part)
         places = [(whole(row.get(key)) or 0, word) for key, word in (("modules", "module"), ("tensors", "tensor"))]
         said = ", ".join(words.count(number_of, word) for number_of, word in places if number_of)

@@ -32,7 +32,7 @@ def run_view(run: RunHistory, now: float) -> View:
         "title": words.plain(run.folder.name, 200),
         "folder": words.plain(str(run.folder), 1000),
         "status": results.status.state,
-        "why": words.plain(results.status.text, 600),
+        "why": _sentence(words.plain(results.status.text, 600)),
         "progress": min(1.0, results.step / results.steps) if results.steps else None,
         "left": f"about {words.clock(left)} left" if left is not None else "",
         "tiles": tiles(run, results),
@@ -55,6 +55,10 @@ def run_view(run: RunHistory, now: float) -> View:
 
 def written(now: float) -> str:
     return f"shardtune {__version__}, {words.when(now)}"
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def _shown_ranks(charts: list[Chart]) -> list[int]:

@@ -8,13 +8,13 @@
     warning: ["--c4", "triangle-up"], guard: ["--c1", "square"], failure: ["--bad", "x"],
   };
   const cards = new Map();
-  const state = { range: null, last: 1, hidden: new Set(), log: new Set(), marks: [] };
+  const state = { range: null, last: 1, hidden: new Set(), chips: new Set(), log: new Set(), marks: [] };
 
   const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   const color = (index) => css(`--c${index % 8}`);
   // Plotly reads a few tags and entities in texts: a run's name must stay a name.
   const literal = (text) => String(text).replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
-  const visible = (chart) => chart.series.filter((s) => s.rank === null || !state.hidden.has(s.rank));
+  const visible = (chart) => chart.series.filter((s) => !state.hidden.has(s.name));
   const range = () => state.range ?? [-0.012 * state.last, 1.012 * state.last];
   const seriesColor = (chart, s) => (chart.stacked && s.name === "other" ? color(7) : color(s.color));
 
@@ -27,9 +27,9 @@
     if (s.rank !== null) made.opacity = 0.85;
     if (s.look === "points") Object.assign(made, { mode: "lines+markers", marker: { size: 6, color: line.color } });
     if (s.look === "faint") Object.assign(made, { opacity: 0.5, hoverinfo: "skip", hovertemplate: null, line: { ...line, dash: "dot", width: 1.2 } });
-    if (s.look === "band") Object.assign(made, { opacity: 0.55, line: { ...line, width: 1 } });
+    if (s.look === "band") Object.assign(made, { opacity: 0.4, line: { ...line, width: 1 } });
     if (s.x.length === 1) made.mode = "markers";
-    if (chart.stacked) Object.assign(made, { stackgroup: "all", line: { ...line, width: 0.5 }, fillcolor: `color-mix(in srgb, ${line.color} 72%, transparent)` });
+    if (chart.stacked) Object.assign(made, { stackgroup: "all", line: { ...line, width: 0.5 } });
     return made;
   }
 
@@ -104,7 +104,8 @@
     const log = state.log.has(chart.id);
     return {
       ...frame(), margin: { l: 58, r: 14, t: 8, b: 30 },
-      xaxis: { ...axes(), range: range(), showgrid: false, hoverformat: ",.0f", tickformat: ",~r", unifiedhovertitle: { text: "step %{x}" } },
+      xaxis: { ...axes(), range: range(), showgrid: false, hoverformat: ",.0f", tickformat: ",~r", unifiedhovertitle: { text: "step %{x:,.0f}" },
+        spikecolor: css("--soft"), spikethickness: 1, spikedash: "dot" },
       yaxis: { ...axes(), fixedrange: true, type: log ? "log" : "linear", ...(y ? { range: y } : {}), nticks: 6,
         ...(log ? { dtick: y && y[1] - y[0] < 1.3 ? "D2" : 1 } : {}), ...(chart.suffix.trim() === "tok/s" ? { tickformat: "~s" } : {}),
         ...(chart.format.endsWith("e") ? { tickformat: ".1~e" } : {}) },
@@ -193,7 +194,7 @@
   }
 
   function legendOf(chart) {
-    const named = chart.series.filter((s) => s.rank === null && s.look !== "faint");
+    const named = chart.series.filter((s) => !state.chips.has(s.name) && s.look !== "faint");
     if (named.length < 2) return null;
     return named.map((s) => {
       const swatch = element("i", { class: chart.stacked ? "swatch box" : "swatch" });
@@ -265,14 +266,16 @@
     draw(card);
   }
 
-  function tools(ranks) {
-    const chips = ranks.map((rank, i) => {
+  // Curves that many charts share (ranks, or runs) have one switch for all of them.
+  function tools(names) {
+    state.chips = new Set(names);
+    const chips = names.map((name, i) => {
       const swatch = element("i", { class: "swatch" });
       swatch.style.background = `var(--c${i % 8})`;
-      const chip = element("button", { class: "chip", "aria-pressed": "true", "data-key": `rank-${rank}` }, swatch, `rank ${rank}`);
+      const chip = element("button", { class: "chip", "aria-pressed": "true", "data-key": `chip-${name}` }, swatch, name);
       chip.addEventListener("click", () => {
-        const hide = !state.hidden.has(rank);
-        hide ? state.hidden.add(rank) : state.hidden.delete(rank);
+        const hide = !state.hidden.has(name);
+        hide ? state.hidden.add(name) : state.hidden.delete(name);
         chip.setAttribute("aria-pressed", String(!hide));
         redraw();
       });

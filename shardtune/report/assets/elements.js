@@ -18,7 +18,7 @@ window.shardtune = {};
   function cell(content, column, wide) {
     const given = typeof content === "object" && content !== null ? content : { text: String(content ?? "") };
     const tone = given.tone || "";
-    const classes = [column.number ? "number" : "", wide ? "wide" : "", column.name === "time" ? "time" : ""];
+    const classes = [column.number ? "number" : "", wide ? "wide" : "", column.name === "time" && !column.number ? "time" : ""];
     if (tone.startsWith("state ")) return element("td", {}, element("span", { class: `badge ${tone.slice(6)}` }, given.text));
     if (tone) classes.push(`tone-${tone}`);
     return element("td", { class: classes.filter(Boolean).join(" ") || null }, given.text);

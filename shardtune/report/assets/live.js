@@ -18,14 +18,16 @@
         try {
           const separator = address.includes("?") ? "&" : "?";
           const answer = await fetch(cursor === null ? address : `${address}${separator}cursor=${encodeURIComponent(cursor)}`);
-          if (answer.status === 404) { gone(); say("gone", "off"); }
-          else if (answer.status === 401) say("the token is no longer right", "off");
+          if (answer.status === 401) say("the token is no longer right", "off");
           else if (!answer.ok) say(`the dashboard answers with ${answer.status}`, "off");
           else {
             const view = await answer.json();
-            if (!view.unchanged) show(view);
-            cursor = view.cursor;
-            say("live", "on");
+            if (view.gone) { gone(); say("this run is gone", "off"); }
+            else {
+              if (!view.unchanged) show(view);
+              cursor = view.cursor;
+              say("live", "on");
+            }
           }
         } catch { say("no answer from the dashboard, asking again", "off"); }
       }

@@ -96,7 +96,7 @@
       fill(part.notes, view.notes, notes);
       fill(part.troubles, view.troubles, (t) => card(table(t, "Troubles")));
       fill(part.memory, view.out_of_memory, (all) => all.map(titled));
-      refresh(tools, view.ranks, () => chartTools(view.ranks));
+      refresh(tools, view.ranks, () => chartTools(view.ranks.map((rank) => `rank ${rank}`)));
       showCharts(figures, view.charts, view.marks);
       showTimeline(line);
       fill(part.ranks, view.rank_table, (t) => card(table(t, "Ranks")), "No step was profiled: time, memory and utilisation per rank are not known.");
@@ -130,7 +130,7 @@
     const footer = element("footer");
     page.main.append(footer);
     const figures = element("div");
-    part.charts.body.append(chartTools([]), figures);
+    part.charts.body.append(chartTools(view.runs), figures);
     return (view) => {
       fill(part.notes, view.notes, notes);
       fill(part.results, view.results, (t) => card(coloured(t)));
