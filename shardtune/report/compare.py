@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -40,7 +41,7 @@ _OF_RANKS: dict[str, tuple[str, float, Callable[..., Any]]] = {
 def compare_view(runs: Sequence[RunHistory], now: float) -> View:
     """Several runs on the same axes: curves, results, and the settings that differ."""
     results = [results_of(run, now) for run in runs]
-    names = [words.plain(run.folder.name, 200) for run in runs]
+    names = _names([run.folder for run in runs])
     return {
         "kind": "compare",
         "title": f"{len(runs)} runs compared",
@@ -51,6 +52,15 @@ def compare_view(runs: Sequence[RunHistory], now: float) -> View:
         "notes": [note for run in runs for note in notes(run)],
         "written": written(now),
     }
+
+
+def _names(folders: list[Path]) -> list[str]:
+    """Their folders' names; with as much of the way there as tells them apart."""
+    for parts in range(1, max(len(folder.parts) for folder in folders) + 1):
+        names = ["/".join(folder.parts[-parts:]) for folder in folders]
+        if len(set(names)) == len(set(folders)):
+            break
+    return [words.plain(name, 200) for name in names]
 
 
 def _overlaid(runs: Sequence[RunHistory], names: list[str]) -> list[Chart]:

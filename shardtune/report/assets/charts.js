@@ -86,6 +86,9 @@
     return lines;
   }
 
+  // A step is a whole number, so there is no tick between two of them.
+  const ticks = () => (range()[1] - range()[0] < 8 ? { dtick: 1 } : {});
+
   function axes() {
     return { gridcolor: css("--line"), linecolor: css("--strong-line"), zeroline: false, tickfont: { color: css("--soft"), size: 11.5 },
       automargin: false };
@@ -93,7 +96,7 @@
 
   function frame() {
     return {
-      paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", showlegend: false, dragmode: "zoom", hovermode: "x unified",
+      paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", showlegend: false, dragmode: "zoom", hovermode: "x unified", hoverdistance: -1,
       font: { family: getComputedStyle(document.body).fontFamily, size: 12, color: css("--text") },
       hoverlabel: { bgcolor: css("--card"), bordercolor: css("--strong-line"), font: { color: css("--text"), size: 12 }, namelength: 40 },
     };
@@ -104,7 +107,7 @@
     const log = state.log.has(chart.id);
     return {
       ...frame(), margin: { l: 58, r: 14, t: 8, b: 30 },
-      xaxis: { ...axes(), range: range(), showgrid: false, hoverformat: ",.0f", tickformat: ",~r", unifiedhovertitle: { text: "step %{x:,.0f}" },
+      xaxis: { ...axes(), ...ticks(), range: range(), showgrid: false, hoverformat: ",.0f", tickformat: ",~r", unifiedhovertitle: { text: "step %{x:,.0f}" },
         spikecolor: css("--soft"), spikethickness: 1, spikedash: "dot" },
       yaxis: { ...axes(), fixedrange: true, type: log ? "log" : "linear", ...(y ? { range: y } : {}), nticks: 6,
         ...(log ? { dtick: y && y[1] - y[0] < 1.3 ? "D2" : 1 } : {}), ...(chart.suffix.trim() === "tok/s" ? { tickformat: "~s" } : {}),
@@ -130,8 +133,8 @@
       marker: { size: 9, symbol: EVENTS[group.kind][1], color: css(EVENTS[group.kind][0]), line: { width: group.kind === "notice" ? 1 : 0 } },
     }));
     const layout = {
-      ...frame(), hovermode: "closest", margin: { l: 90, r: 14, t: 4, b: 26 },
-      xaxis: { ...axes(), range: range(), showgrid: false, tickformat: ",~r" },
+      ...frame(), hovermode: "closest", hoverdistance: 20, margin: { l: 90, r: 14, t: 4, b: 26 },
+      xaxis: { ...axes(), ...ticks(), range: range(), showgrid: false, tickformat: ",~r" },
       yaxis: { ...axes(), fixedrange: true, range: [rows.length - 0.5, -0.5], tickvals: rows.map((_, i) => i), ticktext: rows.map((g) => g.name) },
     };
     return Plotly.react(card.plot, traces, layout, config);

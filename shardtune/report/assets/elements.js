@@ -33,7 +33,7 @@ window.shardtune = {};
         return cell(content, spec.columns[i], !spec.columns[i].number && String(text).length > 60);
       })));
     return [
-      element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": label },
+      !rows.length ? null : element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": label },
         element("table", { class: compact ? "compact" : null }, element("thead", {}, head), element("tbody", {}, rows))),
       spec.note ? element("p", { class: "note" }, spec.note) : null,
     ];
