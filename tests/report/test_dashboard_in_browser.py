@@ -74,6 +74,22 @@ def test_a_run_is_followed_while_another_process_writes_it(
         at.until("document.querySelector('.badge').textContent === 'done'")
 
 
+def test_a_chart_that_comes_later_takes_its_place_and_its_neighbours_make_room(
+    visit: Callable[..., Visit], environment: dict[str, str], tmp_path: Path
+) -> None:
+    run = begun(tmp_path / "runs" / "one")
+    with dashboard(environment, tmp_path / "runs") as served:
+        at = visit(height=1600)
+        at.open(f"{served.url}runs/one")
+        drawn = "(id) => document.querySelector(`#chart-${id} .main-svg`)?.getBoundingClientRect().width ?? 0"
+        fits = f"Math.abs(({drawn})('learning_rate') - document.querySelector('#chart-learning_rate .plot').clientWidth) < 2"
+        at.until(f"({drawn})('learning_rate') > 1000 && {fits}")
+        run.evaluate(30, 1.5)
+        at.until(f"({drawn})('eval') > 0 && ({drawn})('learning_rate') < 1000 && {fits}")
+        order = "[...document.querySelectorAll('#group-learning .figure')].map((f) => f.id).join(' ')"
+        at.until(f"{order} === 'chart-loss chart-eval chart-grad_norm chart-learning_rate'")
+
+
 def test_runs_are_listed_sorted_filtered_and_compared(
     visit: Callable[..., Visit], environment: dict[str, str], tmp_path: Path
 ) -> None:

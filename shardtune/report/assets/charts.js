@@ -117,7 +117,7 @@
     };
   }
 
-  const config = { displayModeBar: false, responsive: true, doubleClick: false, showTips: false };
+  const config = { displayModeBar: false, doubleClick: false, showTips: false };
 
   function drawChart(card) {
     const chart = card.chart;
@@ -189,10 +189,18 @@
     }
   }, { rootMargin: "250px" });
 
+  // A card can change its width without the window doing so: when a chart beside it appears.
+  const sizes = new ResizeObserver((entries) => {
+    for (const entry of entries) {
+      if (entry.target.querySelector(".main-svg")) Plotly.Plots.resize(entry.target);
+    }
+  });
+
   function register(key, place, plot, drawing) {
     const card = { place, plot, draw: drawing, inSight: false, dirty: true, listening: false, chart: null };
     cards.set(key, card);
     sight.observe(place);
+    sizes.observe(plot);
     return card;
   }
 
@@ -241,9 +249,15 @@
       card.names = names;
       card.latest.textContent = chart.latest;
       card.note.textContent = [chart.about, chart.note].filter(Boolean).join(" ");
-      if (!card.place.isConnected) groupOf(place, chart.group).append(card.place);
+      if (!card.place.isConnected) insert(groupOf(place, chart.group), card.place, charts.map((c) => `chart-${c.id}`));
     }
     redraw();
+  }
+
+  // In the order of the charts, also when one comes later than those behind it (the first evaluation, say).
+  function insert(grid, card, order) {
+    const behind = [...grid.children].find((other) => order.indexOf(other.id) > order.indexOf(card.id));
+    grid.insertBefore(card, behind ?? null);
   }
 
   function groupOf(place, name) {

@@ -68,6 +68,13 @@
       element("div", { class: "inside" }, element("table", { class: "config" }, element("tbody", {}, rows))));
   }
 
+  function defaultsButton(place) {
+    const shown = place.classList.contains("with-defaults");
+    const button = element("button", { "data-key": "defaults", "aria-pressed": String(shown) }, "Show defaults too");
+    button.addEventListener("click", () => button.setAttribute("aria-pressed", String(place.classList.toggle("with-defaults"))));
+    return element("p", { class: "above" }, button);
+  }
+
   function environmentGroup(given, index) {
     const rows = given.pairs.map(([name, value]) => element("tr", {}, element("td", {}, name), element("td", {}, value)));
     return element("details", { class: "card", "data-key": `environment-${given.title}`, open: index === 0 },
@@ -104,7 +111,7 @@
       fill(part.samples, view.samples, (all) => all.map(sample));
       fill(part.data, view.data, (t) => card(table(t, "Data")));
       fill(part.adapters, view.adapters, (t) => card(table(t, "Adapters")));
-      fill(part.config, view.config, (all) => all.map(configSection), "config.yaml is not there.");
+      fill(part.config, view.config, (all) => [defaultsButton(part.config.body), ...all.map(configSection)], "config.yaml is not there.");
       fill(part.environment, view.environment, (all) => all.map(environmentGroup));
       footer.textContent = view.written;
     };
