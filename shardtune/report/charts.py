@@ -92,19 +92,19 @@ _PER_RANK = (
     ),
     _PerRank(
         "mfu", "Speed", "Model FLOPs utilisation", "mfu", ".1f", " %", 100,
-        about="FLOPs the model needs, over what the chip could do at its peak in the time of the step.",
+        about="Operations the training asks for, over the dense bf16 peak of the chip in the time of the step.",
     ),
     _PerRank(
         "tflops", "Speed", "Achieved TFLOP/s", "tflops", ".3~s", " TFLOP/s",
-        about="FLOPs the model needs over the time of the step, for one rank's device.",
+        about="Operations the training asks for over the time of the step, for one rank's device.",
     ),
     _PerRank(
         "step_seconds", "Speed", "Time of a step", "seconds.step", ".3~g", " s",
-        about="From one optimizer step to the next, as each rank's clock shows it.",
+        about="From the end of the step before to the end of this one, without evaluating and saving.",
     ),
     _PerRank(
         "gpu_memory", "Memory", "GPU memory, peak", "memory.peak", ".3~g", " GiB", 1 / _GIB,
-        about="The most that was allocated on a rank's GPU, in powers of 1024.",
+        about="The most that tensors have held on a rank's GPU so far, in powers of 1024.",
     ),
     _PerRank(
         "gpu_reserved", "Memory", "GPU memory, reserved", "memory.reserved", ".3~g", " GiB", 1 / _GIB,
@@ -173,7 +173,7 @@ def _loss(run: RunHistory) -> Chart | None:
     return Chart(
         "loss", "Learning", "Loss", ".4~f", can_log=True, series=series, note=told([curve]) + undone,
         latest=words.loss(float(y[-1])),
-        about="Mean over the steps between two log lines (train.logging_steps), over the tokens of all ranks.",
+        about="Mean per supervised token of all ranks, over the steps between two log lines (train.logging_steps).",
         broken=_broken([("training loss", curve)]),
     )  # fmt: skip
 

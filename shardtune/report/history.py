@@ -16,16 +16,21 @@ from shardtune.report.status import ENDINGS
 
 _KNOWN_VERSION = max(VERSION, 2)
 _MOST_MARKS = 5000  # a run that warns at every step must not eat the reader's memory
-# Where a profile event keeps its numbers: (group, name in it) → column.
-_PROFILED = {
+_GROUPS = {
     "seconds": ("step", "data", "forward", "backward", "optimizer", "collective"),
     "tokens": ("supervised", "real", "padded"),
     "memory": ("allocated", "reserved", "peak"),
     "host": ("rss", "cpu_percent"),
     "gpu": ("utilization", "sm_clock_mhz", "power_watts", "temperature_c"),
 }
-_PROFILED_ALONE = ("tokens_per_second", "tflops", "hardware_tflops", "mfu", "hfu")
+_ALONE = ("tokens_per_second", "tflops", "hardware_tflops", "mfu", "hfu")
 _VERSION_1 = {"step_seconds": "seconds.step", "host_peak_bytes": "host.rss", "gpu_peak_bytes": "memory.peak"}
+# Field of a profile event → name in it → column; a number that stands alone is under its own name.
+_PROFILED = {
+    **{group: {name: f"{group}.{name}" for name in names} for group, names in _GROUPS.items()},
+    **{name: {name: name} for name in _ALONE},
+    **{old: {old: new} for old, new in _VERSION_1.items()},
+}
 _STEP_COLUMNS = ("loss", "grad_norm", "learning_rate", "tokens", "tokens_per_second", "epoch")
 
 
@@ -213,21 +218,15 @@ def _on_profile(run: RunHistory, rank: int, event: Event, at: float) -> None:
     if step is None:
         return
     found: dict[str, float] = {}
-    for group, names in _PROFILED.items():
-        inner = event.get(group)
-        if isinstance(inner, dict):
-            for name in names:
-                value = number(inner.get(name))
-                if value is not None:
-                    found[f"{group}.{name}"] = value
-    for name in _PROFILED_ALONE:
-        value = number(event.get(name))
-        if value is not None:
-            found[name] = value
-    for old, new in _VERSION_1.items():
-        value = number(event.get(old))
-        if value is not None:
-            found.setdefault(new, value)
+    for key, inner in event.items():
+        columns = _PROFILED.get(key)
+        if columns is None:
+            continue
+        values = inner.items() if isinstance(inner, dict) else ((key, inner),)
+        for name, given in values:
+            column = columns.get(name)
+            if column is not None and (value := number(given)) is not None:
+                found[column] = value
     run.profile.setdefault(rank, Columns()).add(step, at, found)
     reasons = mapping(event.get("gpu")).get("throttle")
     if isinstance(reasons, list) and reasons:

@@ -19,6 +19,8 @@ Cell = str | dict[str, str]
 Table = dict[str, Any]
 _MOST_ROWS = 200
 _MOST_SAMPLES = 30
+_OF_EVENT = ("v", "time", "rank", "event")
+_SIZES = ("total", "free", "available", "memory", "ram", "size")  # names under which sizes in bytes stand
 _PHASES = ("data", "forward", "backward", "optimizer", "collective")
 
 
@@ -270,18 +272,19 @@ def samples(run: RunHistory) -> list[dict[str, str]]:
 
 def environment(run: RunHistory) -> list[dict[str, Any]]:
     """Named groups of (name, value): what environment.json and the hardware events say."""
-    groups = []
     said = _read_json(run.folder / "environment.json")
-    if said:
-        groups.append({"title": "Software", "pairs": list(_flat(said))[:_MOST_ROWS]})
+    software: dict[str, Any] = {key: said.pop(key) for key in ("python", "packages") if key in said}
+    packages = mapping(software.pop("packages", None))
+    found: list[tuple[str, dict[str, Any]]] = [("Software", {**packages, **software})]
     told: dict[str, list[int]] = {}
     for rank, event in sorted(run.facts.hardware.items()):
-        body = {key: value for key, value in event.items() if key not in ("v", "time", "rank", "event")}
+        body = {key: value for key, value in event.items() if key not in (*_OF_EVENT, "python", "packages")}
         told.setdefault(json.dumps(body, sort_keys=True), []).append(rank)
-    for body_text, of in list(told.items())[:8]:
-        pairs = list(_flat(json.loads(body_text)))[:_MOST_ROWS]
-        groups.append({"title": f"Hardware, rank {spans(set(of))}", "pairs": pairs})
-    return groups
+    if not told and said:
+        found.append(("Machine", said))
+    found += [(f"Machine of rank {spans(set(of))}", json.loads(body)) for body, of in list(told.items())[:8]]
+    groups = [{"title": title, "pairs": _flat(body)[:_MOST_ROWS]} for title, body in found]
+    return [group for group in groups if group["pairs"]]
 
 
 def _flat(value: Any, name: str = "", depth: int = 0) -> list[tuple[str, str]]:
@@ -291,13 +294,12 @@ def _flat(value: Any, name: str = "", depth: int = 0) -> list[tuple[str, str]]:
         return [pair for i, item in enumerate(value) for pair in _flat(item, f"{name} {i}".strip(), depth + 1)]
     if value is None or value in ([], {}, ""):
         return []
-    shown = (
-        ", ".join(map(str, value))
-        if isinstance(value, list)
-        else value
-        if isinstance(value, str)
-        else json.dumps(value)
-    )
+    if isinstance(value, int) and value > 1 << 20 and name.rpartition(" ")[2].removesuffix("_bytes") in _SIZES:
+        shown = words.memory(value)
+    elif isinstance(value, list):
+        shown = ", ".join(map(str, value))
+    else:
+        shown = value if isinstance(value, str) else json.dumps(value)
     return [(words.plain(name.replace("_", " "), 80), words.plain(shown, 400))]
 
 

@@ -29,12 +29,15 @@ class Watch:
         self._list = RunList(root)
         self._known: OrderedDict[str, RunHistory] = OrderedDict()
         self._changes: dict[str, int] = {}
-        self._lock = threading.Lock()
+        self._lock, self._list_lock = (
+            threading.Lock(),
+            threading.Lock(),
+        )  # a long run that is read keeps no list waiting
         self._born = secrets.token_hex(4)  # cursors of an earlier process mean nothing
 
     def runs(self, cursor: str | None) -> dict[str, Any]:
         """The list of runs."""
-        with self._lock:
+        with self._list_lock:
             rows = [_row(row) for row in self._list.rows(self.clock())]
         return self._unless_known(
             cursor, f"{self._born}-{hash(repr(rows)):x}", lambda: {"root": str(self.root), "runs": rows}

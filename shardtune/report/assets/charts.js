@@ -109,7 +109,7 @@
       ...frame(), margin: { l: 58, r: 14, t: 8, b: 30 },
       xaxis: { ...axes(), ...ticks(), range: range(), showgrid: false, hoverformat: ",.0f", tickformat: ",~r", unifiedhovertitle: { text: "step %{x:,.0f}" },
         spikecolor: css("--soft"), spikethickness: 1, spikedash: "dot" },
-      yaxis: { ...axes(), fixedrange: true, type: log ? "log" : "linear", ...(y ? { range: y } : {}), nticks: 6,
+      yaxis: { ...axes(), fixedrange: true, exponentformat: "e", type: log ? "log" : "linear", ...(y ? { range: y } : {}), nticks: 6,
         ...(log ? { dtick: y && y[1] - y[0] < 1.3 ? "D2" : 1 } : {}), ...(chart.suffix.trim() === "tok/s" ? { tickformat: "~s" } : {}),
         ...(chart.format.endsWith("e") ? { tickformat: ".1~e" } : {}) },
       yaxis2: { overlaying: "y", range: [0, 1], visible: false, fixedrange: true },
