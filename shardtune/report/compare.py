@@ -30,6 +30,7 @@ _OVERLAID: tuple[tuple[str, str, str, str, str, str, bool, bool], ...] = (
     ("gpu_memory", "Memory", "GPU memory, peak", ".3~g", " GiB", "The rank with the most.", False, True),
     ("host_memory", "Memory", "Host memory", ".3~g", " GiB", "The rank with the most.", False, True),
 )  # fmt: skip
+_AXIS_POINTS = 500  # between which a step's place is interpolated
 _OF_RANKS: dict[str, tuple[str, float, Callable[..., Any]]] = {
     "mfu": ("mfu", 100.0, np.nanmean),
     "step_seconds": ("seconds.step", 1.0, np.nanmax),
@@ -47,10 +48,25 @@ def compare_view(runs: Sequence[RunHistory], now: float) -> View:
         "title": f"{len(runs)} runs compared",
         "runs": names,
         "charts": [chart.as_dict() for chart in _overlaid(runs, names)],
+        "axes": [_axes(run) for run in runs],
         "results": _result_table(names, results),
         "differences": _difference_table(names, [read_settings(run.folder) for run in runs]),
         "notes": [note for run in runs for note in notes(run)],
         "written": written(now),
+    }
+
+
+def _axes(run: RunHistory) -> dict[str, list[float]]:
+    """Where each step lies in tokens, and in hours since the first event: steps of other batches do not compare."""
+    steps, tokens = run.train.get("tokens")
+    spread = np.linspace(0, len(steps) - 1, min(len(steps), _AXIS_POINTS)) if len(steps) else np.empty(0)
+    began = run.first_time or 0.0
+    kept = [i for i in np.unique(spread.astype(int)) if np.isfinite(tokens[i])]
+    times = [run.train.time_of(int(steps[i])) or began for i in kept]
+    return {
+        "step": [0, *(int(steps[i]) for i in kept)],
+        "tokens": [0, *(int(tokens[i]) for i in kept)],
+        "hours": [0, *(round((time - began) / 3600, 6) for time in times)],
     }
 
 

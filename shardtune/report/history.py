@@ -178,7 +178,9 @@ class RunHistory:
 def _on_start(run: RunHistory, rank: int, event: Event, at: float) -> None:
     if not run._is_lowest(rank):
         return
-    run.facts.ending = None
+    # Files are read rank by rank: another rank's failure that is already known may be of this start, not of the last.
+    if run.facts.ending is not None and (number(run.facts.ending.get("time")) or 0.0) <= at:
+        run.facts.ending = None
     run.facts.starts.append(event)
     if len(run.facts.starts) > 1:
         run._mark("restart", rank, event, at, f"Started again (start {len(run.facts.starts)})")

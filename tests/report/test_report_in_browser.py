@@ -110,6 +110,13 @@ def test_compared_runs_are_overlaid(visit: Callable[..., Visit], reports: Path) 
     page = at.open((reports / "both.html").as_uri())
     at.until("document.querySelector('#chart-loss .plot')?._fullData?.length === 2")
     assert "lora.r" in page.locator("#differences").inner_text()
+    whole = page.evaluate(RANGE, "loss")
+    page.locator("[data-axis=tokens]").click()
+    at.until(f"(whole) => ({RANGE})('loss')[1] > 1000 * whole", whole[1])
+    ends = page.evaluate("document.querySelector('#chart-loss .plot')._fullData.map((t) => t.x.at(-1))")
+    assert ends[0] == 2 * ends[1], "four ranks see twice the tokens of two"
+    page.locator("[data-axis=step]").click()
+    at.until(f"(whole) => ({RANGE})('loss')[1] === whole", whole[1])
     page.get_by_role("button", name="two", exact=True).click()
     at.until("document.querySelector('#chart-loss .plot')._fullData.length === 1")
 

@@ -8,7 +8,12 @@
     warning: ["--c4", "triangle-up"], guard: ["--c1", "square"], failure: ["--bad", "x"],
   };
   const cards = new Map();
-  const state = { range: null, last: 1, hidden: new Set(), chips: new Set(), log: new Set(), marks: [] };
+  const state = { range: null, last: 1, hidden: new Set(), chips: new Set(), log: new Set(), marks: [], axis: "step", axes: [] };
+  const AXES = {
+    step: { label: "steps", tick: ",~r", hover: "step %{x:,.0f}" },
+    tokens: { label: "tokens", tick: "~s", hover: "%{x:.4s} tokens" },
+    hours: { label: "hours", tick: "~r", hover: "%{x:.2f} hours" },
+  };
 
   const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   const color = (index) => css(`--c${index % 8}`);
@@ -18,10 +23,28 @@
   const range = () => state.range ?? [-0.012 * state.last, 1.012 * state.last];
   const seriesColor = (chart, s) => (chart.stacked && s.name === "other" ? color(7) : color(s.color));
 
+  // Where a series lies on the axis that was chosen; between the steps a run has told, in a straight line.
+  const placed = new WeakMap();
+  function xOf(s) {
+    const map = state.axes[s.color];
+    if (state.axis === "step" || !map) return s.x;
+    const known = placed.get(s);
+    if (known?.axis === state.axis) return known.x;
+    const [from, to] = [map.step, map[state.axis]];
+    let i = 1;
+    const x = s.x.map((step) => {
+      while (i < from.length - 1 && from[i] < step) i += 1;
+      const share = from.length > 1 ? (step - from[i - 1]) / (from[i] - from[i - 1]) : 0;
+      return to.length > 1 ? to[i - 1] + share * (to[i] - to[i - 1]) : 0;
+    });
+    placed.set(s, { axis: state.axis, x });
+    return x;
+  }
+
   function trace(chart, s) {
     const line = { color: seriesColor(chart, s), width: 1.6, dash: DASHES[Math.floor(s.color / 8) % 4] };
     const made = {
-      type: "scatter", mode: "lines", name: literal(s.name), x: s.x, y: s.y, line, connectgaps: false,
+      type: "scatter", mode: "lines", name: literal(s.name), x: xOf(s), y: s.y, line, connectgaps: false,
       hovertemplate: `%{y:${chart.format}}${chart.suffix}<extra>${literal(s.name)}</extra>`,
     };
     if (s.rank !== null) made.opacity = 0.85;
@@ -65,7 +88,7 @@
     if (chart.stacked && drawn.length) {
       drawn[0].x.forEach((x, i) => { if (x >= begin && x <= end) take(drawn.reduce((sum, s) => sum + (s.y[i] ?? 0), 0)); });
     } else {
-      for (const s of drawn) s.x.forEach((x, i) => { if (x >= begin && x <= end) take(s.y[i]); });
+      for (const s of drawn) xOf(s).forEach((x, i) => { if (x >= begin && x <= end) take(s.y[i]); });
     }
     if (low > high) return null;
     if (log) [low, high] = [Math.log10(low), Math.log10(high)];
@@ -87,7 +110,7 @@
   }
 
   // A step is a whole number, so there is no tick between two of them.
-  const ticks = () => (range()[1] - range()[0] < 8 ? { dtick: 1 } : {});
+  const ticks = () => (state.axis === "step" && range()[1] - range()[0] < 8 ? { dtick: 1 } : {});
 
   function axes() {
     return { gridcolor: css("--line"), linecolor: css("--strong-line"), zeroline: false, tickfont: { color: css("--soft"), size: 11.5 },
@@ -107,7 +130,8 @@
     const log = state.log.has(chart.id);
     return {
       ...frame(), margin: { l: 58, r: 14, t: 8, b: 30 },
-      xaxis: { ...axes(), ...ticks(), range: range(), showgrid: false, hoverformat: ",.0f", tickformat: ",~r", unifiedhovertitle: { text: "step %{x:,.0f}" },
+      xaxis: { ...axes(), ...ticks(), range: range(), showgrid: false, hoverformat: ",.0f", tickformat: AXES[state.axis].tick,
+        unifiedhovertitle: { text: AXES[state.axis].hover },
         spikecolor: css("--soft"), spikethickness: 1, spikedash: "dot" },
       yaxis: { ...axes(), fixedrange: true, exponentformat: "e", type: log ? "log" : "linear", ...(y ? { range: y } : {}), nticks: 6,
         ...(log ? { dtick: y && y[1] - y[0] < 1.3 ? "D2" : 1 } : {}), ...(chart.suffix.trim() === "tok/s" ? { tickformat: "~s" } : {}),
@@ -159,17 +183,21 @@
     waiting = requestAnimationFrame(() => { waiting = null; for (const card of cards.values()) draw(card); });
   }
 
+  function rangeText([begin, end]) {
+    const say = (x) => x.toLocaleString("en", { maximumFractionDigits: state.axis === "hours" ? 2 : 0 });
+    return `${AXES[state.axis].label} ${say(Math.max(0, begin))} – ${say(end)}`;
+  }
+
   function setRange(wanted) {
     const full = state.last;
     if (wanted) {
-      const width = Math.max(1, Math.min(wanted[1] - wanted[0], full));
+      const least = state.axis === "hours" ? full / 10000 : 1;
+      const width = Math.max(least, Math.min(wanted[1] - wanted[0], full));
       const begin = Math.max(0, Math.min(wanted[0], full - width));
       wanted = width >= full ? null : [begin, begin + width];
     }
     state.range = wanted;
-    document.querySelectorAll("[data-range]").forEach((e) => {
-      e.textContent = wanted ? `steps ${Math.ceil(wanted[0]).toLocaleString("en")} – ${Math.floor(wanted[1]).toLocaleString("en")}` : "all steps";
-    });
+    document.querySelectorAll("[data-range]").forEach((e) => { e.textContent = wanted ? rangeText(wanted) : `all ${AXES[state.axis].label}`; });
     redraw();
   }
 
@@ -236,11 +264,31 @@
     return Object.assign(card, { legend, latest, note });
   }
 
+  function measure() {
+    const ends = state.charts.flatMap((c) => c.series.map((s) => xOf(s).at(-1) ?? 0));
+    state.last = Math.max(state.axis === "hours" ? 0.001 : 1, ...ends, ...state.marks.flatMap((g) => g.points.map((p) => p.x)));
+  }
+
+  function axisButtons() {
+    const buttons = Object.entries(AXES).map(([axis, { label }]) => {
+      const button = element("button", { class: "small", "aria-pressed": String(axis === state.axis), "data-axis": axis }, label);
+      button.addEventListener("click", () => {
+        state.axis = axis;
+        for (const other of buttons) other.setAttribute("aria-pressed", String(other === button));
+        measure();
+        setRange(null);
+      });
+      return button;
+    });
+    return element("span", { class: "choice", role: "group", "aria-label": "What the charts run over" }, buttons);
+  }
+
   // Charts that stay keep their place and their element; only groups that are new are added.
-  function show(place, charts, marks) {
+  function show(place, charts, marks, axes) {
     state.marks = marks ?? [];
-    const ends = charts.flatMap((c) => c.series.map((s) => s.x.at(-1) ?? 0));
-    state.last = Math.max(1, ...ends, ...state.marks.flatMap((g) => g.points.map((p) => p.x)));
+    state.axes = axes ?? [];
+    state.charts = charts;
+    measure();
     for (const chart of charts) {
       const card = cards.get(chart.id) ?? cardFor(chart);
       card.chart = chart;
@@ -284,7 +332,7 @@
   }
 
   // Curves that many charts share (ranks, or runs) have one switch for all of them.
-  function tools(names) {
+  function tools(names, axes) {
     state.chips = new Set(names);
     const chips = names.map((name, i) => {
       const swatch = element("i", { class: "swatch" });
@@ -300,6 +348,7 @@
     });
     const button = (label, title, act) => element("button", { class: "small", title, "aria-label": title, onclick: act }, label);
     return element("div", { class: "tools", role: "toolbar", "aria-label": "All charts" }, chips, element("span", { class: "gap" }),
+      axes ? axisButtons() : null,
       element("span", { class: "note", "data-range": true, role: "status" }, "all steps"),
       button("←", "Earlier steps", () => zoom(1, -0.5)), button("→", "Later steps", () => zoom(1, 0.5)),
       button("+", "Zoom in", () => zoom(0.5, 0)), button("−", "Zoom out", () => zoom(2, 0)),

@@ -77,7 +77,7 @@
 
   function environmentGroup(given, index) {
     const rows = given.pairs.map(([name, value]) => element("tr", {}, element("td", {}, name), element("td", {}, value)));
-    return element("details", { class: "card", "data-key": `environment-${given.title}`, open: index === 0 },
+    return element("details", { class: "card", "data-key": `environment-${given.title}`, open: index < 2 },
       element("summary", { "data-key": `environment-head-${given.title}` }, given.title, element("span", {}, `${rows.length} facts`)),
       element("div", { class: "inside scroll" }, element("table", { class: "pairs" }, element("tbody", {}, rows))));
   }
@@ -137,12 +137,12 @@
     const footer = element("footer");
     page.main.append(footer);
     const figures = element("div");
-    part.charts.body.append(chartTools(view.runs), figures);
+    part.charts.body.append(chartTools(view.runs, true), figures);
     return (view) => {
       fill(part.notes, view.notes, notes);
       fill(part.results, view.results, (t) => card(coloured(t)));
       fill(part.differences, view.differences, (t) => card(table(t, "Settings that differ")), "No config.yaml to compare.");
-      showCharts(figures, view.charts, []);
+      showCharts(figures, view.charts, [], view.axes);
       footer.textContent = view.written;
     };
   }
