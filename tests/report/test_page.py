@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import random
 import re
+import subprocess
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 from fake_run import FakeRun, long_run, showcase
-from running import Command
+from running import REPOSITORY, Command
 
 from shardtune.report.compare import compare_view
 from shardtune.report.history import RunHistory
@@ -139,6 +141,12 @@ def test_texts_of_a_run_are_shown_and_never_run(tmp_path: Path) -> None:
         assert json.loads(elements.view) == json.loads(json.dumps(view)), "what is shown is what was written"
     shown = json.dumps(run_view(found, run.now), ensure_ascii=False)
     assert "\x1b" not in shown and "\u202e" not in shown
+
+
+def test_reading_runs_needs_no_torch() -> None:
+    code = "import sys, shardtune.cli.main, shardtune.report.server, shardtune.report.compare; print('torch' in sys.modules)"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=REPOSITORY)
+    assert result.stdout.strip() == "False"
 
 
 def test_nothing_of_ours_writes_html_from_texts() -> None:
