@@ -34,9 +34,9 @@ class Visit:
         self.page.goto(address, wait_until="load")
         return self.page
 
-    def until(self, condition: str, argument: Any = None) -> None:
+    def until(self, condition: str, argument: Any = None, limit: int = LONG) -> None:
         """Wait for a condition in the page. (Playwright's own way needs eval, which our pages forbid.)"""
-        for _ in range(LONG // 50):
+        for _ in range(limit // 50):
             if self.page.evaluate(condition, argument):
                 return
             self.page.wait_for_timeout(50)

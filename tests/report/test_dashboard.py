@@ -91,7 +91,7 @@ def test_no_path_leads_out_of_the_folder_of_runs(served: Dashboard, path: str) -
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
 def test_it_is_read_only(served: Dashboard, method: str) -> None:
-    assert served.ask("/api/runs", method)[0] == 405
+    assert served.ask("/api/runs", method)[0] == served.ask("/nothing", method)[0] == 405
 
 
 def test_every_answer_forbids_foreign_scripts_and_frames(served: Dashboard) -> None:

@@ -16,7 +16,7 @@ from running import REPOSITORY, Command
 
 from shardtune.report.compare import compare_view
 from shardtune.report.history import RunHistory
-from shardtune.report.page import asset, chart_library, page
+from shardtune.report.page import asset, chart_library, embedded, page
 from shardtune.report.settings import differences, read_settings
 from shardtune.report.view import run_view
 
@@ -133,6 +133,7 @@ def test_texts_of_a_run_are_shown_and_never_run(tmp_path: Path) -> None:
     (run.folder / "environment.json").write_text(json.dumps({HOSTILE: HOSTILE}))
     found = history(run.folder)
     for view in (run_view(found, run.now), compare_view([found, found], run.now)):
+        assert not set(embedded(view)) & set("<>&"), "nothing that could end or begin an element"
         elements = Elements(page(view))
         clean = Elements(
             page({**view, **{key: [] for key, value in view.items() if isinstance(value, list | dict)}, "why": ""})
