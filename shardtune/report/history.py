@@ -72,6 +72,7 @@ class RunHistory:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._tails: dict[int, Tail] = {}
+        self.is_behind = False  # there is more to read than the last `update` had time for
         self._clear()
 
     def _clear(self) -> None:
@@ -120,6 +121,7 @@ class RunHistory:
                     self._take(rank, event)
                 more |= bool(news.events or news.unreadable)
             changed |= more
+        self.is_behind = more
         return changed
 
     def _find_files(self) -> bool:

@@ -107,6 +107,8 @@ def _config(settings: list[Setting]) -> list[View]:
 def notes(run: RunHistory) -> list[str]:
     """What a reader should know about the files themselves."""
     found = []
+    if run.is_behind:
+        found.append(f"Still reading the events: what is shown ends at step {run.train.last_step:,}.")
     if run.unreadable:
         found.append(
             f"{words.count(run.unreadable, 'line')} of the event files could not be read (cut by a crash) and left out."

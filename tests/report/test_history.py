@@ -164,6 +164,17 @@ def test_a_run_deleted_while_it_is_watched_keeps_what_was_read(tmp_path: Path) -
     assert run_view(history, run.now)["tiles"][0]["value"] == "300"
 
 
+def test_a_long_run_that_is_read_in_pieces_says_so_until_it_is_read(tmp_path: Path) -> None:
+    run = FakeRun(tmp_path / "run", ranks=1)
+    run.begin(10)
+    run.step(1, 10)
+    history = RunHistory(run.folder)
+    history.update(seconds=0.0)
+    assert "Still reading" in run_view(history, run.now)["notes"][0]
+    history.update()
+    assert not history.is_behind and run_view(history, run.now)["notes"] == []
+
+
 def test_events_written_between_two_looks_are_added(tmp_path: Path) -> None:
     run = FakeRun(tmp_path / "run", ranks=2)
     run.begin(10)
