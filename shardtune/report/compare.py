@@ -51,7 +51,7 @@ def compare_view(runs: Sequence[RunHistory], now: float) -> View:
         "axes": [_axes(run) for run in runs],
         "results": _result_table(names, results),
         "differences": _difference_table(names, [read_settings(run.folder) for run in runs]),
-        "notes": [note for run in runs for note in notes(run)],
+        "notes": [f"{name}: {note}" for name, run in zip(names, runs, strict=True) for note in notes(run)],
         "written": written(now),
     }
 

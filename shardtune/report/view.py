@@ -122,4 +122,4 @@ def notes(run: RunHistory) -> list[str]:
         found.append(f"{words.count(run.unknown.total(), 'event')} of kinds this shardtune does not know: {names}.")
     if not run.ranks:
         found.append("This run has written no events.")
-    return [f"{words.plain(run.folder.name, 200)}: {note}" for note in found]
+    return found

@@ -238,6 +238,7 @@
     return named.map((s) => {
       const swatch = element("i", { class: chart.stacked ? "swatch box" : "swatch" });
       swatch.style.background = `var(--c${(chart.stacked && s.name === "other" ? 7 : s.color) % 8})`;
+      if (s.look === "band") swatch.style.opacity = "0.4";
       return element("span", {}, swatch, s.name);
     });
   }

@@ -103,6 +103,7 @@
       fill(part.notes, view.notes, notes);
       fill(part.troubles, view.troubles, (t) => card(table(t, "Troubles")));
       fill(part.memory, view.out_of_memory, (all) => all.map(titled));
+      part.charts.made.hidden = part.charts.link.hidden = !view.charts.length && !view.marks.length;
       refresh(tools, view.ranks, () => chartTools(view.ranks.map((rank) => `rank ${rank}`)));
       showCharts(figures, view.charts, view.marks);
       showTimeline(line);
