@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from browsing import LONG, Visit
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Browser
 
 _CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 # It must not speak to anybody: no updates, no background traffic. The sandbox and the GPU are not there in containers.
@@ -18,36 +18,11 @@ _OPTIONS = (
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
     "--disable-component-update", "--disable-sync",
 )  # fmt: skip
-LONG = 40_000  # milliseconds: what a busy machine may take
 
 
-@dataclass
-class Visit:
-    """A page, and everything it should not have done."""
-
-    page: Page
-    errors: list[str] = field(default_factory=list)
-    outside: list[str] = field(default_factory=list)
-    dialogs: list[str] = field(default_factory=list)
-
-    def open(self, address: str) -> Page:
-        self.page.goto(address, wait_until="load")
-        return self.page
-
-    def until(self, condition: str, argument: Any = None, limit: int = LONG) -> None:
-        """Wait for a condition in the page. (Playwright's own way needs eval, which our pages forbid.)"""
-        for _ in range(limit // 50):
-            if self.page.evaluate(condition, argument):
-                return
-            self.page.wait_for_timeout(50)
-        raise AssertionError(f"never true: {condition} {argument or ''}")
-
-    def check(self) -> None:
-        assert self.errors == [] and self.outside == [] and self.dialogs == []
-
-
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
+    """For a file of tests, not for the session: Playwright's event loop must not run under what comes after them."""
     playwright = pytest.importorskip("playwright.sync_api", reason="needs the package playwright")
     if _CHROMIUM is None:
         pytest.skip("needs a Chromium (apt-get install chromium)")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from conftest import Visit
+from browsing import Visit
 from fake_run import FakeRun
 from serving import dashboard
 from toys import toy_config

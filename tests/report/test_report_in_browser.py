@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from conftest import Visit
+from browsing import Visit
 from fake_run import FakeRun, showcase
 
 from shardtune.report.compare import compare_view
