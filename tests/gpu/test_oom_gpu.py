@@ -31,7 +31,7 @@ class Loop:
         torch.manual_seed(0)
         config = LlamaConfig(
             vocab_size=512,  # so that the layers are what takes memory
-            hidden_size=HIDDEN, intermediate_size=4 * HIDDEN, num_hidden_layers=LAYERS,
+            hidden_size=HIDDEN, intermediate_size=8 * HIDDEN, num_hidden_layers=LAYERS,
             num_attention_heads=8, num_key_value_heads=8, max_position_embeddings=LENGTH,
         )  # fmt: skip
         base = LlamaForCausalLM(config).bfloat16().cuda()
@@ -114,15 +114,16 @@ def test_activations_are_found_and_the_first_advice_fits(processes: Processes, p
     if phase == "forward":
         limit_to(before + int(0.5 * (peaks["forward"] - before)))
     else:
-        assert peaks["backward"] > peaks["forward"] + (64 << 20), "the case this test is about did not arise"
-        limit_to(int(peaks["forward"] + 0.3 * (peaks["backward"] - peaks["forward"])) + (32 << 20))
+        assert peaks["backward"] > peaks["forward"] + (96 << 20), "the case this test is about did not arise"
+        limit_to(int(peaks["forward"] + 0.6 * (peaks["backward"] - peaks["forward"])))
+    # Now: in the middle of a pass some parameters are gathered ones.
+    held = {name: sum(p.numel() * p.element_size() for p in loop.model.parameters() if p.requires_grad is trained)
+            for name, trained in (("weights", False), ("adapters", True))}  # fmt: skip
     found, allocated = shortage(loop, 2, BATCH)
     assert (found.phase, found.step) in ((phase, 3), ("loss", 3) if phase == "forward" else (phase, 3))
     assert sum(found.held.values()) == pytest.approx(allocated, rel=0.01)
     assert found.biggest == "activations"
     assert found.wanted > found.free
-    held = {name: sum(p.numel() * p.element_size() for p in loop.model.parameters() if p.requires_grad is trained)
-            for name, trained in (("weights", False), ("adapters", True))}  # fmt: skip
     assert found.held["adapters"] == pytest.approx(held["adapters"], rel=0.05)
     assert found.held["weights"] == pytest.approx(held["weights"], rel=0.05)
     assert found.held["optimizer"] == pytest.approx(2 * held["adapters"], rel=0.05)
@@ -140,7 +141,7 @@ def test_the_optimizers_first_step_is_named(processes: Processes) -> None:
     """Large adapters on few tokens: their state is what does not fit."""
     loop = Loop(processes, rank=1024)
     trained = sum(p.numel() * 4 for p in loop.model.parameters() if p.requires_grad)
-    limit_to(torch.cuda.memory_allocated() + int(2.8 * trained) + (64 << 20))  # gradients, and 1.8 of 2 states
+    limit_to(torch.cuda.memory_allocated() + int(2.5 * trained))  # gradients, and 1.5 of 2 states
     found, allocated = shortage(loop, 0, 1, 16)
     assert found.phase == "optimizer"
     assert sum(found.held.values()) == pytest.approx(allocated, rel=0.01)

@@ -119,7 +119,8 @@ def test_ordinary_steps_never_wait_for_the_device(tmp_path: Path, monkeypatch: p
     waits = []
     monkeypatch.setattr(CudaClock, "wait_for", lambda self, mark: (waits.append(1), mark.synchronize()))
     trainer(tmp_path, [LLMStepProfiler(console=Console(file=io.StringIO()))]).train()
-    assert len(waits) == 1 and len(profiles(tmp_path)) == STEPS
+    # At the very end, where the last step may still be under way.
+    assert len(waits) <= 1 and len(profiles(tmp_path)) == STEPS
 
 
 def test_speed_is_a_share_of_the_peak_and_memory_and_the_gpu_are_told(tmp_path: Path) -> None:
