@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Nothing here may ask a hub; a model or dataset that is not on this disk is an error, not a download.
 OFFLINE := HF_HUB_OFFLINE=1 HF_DATASETS_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 
-.PHONY: install quickstart test lint types slow soak namespaces reference clean
+.PHONY: install quickstart test lint types slow soak namespaces browser reference clean
 
 install: $(VENV)/.installed
 
@@ -27,10 +27,14 @@ quickstart: $(VENV)/.weights
 namespaces:
 	@command -v ip >/dev/null || { timeout 90 apt-get install -qq -y iproute2 >/dev/null 2>&1; true; }
 
-test: lint types namespaces
+# The pages of reports are tested in a real browser; where none can be had, those tests say so and skip.
+browser:
+	@command -v chromium >/dev/null || { timeout 240 apt-get install -qq -y chromium >/dev/null 2>&1; true; }
+
+test: lint types namespaces browser
 	$(OFFLINE) $(BIN)/python -m pytest -q -m "not slow and not gpu"
 
-slow: $(VENV)/.weights namespaces
+slow: $(VENV)/.weights namespaces browser
 	$(OFFLINE) $(BIN)/python -m pytest -q -m "slow and not gpu"
 
 # Faults at random on a run of three nodes; in the end its weights must be those of a run nobody disturbed.
@@ -51,6 +55,7 @@ reference: install
 	$(BIN)/shardtune config reference > docs/config-reference.md
 	$(BIN)/python -m shardtune.config.accelerate_file > docs/accelerate-files.md
 	$(BIN)/python -m shardtune.model.families.page > docs/families.md
+	$(BIN)/python -m shardtune.observe.schema > docs/events.md
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -62,6 +62,22 @@ def is_held(path: Path) -> bool:
         return True  # another user's: not ours to judge
 
 
+def looks_alive(path: Path) -> bool | None:
+    """As `is_held`, without touching the lock: for those who only look, and often.
+
+    Returns:
+        None when its owner cannot be looked up: another host, another user, a file cut short.
+    """
+    try:
+        said = json.loads(path.read_text(encoding="utf-8"))
+        pid, started = int(said["pid"]), said["started"]
+        if said["host"] != socket.gethostname() or started is None:
+            return None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return bool(_start_of(pid) == started)
+
+
 def owner(path: Path) -> str:
     """Who holds it, for a message: `host gpu3, process 4711`."""
     try:

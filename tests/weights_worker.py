@@ -15,7 +15,7 @@ from shardtune.config.schema import LoraSection, ModelSection, ParallelSection
 from shardtune.model.blueprint import draw_up
 from shardtune.model.fill import bare_name
 from shardtune.model.quantized import hold_in_fp8
-from shardtune.observe.profile import host_peak_bytes
+from shardtune.observe.host_meter import host_peak_bytes
 from shardtune.parallel.processes import Processes, join
 from shardtune.parallel.shard import shard_model
 from shardtune.train.choices import fp8_blocks

@@ -31,6 +31,8 @@ _ROUNDING = Verdict("told", "the same mathematics with other rounding: losses go
 _RATE = Verdict("told", "from here on the learning rate follows the new schedule, at the step it stands at")
 _LENGTH = Verdict("told", "the schedule is stretched or shortened to the new length, so the learning rate jumps here")
 
+_GUARD = Verdict("told", "guards judge and act by the new value from here on")
+
 VERDICTS: dict[str, Verdict] = {
     "model.model_name_or_path": _MODEL,
     "model.revision": _MODEL,
@@ -107,6 +109,8 @@ VERDICTS: dict[str, Verdict] = {
     "train.seed": _DATA,
     "train.ddp_find_unused_parameters": _FREE,
     "train.debug_freq": _FREE,
+    "train.samples": _FREE,
+    "train.sample_tokens": _FREE,
     "train.extra": Verdict("told", "TRL takes the new value from here on"),
     "parallel.nproc": _BATCH,
     "parallel.device": _ROUNDING,
@@ -124,6 +128,28 @@ VERDICTS: dict[str, Verdict] = {
     "parallel.node_timeout_seconds": _FREE,
     "parallel.max_restarts": _FREE,
     "train.grace_seconds": _FREE,
+    "guards.non_finite": _GUARD,
+    "guards.loss_spike": _GUARD,
+    "guards.loss_spike_z": _GUARD,
+    "guards.loss_spike_ratio": _GUARD,
+    "guards.grad_norm_spike": _GUARD,
+    "guards.grad_norm_spike_z": _GUARD,
+    "guards.grad_norm_spike_ratio": _GUARD,
+    "guards.window": _GUARD,
+    "guards.divergence": _GUARD,
+    "guards.divergence_ratio": _GUARD,
+    "guards.flat_loss": _GUARD,
+    "guards.flat_loss_steps": _GUARD,
+    "guards.frozen_adapter": _GUARD,
+    "guards.straggler": _GUARD,
+    "guards.straggler_ratio": _GUARD,
+    "guards.memory": _GUARD,
+    "guards.memory_share": _GUARD,
+    "guards.data_starvation": _GUARD,
+    "guards.data_starvation_share": _GUARD,
+    "guards.throttling": _GUARD,
+    "guards.max_skips": _GUARD,
+    "guards.max_rollbacks": _GUARD,
     "cluster.target": _FREE,
     "cluster.nodes": _FREE,
     "cluster.gpus_per_node": _FREE,
@@ -132,8 +158,9 @@ VERDICTS: dict[str, Verdict] = {
     "cluster.env": _FREE,
 }
 _UNKNOWN = Verdict("refused", "nothing is known about continuing a run with another value of it")
-# A longer run is still the same run: a preempted job may come back with more steps.
-_NOT_NAMING = {"train.num_train_epochs", "train.max_steps"}
+# A longer run is still the same run: a preempted job may come back with more steps; so may one that a guard stopped,
+# with another guard.
+_NOT_NAMING = {"train.num_train_epochs", "train.max_steps"} | {path for path in VERDICTS if path.startswith("guards.")}
 
 
 @dataclass(frozen=True)

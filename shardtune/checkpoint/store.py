@@ -138,10 +138,10 @@ class CheckpointStore:
             damaged.append(Damaged(step, found))
         return None, damaged
 
-    def set_aside(self, step: int) -> Path:
-        """Take a damaged checkpoint out of the line, so that it neither counts nor is found again; kept to look at."""
+    def set_aside(self, step: int, why: str = "damaged") -> Path:
+        """Take a checkpoint out of the line, so that it neither counts nor is found again; kept to look at."""
         self._point(without=step)
-        aside = self.folder / f"damaged-{self.path(step).name}-{secrets.token_hex(2)}"
+        aside = self.folder / f"{why}-{self.path(step).name}-{secrets.token_hex(2)}"
         self.path(step).rename(aside)
         fsync(self.folder)
         return aside

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from shardtune import __version__
-from shardtune.cli import checkpoints, config, data, quickstart, train
+from shardtune.cli import checkpoints, config, dashboard, data, env, quickstart, report, train
 from shardtune.cli.options import WithSettings
 from shardtune.errors import ShardtuneError
 from shardtune.launch.failure import render
@@ -23,6 +23,9 @@ app = typer.Typer(
 )
 app.command("train", cls=WithSettings)(train.train)
 app.command("checkpoints")(checkpoints.checkpoints)
+app.command("env")(env.env)
+app.command("report")(report.report)
+app.command("dashboard")(dashboard.dashboard)
 app.command("quickstart")(quickstart.quickstart)
 app.add_typer(config.app, name="config")
 app.add_typer(data.app, name="data")

@@ -54,7 +54,8 @@ def train(
     Under torchrun, accelerate launch or a scheduler's RANK/WORLD_SIZE it becomes one of their workers.
 
     Exit codes: 0 done; 1 failed; 2 wrong input, nothing was trained; 75 preempted by SIGTERM or SIGUSR1, checkpoint
-    saved: start it again; 130 stopped by Ctrl-C; 69 a node was lost; 76 a rank hung (docs/exit-codes.md).
+    saved: start it again; 130 stopped by Ctrl-C; 69 a node was lost; 71 a GPU ran out of memory; 76 a rank hung
+    (docs/exit-codes.md).
     """
     from shardtune.launch.place import Asked
     from shardtune.launch.start import start

@@ -36,6 +36,10 @@ def _none_word(value: Any) -> Any:
     return "none" if value in (False, None) or _is_no(value) else value
 
 
+def _off_word(value: Any) -> Any:
+    return "off" if value is False or _is_no(value) else value
+
+
 def _comma_list(value: Any) -> Any:
     # `-o lora.target_modules=q_proj,v_proj` is how people write a list on a command line. A regular expression may
     # hold a comma too (`.{1,2}_proj`), so only plain names are taken apart.
@@ -48,6 +52,10 @@ Int = Annotated[int, BeforeValidator(_not_a_bool)]
 Float = Annotated[float, BeforeValidator(_not_a_bool)]
 Strategy = Annotated[Literal["no", "steps", "epoch"], BeforeValidator(_yaml_no)]
 AutoStrategy = Annotated[Literal["auto", "no", "steps", "epoch"], BeforeValidator(_yaml_no)]
+# What a guard does. A step can only be left out before the optimizer has taken it, so not every guard can skip.
+SpikeAction = Annotated[Literal["off", "warn", "skip-step", "rollback", "stop"], BeforeValidator(_off_word)]
+TrendAction = Annotated[Literal["off", "warn", "rollback", "stop"], BeforeValidator(_off_word)]
+WatchAction = Annotated[Literal["off", "warn", "stop"], BeforeValidator(_off_word)]
 
 
 class Section(BaseModel):
@@ -374,6 +382,13 @@ class TrainSection(Section):
     debug_freq: Int = Field(
         default=25, ge=1, description="Time and memory of a step, every so many steps (also --debug-freq)."
     )
+    samples: Int = Field(
+        default=0,
+        ge=0,
+        description="Answer so many rows (of validation, else of training) before and after training, greedily: the "
+        "model is given a row up to its first supervised token. Each token takes a forward pass of all ranks.",
+    )
+    sample_tokens: Int = Field(default=64, ge=1, description="Longest answer to a sample, in tokens.")
     extra: dict[str, Any] = Field(
         default_factory=dict,
         description="Further settings of TRL's SFTConfig, checked against the installed TRL and passed on as they are.",
@@ -436,6 +451,72 @@ class ParallelSection(Section):
     )
 
 
+class GuardsSection(Section):
+    """What is watched for while training, and what happens when it is seen (docs/guards.md)."""
+
+    non_finite: Literal["skip-step", "rollback", "stop"] = Field(
+        default="stop",
+        description="A loss or gradient that is NaN or infinite. The optimizer never sees it: `skip-step` leaves the "
+        "step out, `rollback` goes back to the last checkpoint and passes over the step's rows, `stop` ends the run.",
+    )
+    loss_spike: SpikeAction = Field(default="warn", description="A step's loss far above those before it.")
+    loss_spike_z: Float = Field(
+        default=10.0, gt=0, description="How far: so many robust standard deviations (1.4826 × MAD) above the median …"
+    )
+    loss_spike_ratio: Float = Field(default=1.5, gt=1, description="… and at least so many times the median.")
+    grad_norm_spike: SpikeAction = Field(
+        default="warn", description="A gradient norm (before clipping) far above those before it."
+    )
+    grad_norm_spike_z: Float = Field(
+        default=12.0, gt=0, description="How far: so many robust standard deviations above the median …"
+    )
+    grad_norm_spike_ratio: Float = Field(default=10.0, gt=1, description="… and at least so many times the median.")
+    window: Int = Field(
+        default=50,
+        ge=8,
+        description="Steps whose median and MAD the spikes are measured against; nothing is judged before half of them "
+        "are there.",
+    )
+    divergence: TrendAction = Field(
+        default="warn", description="A loss that has risen and stays up: the median of the last window."
+    )
+    divergence_ratio: Float = Field(
+        default=1.5,
+        gt=1,
+        description="How far above the best median so far (and by at least 0.3, and above where the run began).",
+    )
+    flat_loss: WatchAction = Field(
+        default="warn", description="A loss that is no lower after flat_loss_steps than it was in the beginning."
+    )
+    flat_loss_steps: Int = Field(default=200, ge=8, description="Steps a loss has to show that it falls.")
+    frozen_adapter: WatchAction = Field(
+        default="warn",
+        description="Adapters that have not changed by a bit between two looks (every train.debug_freq steps) although "
+        "the learning rate is not zero. The first steps are proven in any case.",
+    )
+    straggler: WatchAction = Field(
+        default="warn",
+        description="A rank whose own forward computation takes longer per token than the others', waiting not "
+        "counted (a look every train.debug_freq steps).",
+    )
+    straggler_ratio: Float = Field(
+        default=1.3, gt=1, description="How much longer than the median rank, in three looks in a row."
+    )
+    memory: WatchAction = Field(default="warn", description="A GPU that is nearly full.")
+    memory_share: Float = Field(
+        default=0.95, gt=0, lt=1, description="Nearly full: the most that was ever allocated, as a share of the GPU."
+    )
+    data_starvation: WatchAction = Field(default="warn", description="Steps that wait for data.")
+    data_starvation_share: Float = Field(
+        default=0.3, gt=0, lt=1, description="Share of the time between two looks that a rank waited for batches."
+    )
+    throttling: WatchAction = Field(
+        default="warn", description="A GPU that slows itself down because it is hot or short of power (NVML)."
+    )
+    max_skips: Int = Field(default=5, ge=1, description="More skipped steps in a row than this end the run.")
+    max_rollbacks: Int = Field(default=3, ge=1, description="More rollbacks in a run than this end it.")
+
+
 class ClusterSection(Section):
     """Where it runs, when not here. `train` does not read it; it describes the job for a scheduler."""
 
@@ -457,4 +538,7 @@ class RunConfig(Section):
     data: DataSection = Field(description="What is trained on.")
     train: TrainSection = Field(default_factory=TrainSection, description="How it is trained.")
     parallel: ParallelSection = Field(default_factory=ParallelSection, description="Processes and sharding (FSDP2).")
+    guards: GuardsSection = Field(
+        default_factory=GuardsSection, description="What is watched for, and what happens then (docs/guards.md)."
+    )
     cluster: ClusterSection = Field(default_factory=ClusterSection, description="Where it runs, when not here.")

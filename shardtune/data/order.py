@@ -52,17 +52,29 @@ class StepOrder(Sampler[list[int]]):
         return math.ceil(self.rows / (self.micro_batch * self.world_size))
 
     def __iter__(self) -> Iterator[list[int]]:
-        order = self._permutation()
+        order = self._permutation(self.epoch)
         across = self.micro_batch * self.world_size  # rows all ranks see in one micro-batch
         for start in range(0, self.rows, across):
             mine = start + self.rank * self.micro_batch
             # A micro-batch never reaches into the next optimizer step: `across` divides the effective batch.
             yield order[mine : min(mine + self.micro_batch, start + across)] or [BLANK]
 
-    def _permutation(self) -> list[int]:
+    def rows_of(self, step: int, rank: int | None = None, micro: int | None = None) -> list[int]:
+        """Which rows an optimizer step sees (counted from 0, through all epochs): all, or those of one rank or
+        micro-batch. Asked when something is wrong with a step."""
+        epoch, place = divmod(step, math.ceil(self.rows / self.effective_batch))
+        rows = self._permutation(epoch)[place * self.effective_batch : (place + 1) * self.effective_batch]
+        across = self.micro_batch * self.world_size
+        return [
+            row
+            for index, row in enumerate(rows)
+            if micro in (None, index // across) and rank in (None, index % across // self.micro_batch)
+        ]
+
+    def _permutation(self, epoch: int) -> list[int]:
         if self.seed is None:
             return list(range(self.rows))
-        generator = torch.Generator().manual_seed(self.seed + self.epoch)
+        generator = torch.Generator().manual_seed(self.seed + epoch)
         return torch.randperm(self.rows, generator=generator).tolist()
 
 
@@ -78,12 +90,15 @@ class Documents(Dataset):
     def __len__(self) -> int:
         return len(self.prepared if self.packs is None else self.packs)
 
+    def members(self, number: int) -> list[int]:
+        """The rows of the prepared data that this one is made of."""
+        return [number] if self.packs is None else [int(member) for member in self.packs.members(number)]
+
     def __getitem__(self, number: int) -> list[tuple[np.ndarray, np.ndarray]]:
         if number == BLANK:
             ids, _ = self.prepared.row(0)
             return [(ids[:2], np.full(len(ids[:2]), IGNORED, dtype=ids.dtype))]
-        members = [number] if self.packs is None else self.packs.members(number)
-        return [self.prepared.row(int(member)) for member in members]
+        return [self.prepared.row(member) for member in self.members(number)]
 
 
 class StepLoader(DataLoader):

@@ -8,6 +8,7 @@ DONE = 0
 FAILED = 1
 WRONG_INPUT = 2
 LOST = 69  # a node or its network is gone (EX_UNAVAILABLE)
+OUT_OF_MEMORY = 71  # of a GPU: the same config would end the same way (EX_OSERR)
 PREEMPTED = 75  # stopped by SIGTERM or SIGUSR1 with a checkpoint: start me again (EX_TEMPFAIL)
 NO_PROGRESS = 76  # a rank hung, and the deadline ended the run (EX_PROTOCOL)
 INTERRUPTED = 128 + signal.SIGINT

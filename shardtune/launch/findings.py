@@ -103,8 +103,8 @@ def _killed(who: str, finding: Finding, doing: str) -> str:
     number = finding.exit_code - 128
     why = fix = ""
     if number == signal.SIGKILL:
-        why = "Linux does that when memory runs out; so does an operator or a scheduler."
-        fix = "Look for 'Out of memory' in dmesg; give the job more memory or a smaller batch."
+        why = finding.text or "Linux does that when memory runs out; so does an operator or a scheduler."
+        fix = "Look for 'Out of memory' in dmesg; give the job more memory, or fewer data workers."
     return three_parts(f"{who} was killed by signal {number} ({signal.Signals(number).name}){doing}.", why, fix)
 
 

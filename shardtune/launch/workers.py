@@ -16,6 +16,7 @@ from typing import Any
 from shardtune.launch.exit_codes import stop_signal
 from shardtune.launch.failure import ERRORS_VARIABLE, read_records
 from shardtune.launch.findings import Finding
+from shardtune.launch.host_memory import oom_kills
 
 LAUNCHER_VARIABLE = "SHARDTUNE_LAUNCHER_PID"
 STORE_VARIABLE = "SHARDTUNE_STORE_PREFIX"  # the launcher's store is the ranks' too; each attempt has keys of its own
@@ -46,6 +47,7 @@ class LocalWorkers:
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._ended: dict[int, float] = {}  # when a rank was first seen to be gone
         self._examined: dict[int, Finding] = {}
+        self._oom_kills = oom_kills()
         for local in range(seat.nproc):
             rank = seat.first_rank + local
             # A process group of its own: Ctrl-C reaches it once, through us, and its data loaders end with it.
@@ -108,9 +110,19 @@ class LocalWorkers:
             if code == 0 or stop_signal(code) is not None:
                 return None
             if code < 0:
-                return self._found(rank, "killed", self._ended[rank], exit_code=128 - code, doing=doing)
+                text = self._why_killed(-code)
+                return self._found(rank, "killed", self._ended[rank], text=text, exit_code=128 - code, doing=doing)
             return self._found(rank, "exited", self._ended[rank], exit_code=code, doing=doing)
         return self._examined.get(rank) or self._examine(rank, state)
+
+    def _why_killed(self, number: int) -> str:
+        """What the cgroup says about a SIGKILL; empty where it says nothing."""
+        before, now = self._oom_kills, oom_kills()
+        if number != signal.SIGKILL or before is None or now is None:
+            return ""
+        if now > before:
+            return "The host's memory ran out: the kernel's out-of-memory killer ended it (the cgroup counts it)."
+        return "The cgroup counts no kill for memory, so an operator or a scheduler has sent it."
 
     def _found(self, rank: int, kind: str, when: float, **more: Any) -> Finding:
         return Finding(kind, when, self.seat.node, self.seat.host, rank, **more)

@@ -22,8 +22,7 @@ def describe() -> dict[str, object]:
         [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
     )
     return {
-        "packages": {name: found for name in _PACKAGES if (found := _version(name))},
-        "python": sys.version.split()[0],
+        **describe_software(),
         "platform": platform.platform(),
         "host": socket.gethostname(),
         "cpus": os.cpu_count(),
@@ -32,7 +31,16 @@ def describe() -> dict[str, object]:
     }
 
 
-def _version(name: str) -> str | None:
+def describe_software() -> dict[str, object]:
+    """Python and the libraries a result depends on; imports none of them."""
+    return {
+        "packages": {name: found for name in _PACKAGES if (found := installed_version(name))},
+        "python": sys.version.split()[0],
+    }
+
+
+def installed_version(name: str) -> str | None:
+    """Of a package; None where it is not installed."""
     try:
         return version(name)
     except PackageNotFoundError:

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import IO
 
-VERSION = 1
+VERSION = 2  # docs/events.md says what changed
 
 
 class EventLog:
@@ -22,15 +22,20 @@ class EventLog:
         self.rank = rank
         self.path = folder / f"events-rank{rank}.jsonl"
         torn = _is_torn(self.path)
-        self._file: IO[str] = self.path.open("a", encoding="utf-8", buffering=1)
+        self._file: IO[bytes] = self.path.open("ab", buffering=0)
         if torn:
-            self._file.write("\n")  # what a crash has cut stays a line of its own
+            self._append(b"\n")  # what a crash has cut stays a line of its own
 
     def write(self, event: str, **fields: object) -> None:
         record = {"v": VERSION, "time": round(time.time(), 3), "rank": self.rank, "event": event, **fields}
         # json would write a bare NaN, which is not JSON; a diverged loss must still be readable by every tool.
         # ASCII alone: a name that is not UTF-8 cannot break the write, nor a U+2028 in a text the line.
-        self._file.write(json.dumps(_finite(record)) + "\n")
+        self._append((json.dumps(_finite(record)) + "\n").encode())
+
+    def _append(self, line: bytes) -> None:
+        # Whole, without a buffer: a process that is killed has written a line or, seldom, a part of its last one.
+        while line:
+            line = line[self._file.write(line) :]
 
     def close(self) -> None:
         self._file.close()

@@ -133,6 +133,13 @@ def local_bytes(model: nn.Module) -> int:
     return sum(p.numel() * p.element_size() for p in held)
 
 
+def let_go(model: nn.Module) -> None:
+    """Free what a forward pass without a backward one leaves gathered: each rank holds its shards alone again."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+
+
 def _gather_as_stored(model: nn.Module, precision: MixedPrecisionPolicy, ignored: set[nn.Parameter]) -> None:
     """Exempt FP8 codes and their scales from the policy's cast: a code in bf16 is no code, a scale in bf16 is rounded.
 

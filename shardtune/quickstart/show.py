@@ -12,6 +12,7 @@ from rich.console import Console
 
 from shardtune.launch.run_folder import new_run_id
 from shardtune.launch.start import start
+from shardtune.observe.events import EventLog
 from shardtune.observe.summary import say
 from shardtune.quickstart import sentences
 from shardtune.quickstart.recipe import REAL, TINY, Recipe, config_text
@@ -60,6 +61,7 @@ def show(*, model: str | None, output_dir: Path, seed: int, nproc: int, tiny: bo
     (work / run_id / "quickstart.json").write_text(
         json.dumps({"before": before.as_dict(), "after": after.as_dict()}, indent=2) + "\n", encoding="utf-8"
     )
+    _write_samples(work / run_id, before, after)
     _tell(console, before, after, final, time.perf_counter() - began)
     return 0
 
@@ -79,6 +81,24 @@ def _score(weights: Path, adapter: Path | None, rows: list[dict[str, str]], reci
     if adapter is not None:
         model = PeftModel.from_pretrained(model, adapter).merge_and_unload()
     return score(model, tokenizer, rows, batch_size=recipe.score_batch_size, max_new_tokens=recipe.max_new_tokens)
+
+
+def _write_samples(run: Path, before: Score, after: Score) -> None:
+    """The answers that are shown, as `train.samples` would have written them.
+
+    Not by that setting: each token would gather the whole model over loopback, for what scoring has said already.
+    """
+    from shardtune.quickstart.score import samples
+
+    events = EventLog(run, rank=0)
+    for pair in samples(before, after):
+        for when, answer in zip(("before", "after"), pair, strict=True):
+            row = [one.sentence for one in before.answers].index(answer.sentence)
+            events.write(
+                "sample", when=when, row=f"test:{row}", prompt=answer.sentence, answer=answer.text,
+                expected=answer.expected,
+            )  # fmt: skip
+    events.close()
 
 
 def _tell(console: Console, before: Score, after: Score, final: Path, seconds: float) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -18,6 +17,7 @@ from shardtune.config.redact import redacted
 from shardtune.launch.which_run import CHECKPOINTS, record_start
 from shardtune.observe import environment, summary
 from shardtune.train.choices import slow_precision_notice
+from shardtune.train.machines import tell_machines
 from shardtune.train.scene import Data, Scene
 
 if TYPE_CHECKING:
@@ -34,11 +34,10 @@ def introduce(scene: Scene, resolved: ResolvedConfig) -> None:
     described = environment.describe()
     scene.events.write("run_start", run=scene.folder.name, world_size=scene.processes.world_size, environment=described)
     write_config(scene, resolved)
-    if scene.processes.is_main:
-        (scene.folder / "environment.json").write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
     config = resolved.config
     _quieten_libraries(scene.console)
     scene.console.print(f"[bold]shardtune[/] {__version__}  run {scene.folder.name}", highlight=False)
+    tell_machines(scene, workers=int(config.train.extra.get("dataloader_num_workers", 0)))
     notices = [*resolved.notices, slow_precision_notice(config.model.torch_dtype, scene.processes.device.type)]
     for notice in filter(None, notices):
         scene.console.print(f"[yellow]notice[/] {escape(notice)}", highlight=False)

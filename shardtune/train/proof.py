@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -32,12 +33,20 @@ class ProofOfTraining(TrainerCallback):
     whose learning rate is zero (the first of a warm-up) prove gradients but no change. A shard of routed experts
     without a token waits for one. Changes are seen by checksums (the sum of the bytes as integers), not by copies.
 
+    A step that a guard leaves out (`left_out`) proves nothing, and disproves nothing.
+
     Raises, on all ranks together and naming the parameter, when an adapter has no gradient, has one and does not
     change, or a frozen weight does. Afterwards it costs nothing.
     """
 
-    def __init__(self, console: Console, events: EventLog, processes: Processes) -> None:
-        self.console, self.events, self.processes = console, events, processes
+    def __init__(
+        self,
+        console: Console,
+        events: EventLog,
+        processes: Processes,
+        left_out: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.console, self.events, self.processes, self.left_out = console, events, processes, left_out
         self.frozen: dict[str, int] = {}
         self.waiting: dict[str, torch.Tensor] = {}  # adapter shards that have not changed yet
         self.shards = 0
@@ -59,7 +68,7 @@ class ProofOfTraining(TrainerCallback):
         self.steps, self.done = 0, False
 
     def on_pre_optimizer_step(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        if self.done:
+        if self.done or self.left_out():
             return
         without = [name for name, p in self.waiting.items() if p.grad is None]
         self._stop_if(f"'{without[0]}' received no gradient" if without else "", state)
@@ -73,7 +82,7 @@ class ProofOfTraining(TrainerCallback):
     def on_optimizer_step(
         self, args: Any, state: TrainerState, control: TrainerControl, optimizer: Optimizer | None = None, **_: Any
     ) -> None:
-        if self.done:
+        if self.done or self.left_out():
             return
         assert optimizer is not None
         if not any(group["lr"] for group in optimizer.param_groups):

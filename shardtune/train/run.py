@@ -7,13 +7,14 @@ import signal
 import time
 from contextlib import ExitStack
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import torch
 import torch.distributed as dist
 from rich.markup import escape
-from transformers import PrinterCallback, set_seed
+from transformers import set_seed
 
 from shardtune.adapters.fused import use_fused_lora
 from shardtune.adapters.lora import add_lora
@@ -28,7 +29,7 @@ from shardtune.data.collate import Collator
 from shardtune.data.order import Documents
 from shardtune.data.prepare import PreparedSet, prepare
 from shardtune.errors import ShardtuneError
-from shardtune.launch.exit_codes import INTERRUPTED, PREEMPTED
+from shardtune.launch.exit_codes import FAILED, INTERRUPTED, PREEMPTED
 from shardtune.launch.which_run import CHECKPOINTS, record_finish
 from shardtune.model.blueprint import draw_up
 from shardtune.model.load import load_tokenizer
@@ -36,8 +37,6 @@ from shardtune.model.quantized import hold_in_fp8, multiply_codes
 from shardtune.observe import summary
 from shardtune.observe.loading import LoadingProgress
 from shardtune.observe.preparing import PreparingProgress
-from shardtune.observe.profile import StepProfile
-from shardtune.observe.progress import ProgressCallback
 from shardtune.parallel.processes import join
 from shardtune.parallel.shard import shard_model
 from shardtune.plan.steps import TrainingMath, training_math
@@ -51,14 +50,17 @@ from shardtune.train.choices import (
     settle_precision,
 )
 from shardtune.train.fused_loss import use_fused_loss
-from shardtune.train.interrupt import Grace, StopRequest, grace_seconds
-from shardtune.train.proof import ProofOfTraining
+from shardtune.train.interrupt import StopRequest
+from shardtune.train.loop import set_up_loop
+from shardtune.train.memory.allocator import allocator_of
+from shardtune.train.memory.failure import MemoryAnswer
+from shardtune.train.memory.ledger import Ledger
 from shardtune.train.resume import resume_point
-from shardtune.train.saving import CheckpointSaver, RunFacts, SaveWatch
+from shardtune.train.samples import Samples
+from shardtune.train.saving import CheckpointSaver, RunFacts
 from shardtune.train.scene import Data, Scene, open_scene, refuse_different_nodes
-from shardtune.train.settings import check_trackers, trainer_settings
-from shardtune.train.step_watch import GraceWatch, ProgressWatch
-from shardtune.train.trainer import ShardedSFTTrainer, StopAtStep
+from shardtune.train.settings import check_trackers
+from shardtune.train.trainer import ShardedSFTTrainer
 from shardtune.train.watchdog import ENDING, JOINING, LOADING, PREPARING, Limits, Watchdog
 from shardtune.train.weights import bring_in, find_checkpoint
 
@@ -70,6 +72,7 @@ if TYPE_CHECKING:
     from shardtune.data.prepared import Prepared
     from shardtune.model.blueprint import Blueprint
     from shardtune.model.families.family import Wrapper
+    from shardtune.observe.events import EventLog
     from shardtune.train.weights import Way
 
 
@@ -90,6 +93,8 @@ def train(resolved: ResolvedConfig, *, run_id: str | None = None, stop: StopRequ
         )
         config = resolved.config
         scene = open_scene(asked, processes, run_id, at_end)
+        at_end.push(partial(_tell_failure, scene.events))
+        memory = at_end.enter_context(_memory_answer(scene, config))
         refuse_different_nodes(processes, asked)
         watchdog.write_to(scene.folder, scene.events)
         watchdog.enter(PREPARING)
@@ -128,13 +133,30 @@ def train(resolved: ResolvedConfig, *, run_id: str | None = None, stop: StopRequ
             compiled=config.train.compile is True,
         )
         tell_plan(scene, config, prepared, data, math, coverage, sharding)
+        memory.config = config
+        memory.ledger.watch(model)
         _load_weights(scene, config, model, blueprint, checkpoint.way, watchdog)
         facts = _facts(config, math, prepared)
         stop.wait_for_step()
-        code = _train_and_save(scene, resolved, model, blueprint.wrapper, tokenizer, data, math, facts, stop, watchdog)
+        code = _train_and_save(
+            scene, resolved, model, blueprint.wrapper, tokenizer, data, math, facts, stop, watchdog, memory.ledger
+        )
         if code == 0 and processes.is_main:
             record_finish(scene.folder)
         return code
+
+
+def _tell_failure(events: EventLog, kind: object, error: BaseException | None, trace: object) -> None:
+    """The last event of a run that failed, where this process can still write it."""
+    if isinstance(error, Exception):
+        code = error.exit_code if isinstance(error, ShardtuneError) else FAILED
+        text = error.what if isinstance(error, ShardtuneError) else repr(error)
+        events.write("run_failed", exit_code=code, text=text)
+
+
+def _memory_answer(scene: Scene, config: RunConfig) -> MemoryAnswer:
+    device = scene.processes.device
+    return MemoryAnswer(Ledger(allocator_of(device), device), scene.events, scene.processes, config)
 
 
 def _watched(config: RunConfig) -> Watchdog:
@@ -244,6 +266,7 @@ def _train_and_save(
     facts: RunFacts,
     stop: StopRequest,
     watchdog: Watchdog,
+    ledger: Ledger,
 ) -> int:
     config = resolved.config
     (scene.folder / CHECKPOINTS).mkdir(exist_ok=True)
@@ -252,52 +275,21 @@ def _train_and_save(
     resumed = resume_point(store, model, scene.processes, facts, math)
     if resumed is not None:
         take_over(scene, resolved)
-    stopping = StopAtStep(stop, scene.processes)
-    progress = ProgressCallback(scene.console, scene.events)
-    profile = StepProfile(scene.console, scene.events, config.train.debug_freq)
-    trainer = ShardedSFTTrainer(
-        model=model,
-        args=trainer_settings(config, scene.folder, math, on_cpu=scene.processes.device.type == "cpu"),
-        train_rows=data.train,
-        eval_rows=data.val,
-        collator=data.collator,
-        tokenizer=tokenizer,
-        processes=scene.processes,
-        saver=saver,
-        resumed=resumed,
-        callbacks=[
-            progress,
-            profile,
-            ProofOfTraining(scene.console, scene.events, scene.processes),
-            SaveWatch(saver, config.train.save_minutes),
-            GraceWatch(
-                Grace(grace_seconds(config.train.grace_seconds, os.environ)),
-                lambda: saver.longest,
-                scene.console,
-                scene.events,
-            ),
-            stopping,
-            ProgressWatch(watchdog),
-        ],
-    )
-    trainer.remove_callback(PrinterCallback)
-    progress.paused = lambda: trainer.paused_seconds
+    loop = set_up_loop(scene, config, model, tokenizer, data, math, facts, saver, resumed, stop, watchdog, ledger)
+    trainer = loop.trainer
+    samples = Samples(scene, trainer, data, config.train, stopped=loop.stopping.now, beat=watchdog.beat)
     if resumed is not None:
-        progress.tokens_before = resumed.tokens
         tell_resume(scene, resumed, math)
-    trainer.stop_evaluating = stopping.now
+    else:
+        samples.ask("before")
     torch.manual_seed(config.train.seed + scene.processes.rank)  # each rank its own dropout
     began = time.perf_counter()
-    try:
-        trainer.train()
-    finally:
-        progress.close()
-        saver.finish()
-    if stopping.stopped and trainer.state.global_step < math.steps:
+    loop.train()
+    if loop.was_stopped:
         return _end_early(scene, trainer, stop, math)
     if config.train.eval_strategy != "no" and trainer.eval_loss_at(trainer.state.global_step) is None:
         trainer.evaluate()
-        if stopping.stopped:
+        if loop.stopping.stopped:
             _save_if_missing(scene, trainer)
             return _end_early(scene, trainer, stop, math)
     watchdog.enter(ENDING)
@@ -306,7 +298,10 @@ def _train_and_save(
     if best is not None and best != trainer.state.global_step:
         _load_best(scene, model, store, best)
     _write_final(scene, model, wrapper, tokenizer)
-    tell_end(scene, trainer, time.perf_counter() - began, best)
+    seconds = time.perf_counter() - began
+    samples.ask("after")
+    tell_end(scene, trainer, seconds, best)
+    samples.show()
     return 0
 
 

@@ -117,7 +117,7 @@ class CheckpointSaver:
             "position": {"epoch": step // per_epoch, "step_in_epoch": step % per_epoch, "steps_per_epoch": per_epoch},
             "batch": self.facts.batch,
             "data": self.facts.data,
-            "guards": {name: guard() for name, guard in trainer.guards.items()},
+            "guards": trainer.guards.state() if trainer.guards is not None else {},
             "settings": self.facts.settings,
             "identity": self.facts.identity,
         }

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from datasets import Dataset
+from torch.distributed.tensor import DTensor
 from transformers import TrainerCallback
 from transformers.trainer_utils import EvalLoopOutput
 from trl import SFTTrainer
@@ -19,10 +20,12 @@ from shardtune.checkpoint.rng import put_rng
 from shardtune.data.collate import REAL_TOKENS, SUPERVISED, Collator
 from shardtune.data.order import Documents, StepLoader, StepOrder
 from shardtune.data.tokens import IGNORED
-from shardtune.errors import ShardtuneError
 from shardtune.parallel.processes import Processes
+from shardtune.train.guards.numbers import HostNumber
+from shardtune.train.guards.pace import TimedBatches
 from shardtune.train.interrupt import StopRequest, ignore_stop_signals
 from shardtune.train.loop_state import put_loss_sum, put_schedule, put_state
+from shardtune.train.memory.ledger import BACKWARD, SAVING
 from shardtune.train.resume import ResumePoint
 from shardtune.train.saving import CheckpointSaver
 
@@ -32,6 +35,9 @@ if TYPE_CHECKING:
     from peft import PeftModel
     from transformers import PreTrainedTokenizerBase, TrainerControl
     from trl import SFTConfig
+
+    from shardtune.train.guards.watch import Guards
+    from shardtune.train.memory.ledger import Ledger
 
 
 class EvaluationStopped(Exception):
@@ -64,11 +70,15 @@ class ShardedSFTTrainer(SFTTrainer):
         callbacks: list[TrainerCallback],
     ) -> None:
         self.processes, self.saver, self.resumed = processes, saver, resumed
-        self.guards: dict[str, Callable[[], dict[str, Any]]] = {}  # by name: what a guard wants kept in a checkpoint
+        self.guards: Guards | None = None
+        self.ledger: Ledger | None = None
         self.train_rows, self.eval_rows, self.collator = train_rows, eval_rows, collator
         self.stop_evaluating: Callable[[], bool] = lambda: False
         self.real_tokens = 0  # trained on so far by this rank, padding not counted
         self.paused_seconds = 0.0  # evaluating and saving, which throughput does not count
+        self.data_seconds = 0.0  # waiting for batches
+        self.micro_losses: list[HostNumber] = []  # of the step that is computed, on this rank
+        self.grad_norm: torch.Tensor | None = None  # of the step that is computed, over all ranks, before clipping
         # By mode: supervised tokens, their predictions' summed entropy, how many were right; since the last log line.
         self.told = {mode: torch.zeros(3, dtype=torch.float64, device=processes.device) for mode in ("train", "eval")}
         super().__init__(
@@ -83,19 +93,28 @@ class ShardedSFTTrainer(SFTTrainer):
         )
 
     def get_train_dataloader(self) -> StepLoader:
-        return self._loader(
+        return self._loader(self.train_rows, self._train_order())
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> StepLoader:
+        assert self.eval_rows is not None
+        order = self._order(self.eval_rows, self.args.per_device_eval_batch_size, accumulation=1, seed=None)
+        return self._loader(self.eval_rows, order)
+
+    def rows_of_step(self, step: int, rank: int | None = None, micro: int | None = None) -> list[str]:
+        """Names of the rows that step `step` (from 1) trains on: `train:812` is row 812 of the prepared data."""
+        rows = self._train_order().rows_of(step - 1, rank, micro)
+        return [f"train:{member}" for row in rows for member in self.train_rows.members(row)]
+
+    def _train_order(self) -> StepOrder:
+        return self._order(
             self.train_rows,
             self.args.per_device_train_batch_size,
             accumulation=self.args.gradient_accumulation_steps,
             seed=self.args.data_seed if self.args.data_seed is not None else self.args.seed,
         )
 
-    def get_eval_dataloader(self, eval_dataset: Any = None) -> StepLoader:
-        assert self.eval_rows is not None
-        return self._loader(self.eval_rows, self.args.per_device_eval_batch_size, accumulation=1, seed=None)
-
-    def _loader(self, rows: Documents, micro_batch: int, *, accumulation: int, seed: int | None) -> StepLoader:
-        order = StepOrder(
+    def _order(self, rows: Documents, micro_batch: int, *, accumulation: int, seed: int | None) -> StepOrder:
+        return StepOrder(
             len(rows),
             micro_batch=micro_batch,
             accumulation=accumulation,
@@ -103,6 +122,8 @@ class ShardedSFTTrainer(SFTTrainer):
             rank=self.processes.rank,
             seed=seed,
         )
+
+    def _loader(self, rows: Documents, order: StepOrder) -> StepLoader:
         return StepLoader(
             rows,
             batch_sampler=order,
@@ -123,11 +144,23 @@ class ShardedSFTTrainer(SFTTrainer):
         assert isinstance(bare, torch.optim.Optimizer)
         return bare
 
+    def go_on_from(self, point: ResumePoint) -> None:
+        """The next `train()` begins at `point` with an optimizer and a schedule of its own, as in a new process."""
+        self.resumed = point
+        for name in ("optimizer", "lr_scheduler"):
+            setattr(self, name, None)
+        self._metrics["train"].clear()
+        self.told["train"].zero_()
+        self.model.zero_grad()
+
     def _init_training_state(self, max_steps: int, num_update_steps_per_epoch: int, *args: Any) -> tuple[int, int]:
         begin: tuple[int, int] = super()._init_training_state(max_steps, num_update_steps_per_epoch, *args)
         if self.resumed is None:
             return begin
         put_state(self, self.resumed.trainer)
+        kept = self.resumed.trainer.get("guards")
+        if self.guards is not None and kept:
+            self.guards.restore(kept)
         epoch, done = divmod(self.resumed.step, num_update_steps_per_epoch)
         return epoch, done * self.args.gradient_accumulation_steps
 
@@ -215,23 +248,19 @@ class ShardedSFTTrainer(SFTTrainer):
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         """Everything, through our store. The stock way pickles rank 0's shard of the optimizer."""
         began = time.perf_counter()
+        if self.ledger is not None:
+            self.ledger.enter(SAVING)
         self.saver.save(self)
         self.paused_seconds += time.perf_counter() - began
 
-    def compute_loss(
-        self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
-    ) -> Any:
-        """Through the fused loss where the batch is made for it, else as TRL does.
-
-        TRL reads entropy, accuracy and token counts back from the device for each batch, and waits for each.
-        """
-        if SUPERVISED not in inputs or return_outputs:
-            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+    def _fused_loss(self, model: Any, inputs: dict[str, Any], num_items_in_batch: Any) -> torch.Tensor:
+        """TRL reads entropy, accuracy and token counts back from the device for each batch, and waits for each."""
         outputs = model(**inputs, use_cache=False)
         mode = "train" if self.model.training else "eval"
         supervised = torch.full((1,), float(len(inputs[SUPERVISED])), device=outputs.told.device)
         self.told[mode] += torch.cat([supervised, outputs.told]).double()
-        return outputs.loss * self.processes.world_size / num_items_in_batch
+        loss: torch.Tensor = outputs.loss * self.processes.world_size / num_items_in_batch
+        return loss
 
     def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
         ready: dict[str, Any] = super()._prepare_inputs(inputs)
@@ -240,10 +269,46 @@ class ShardedSFTTrainer(SFTTrainer):
                 torch._dynamo.mark_dynamic(ready[name], 0)
         return ready
 
+    def get_batch_samples(self, epoch_iterator: Any, *args: Any) -> tuple[list[Any], Any]:
+        timed = TimedBatches(epoch_iterator)
+        found: tuple[list[Any], Any] = super().get_batch_samples(timed, *args)
+        self.data_seconds += timed.seconds
+        return found
+
     def training_step(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> torch.Tensor:
-        self.real_tokens += inputs.pop(REAL_TOKENS)
+        """As TRL does, but a step that a rollback passes over is not computed: the loop counts it and goes on."""
+        real = inputs.pop(REAL_TOKENS)
+        if self.guards is not None and self.guards.left_out:
+            return torch.zeros((), device=self.args.device)
+        self.real_tokens += real
         loss: torch.Tensor = super().training_step(model, inputs, *args, **kwargs)
         return loss
+
+    def compute_loss(
+        self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        """Through the fused loss where the batch is made for it, else as TRL does."""
+        if SUPERVISED in inputs and not return_outputs:
+            loss = self._fused_loss(model, inputs, num_items_in_batch)
+        else:
+            loss = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        if self.model.training:
+            self.micro_losses.append(HostNumber(loss))
+            if self.ledger is not None:
+                self.ledger.enter(BACKWARD)
+        return loss
+
+    def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> torch.Tensor:
+        norm = super()._get_grad_norm(model, grad_norm=grad_norm)
+        self.grad_norm = norm.full_tensor() if isinstance(norm, DTensor) else torch.as_tensor(norm)
+        return self.grad_norm
+
+    def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
+        control = self.control
+        due = control.should_log or control.should_save or control.should_evaluate or control.should_training_stop
+        if self.guards is not None and due:
+            self.guards.settle()  # nothing is shown or kept of a step that was not judged
+        super()._maybe_log_save_evaluate(*args, **kwargs)
 
     def eval_loss_at(self, step: int) -> float | None:
         """The validation loss measured at `step`, if it was."""
@@ -251,23 +316,18 @@ class ShardedSFTTrainer(SFTTrainer):
         return next((entry["eval_loss"] for entry in found), None)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """As TRL logs, but a loss that is no number ends the run: every later step would only spread it."""
+        """As TRL logs, with tokens counted over all ranks; an evaluation that gave no number ends the run."""
         if "loss" in logs:
             # TRL counts one row of a packed batch only, and padding as tokens.
             counted = torch.tensor([self.real_tokens])
             dist.all_reduce(counted, group=self.processes.control)
             self._metrics["train"]["num_tokens"] = [int(counted)]
+            if self.guards is not None and self.guards.left_out:
+                logs.pop("grad_norm", None)  # of a step that was not taken
         self._tell_predictions("train" if "loss" in logs else "eval")
         super().log(logs, start_time)
-        for name in ("loss", "grad_norm", "eval_loss"):
-            value = logs.get(name)
-            if value is not None and not math.isfinite(value):
-                raise ShardtuneError(
-                    f"The {name.replace('_', ' ')} is {value} at step {self.state.global_step}; the run is stopped.",
-                    why="From here on the adapter would hold nothing but such values.",
-                    fix="Lower train.learning_rate, raise the warm-up, or look for broken rows in the data. "
-                    "Checkpoints written before are good.",
-                )
+        if self.guards is not None and "eval_loss" in logs:
+            self.guards.evaluated(self.state.global_step, logs["eval_loss"])
 
     def _tell_predictions(self, mode: str) -> None:
         """Entropy and accuracy since the last line, under the names TRL gives them."""

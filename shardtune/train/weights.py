@@ -21,7 +21,7 @@ from shardtune.model.load import model_folder
 from shardtune.model.random_weights import draw_base
 from shardtune.model.reading import ShardReader
 from shardtune.model.stored import StoredTensor, read_headers
-from shardtune.observe.profile import host_peak_bytes
+from shardtune.observe.host_meter import host_peak_bytes
 from shardtune.parallel.processes import Processes
 
 if TYPE_CHECKING:

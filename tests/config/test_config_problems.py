@@ -61,7 +61,7 @@ def test_problems_with_long_texts_are_cut_at_a_screen_too(load: Load) -> None:
         ("train: {Learning-Rate: 3}", "unknown key; did you mean `learning_rate`?"),
         ("training: {seed: 1}", "training unknown key; did you mean the section `train`?"),
         ("paralel: {nproc: 1}", "paralel unknown key; did you mean the section `parallel`?"),
-        ("qqq: 1", "the sections are: model, lora, data, train, parallel, cluster"),
+        ("qqq: 1", "the sections are: model, lora, data, train, parallel, guards, cluster"),
         ("lora: {qqq: 1}", "the keys of `lora` are r, lora_alpha"),
         ("lora: {train: {seed: 1}}", "`train` is a section of its own; check the indentation"),
         ("lora: {extends: x}", "`extends` goes to the top of the file"),

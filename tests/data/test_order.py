@@ -150,3 +150,17 @@ def test_padding_and_blanks_carry_no_loss_even_when_pad_is_the_end_token(prepare
     batch = Collator(9, "padded")([documents[n] for n in (0, 1, BLANK)])  # 9 is the last token of row 1 too
     assert batch["labels"].tolist() == [[IGNORED, 6, 7], [IGNORED, 9, IGNORED], [IGNORED] * 3]
     assert batch[REAL_TOKENS] == 5  # a blank is no row
+
+
+def test_the_rows_of_a_step_can_be_named_by_rank_and_micro_batch_as_the_ranks_see_them() -> None:
+    for rows, micro, accumulation, world, seed, _ in (*EDGES, *random_cases(60)):
+        order = StepOrder(rows, micro_batch=micro, accumulation=accumulation, world_size=world, rank=0, seed=seed)
+        per_epoch = -(-rows // order.effective_batch)
+        for epoch in (0, 1):
+            seen = ranks(rows, micro, accumulation, world, seed, epoch)
+            for number in range(len(seen[0])):
+                step, place = divmod(number, accumulation)
+                for rank in range(world):
+                    real = [row for row in seen[rank][number] if row != BLANK]
+                    assert order.rows_of(epoch * per_epoch + step, rank, place) == real
+            assert Counter(order.rows_of(epoch * per_epoch)) == steps(seen, accumulation)[0]

@@ -3,19 +3,23 @@
 Three nodes work with restarts on. Again and again a fault drawn from the seed hits one of them; every time the run must
 come back and get further. The result is compared with that of a run nobody disturbed, and the table printed. `--toy`
 uses the toy worker (restarts begin at step 0); otherwise a real training goes on from its checkpoints.
+
+How fast the machine is must not matter: a fault comes when the run has done some steps since the last one, the run is
+told to go on for ever, and when it has come back from the last fault it is stopped by a signal and finished a few steps
+later. The run to compare with is then as long as that one turned out to be.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import contextlib
 import os
 import random
 import signal
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,73 +28,134 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from faults.cluster import Cluster, environment_of_tests, why_no_namespaces
 from toys import toy_config, toy_llama, toy_rows
 
+from shardtune.checkpoint.store import CheckpointStore
+
 NODES = 3
-LAST_BYTES = 20_000  # of a log that grows with the run: the newest steps are in its last lines
+FOR_EVER = 1_000_000  # steps; nothing but the learning rate's schedule hangs on it, and that is constant here
+MORE_STEPS = 5  # after the stop
 BACK_SECONDS = 240  # a run that has not come back by then is lost: the soak has failed
 
 
 class Job(ABC):
     """What the nodes work on."""
 
-    def __init__(self, cluster: Cluster, faults: int) -> None:
-        self.cluster, self.restarts = cluster, 3 * faults + 5
+    def __init__(self, cluster: Cluster, restarts: int) -> None:
+        self.cluster, self.restarts = cluster, restarts
 
     @abstractmethod
     def start(self, node: int) -> None: ...
 
     @abstractmethod
-    def mark(self) -> float:
-        """Grows with every step that any attempt has done; how the driver sees that the run is back."""
+    def now(self) -> float:
+        """A mark that `is_back` is asked with, taken just before a fault."""
 
     @abstractmethod
-    def result(self) -> bytes: ...
+    def is_back(self, since: float) -> bool:
+        """Has an attempt that was started after the mark done a step?"""
+
+    @abstractmethod
+    def work_a_while(self, rng: random.Random) -> None: ...
+
+    @abstractmethod
+    def finish(self) -> bytes:
+        """Wait for the end; what was computed."""
+
+    def start_all(self) -> None:
+        for node in range(NODES):
+            self.start(node)
+
+    def end_with(self, code: int) -> None:
+        codes = [self.cluster.ended(node, 900) for node in range(NODES)]
+        if codes != [code] * NODES:
+            raise AssertionError(f"the nodes ended with {codes} instead of {code}")
 
 
 class ToyJob(Job):
     def start(self, node: int) -> None:
         self.cluster.start_toy(node, env={"TOY_STEPS": "400"}, max_restarts=self.restarts)
 
-    def mark(self) -> float:
-        files = [self.cluster.folder / "run" / f"step-{rank}" for rank in range(NODES)]
-        return min((file.stat().st_mtime for file in files if file.exists()), default=0.0) if all(
-            file.exists() for file in files
-        ) else 0.0  # fmt: skip
+    def now(self) -> float:
+        return time.time()
 
-    def result(self) -> bytes:
+    def is_back(self, since: float) -> bool:
+        files = [self.cluster.folder / "run" / f"step-{rank}" for rank in range(NODES)]
+        # Steps that were under way when the fault came do not count as being back.
+        return all(file.exists() and file.stat().st_mtime > since + 3 for file in files)
+
+    def work_a_while(self, rng: random.Random) -> None:
+        time.sleep(rng.uniform(0.5, 4.0))
+
+    def finish(self) -> bytes:
+        self.end_with(0)
         return b" ".join((self.cluster.folder / "run" / f"total-{rank}").read_bytes() for rank in range(NODES))
 
 
 class TrainJob(Job):
-    """A toy model that learns for some hundred steps, with a checkpoint every few."""
+    """A toy model that learns, with a checkpoint every few steps, until `steps`."""
 
-    def __init__(self, cluster: Cluster, faults: int) -> None:
-        super().__init__(cluster, faults)
+    def __init__(self, cluster: Cluster, restarts: int, steps: int = FOR_EVER) -> None:
+        super().__init__(cluster, restarts)
         folder = cluster.folder
-        self.run = folder / "runs" / "soak"
-        train = {"max_steps": 100 + 60 * faults, "save_strategy": "steps", "save_steps": 4}
+        self.run, self.steps = folder / "runs" / "soak", steps
+        train = {"lr_scheduler_type": "constant", "save_strategy": "steps", "save_steps": 4}
         self.config = toy_config(
             folder, toy_llama(folder / "model"), toy_rows(folder / "data"), train=train,
-            parallel={"step_timeout_minutes": 0.2, "node_timeout_seconds": 6, "max_restarts": self.restarts, "nproc": 1},
+            parallel={
+                # A stopped worker may stop in the middle of a save too, or while it comes back.
+                "step_timeout_minutes": 0.2, "checkpoint_timeout_minutes": 0.2, "load_timeout_minutes": 1.5,
+                "node_timeout_seconds": 6, "max_restarts": restarts, "nproc": 1,
+            },
         )  # fmt: skip
+        self._log = Log(self.run / "events-rank0.jsonl")
 
     def start(self, node: int) -> None:
         words = ["train", self.config, "--run-id", "soak", "--nnodes", NODES, "--node-rank", node, "--master-addr",
-                 self.cluster.address, "--master-port", self.cluster.port]  # fmt: skip
+                 self.cluster.address, "--master-port", self.cluster.port, "-o", f"train.max_steps={self.steps}"]  # fmt: skip
         environment = {**environment_of_tests(), "HF_HOME": str(self.cluster.folder / "hf"), "OMP_NUM_THREADS": "1"}
         self.cluster.machines[node].start([sys.executable, "-m", "shardtune", *map(str, words)], environment)
 
-    def mark(self) -> float:
-        log = self.run / "events-rank0.jsonl"
-        if not log.exists():
-            return 0.0
-        with log.open("rb") as file:
-            file.seek(max(0, log.stat().st_size - LAST_BYTES))
-            lines = file.read().decode(errors="replace").splitlines()[1:]
-        steps = [json.loads(line) for line in lines if '"event": "step"' in line and line.endswith("}")]
-        return float(steps[-1]["time"]) if steps else 0.0
+    def now(self) -> float:
+        return self._log.read().attempts
 
-    def result(self) -> bytes:
+    def is_back(self, since: float) -> bool:
+        log = self._log.read()
+        return log.attempts > since and log.steps_of_attempt > 0
+
+    def work_a_while(self, rng: random.Random) -> None:
+        more = rng.randint(2, 12)
+        self.cluster.wait(lambda: self._log.read().steps_of_attempt > more, BACK_SECONDS, f"{more} more steps")
+
+    def finish(self) -> bytes:
+        if self.steps == FOR_EVER:
+            launcher = self.cluster.machines[NODES - 1].process
+            assert launcher is not None
+            launcher.send_signal(signal.SIGTERM)
+            self.end_with(75)
+            self.steps = CheckpointStore(self.run / "checkpoints", None).steps()[-1] + MORE_STEPS
+            self.start_all()
+        self.end_with(0)
         return (self.run / "final" / "adapter_model.safetensors").read_bytes()
+
+
+class Log:
+    """The events of a run that is being written, read on from where the last look ended."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.attempts = self.steps_of_attempt = self._offset = 0
+
+    def read(self) -> Log:
+        if self.path.exists():
+            with self.path.open("rb") as file:
+                file.seek(self._offset)
+                whole, line_end, _ = file.read().rpartition(b"\n")
+            self._offset += len(whole) + len(line_end)
+            for line in whole.splitlines():
+                if b'"event": "run_start"' in line:
+                    self.attempts, self.steps_of_attempt = self.attempts + 1, 0
+                elif b'"event": "step"' in line:
+                    self.steps_of_attempt += 1
+        return self
 
 
 @dataclass(frozen=True)
@@ -105,11 +170,24 @@ class Row:
 
 
 def kill_worker(job: Job, node: int) -> None:
-    os.kill(job.cluster.machines[node].worker(node), signal.SIGKILL)
+    os.kill(worker_of(job, node), signal.SIGKILL)
 
 
 def stop_worker(job: Job, node: int) -> None:
-    os.kill(job.cluster.machines[node].worker(node), signal.SIGSTOP)
+    os.kill(worker_of(job, node), signal.SIGSTOP)
+
+
+def worker_of(job: Job, node: int) -> int:
+    """The node's worker; waited for, as a slow machine may just be starting it again by itself."""
+    found: list[int] = []
+
+    def there() -> bool:
+        with contextlib.suppress(AssertionError):
+            found.append(job.cluster.machines[node].worker(node))
+        return bool(found)
+
+    job.cluster.wait(there, BACK_SECONDS, f"a worker on node {node}")
+    return found[0]
 
 
 def end_node(job: Job, node: int) -> None:
@@ -122,7 +200,7 @@ def end_node(job: Job, node: int) -> None:
 def cut(job: Job, node: int) -> None:
     """The cable is out for longer than a node may be silent, then back in."""
     job.cluster.partition(node)
-    time.sleep(10)
+    time.sleep(8)
     job.cluster.heal(node)
 
 
@@ -130,38 +208,39 @@ def faults_of(cluster: Cluster) -> list[Callable[[Job, int], None]]:
     return [kill_worker, stop_worker, end_node] + ([cut] if cluster.hub else [])
 
 
+def deal(cluster: Cluster, faults: int, rng: random.Random) -> Iterator[Callable[[Job, int], None]]:
+    """Like cards: every kind has come once before any comes again."""
+    deck: list[Callable[[Job, int], None]] = []
+    for _ in range(faults):
+        if not deck:
+            deck = faults_of(cluster)
+            rng.shuffle(deck)
+        yield deck.pop()
+
+
 def disturb(job: Job, faults: int, rng: random.Random) -> list[Row]:
     """Hit the run `faults` times, each time after it has come back and worked a while."""
     rows = []
-    for number in range(1, faults + 1):
-        fault, node = rng.choice(faults_of(job.cluster)), rng.randrange(NODES)
-        time.sleep(rng.uniform(0.5, 4.0))
-        began = time.time()
+    for number, fault in enumerate(deal(job.cluster, faults, rng), start=1):
+        node = rng.randrange(NODES)
+        job.work_a_while(rng)
+        began, mark = time.monotonic(), job.now()
         fault(job, node)
-        # Steps that were under way when the fault came do not count as being back.
-        job.cluster.wait(lambda began=began: job.mark() > began + 3, BACK_SECONDS, f"coming back from {fault.__name__}")
-        rows.append(Row(number, fault.__name__, node, time.time() - began))
+        job.cluster.wait(lambda mark=mark: job.is_back(mark), BACK_SECONDS, f"coming back from {fault.__name__}")
+        rows.append(Row(number, fault.__name__, node, time.monotonic() - began))
         print(rows[-1], flush=True)
     return rows
 
 
-def finish(job: Job) -> bytes:
-    codes = [job.cluster.ended(node, 1800) for node in range(NODES)]
-    if codes != [0] * NODES:
-        raise AssertionError(f"the nodes ended with {codes}")
-    return job.result()
-
-
-def run_once(kind: type[Job], faults: int, seed: int, namespaces: bool, planned: int) -> tuple[bytes, list[Row]]:
-    """`planned` faults decide how long the run is, `faults` how many of them really come."""
+def run_once(make: Callable[[Cluster], Job], faults: int, seed: int, namespaces: bool) -> tuple[bytes, list[Row], Job]:
     with Cluster(NODES, namespaces=namespaces) as cluster:
         cluster.environment = environment_of_tests()
-        job = kind(cluster, planned)
-        for node in range(NODES):
-            job.start(node)
-        cluster.wait(lambda: job.mark() > 0, BACK_SECONDS, "the first step")
+        job = make(cluster)
+        mark = job.now()
+        job.start_all()
+        cluster.wait(lambda: job.is_back(mark), BACK_SECONDS, "the first step")
         rows = disturb(job, faults, random.Random(seed))
-        return finish(job), rows
+        return job.finish(), rows, job
 
 
 def main(words: list[str] | None = None) -> int:
@@ -173,14 +252,16 @@ def main(words: list[str] | None = None) -> int:
     reason = why_no_namespaces()
     if reason is not None:
         print(f"on loopback, so the network is never cut: {reason}")
-    kind = ToyJob if asked.toy else TrainJob
-    undisturbed, _ = run_once(kind, 0, asked.seed, reason is None, asked.faults)
-    disturbed, rows = run_once(kind, asked.faults, asked.seed, reason is None, asked.faults)
+    kind, restarts = ToyJob if asked.toy else TrainJob, 3 * asked.faults + 5
+    disturbed, rows, job = run_once(lambda cluster: kind(cluster, restarts), asked.faults, asked.seed, reason is None)
+    length = {"steps": job.steps} if isinstance(job, TrainJob) else {}
+    undisturbed, _, _ = run_once(lambda cluster: kind(cluster, restarts, **length), 0, asked.seed, reason is None)
     same = undisturbed == disturbed
     for name in sorted({row.fault for row in rows}):
         seconds = [row.seconds for row in rows if row.fault == name]
         print(f"{name:<14} {len(seconds):>4} times, back after {min(seconds):.1f} to {max(seconds):.1f} s")
-    print(f"seed {asked.seed}, {len(rows)} faults: the result is {'the same' if same else 'DIFFERENT'}")
+    told = f", {job.steps} steps" if isinstance(job, TrainJob) else ""
+    print(f"seed {asked.seed}, {len(rows)} faults{told}: the result is {'the same' if same else 'DIFFERENT'}")
     return 0 if same else 1
 
 

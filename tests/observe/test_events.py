@@ -33,7 +33,7 @@ def test_a_line_says_what_happened_when_and_where(tmp_path: Path) -> None:
     log.write("step", step=25, loss=1.5, learning_rate=None)
     [record] = lines(tmp_path / "events-rank3.jsonl")
     assert record.pop("time") == pytest.approx(time.time(), abs=5)
-    assert record == {"v": 1, "rank": 3, "event": "step", "step": 25, "loss": 1.5, "learning_rate": None}
+    assert record == {"v": 2, "rank": 3, "event": "step", "step": 25, "loss": 1.5, "learning_rate": None}
 
 
 def test_a_diverged_loss_is_still_json_and_still_says_so(tmp_path: Path) -> None:
@@ -87,3 +87,33 @@ def test_a_line_torn_by_a_crash_does_not_take_the_next_one_with_it(tmp_path: Pat
     assert written[1] == '{"event": "st'
     assert strict(written[2])["event"] == "run_start"
     assert len(written) == 3
+
+
+def test_a_process_killed_while_it_writes_loses_at_most_its_last_line(tmp_path: Path) -> None:
+    code = (
+        "import os, sys; from itertools import count; from pathlib import Path\n"
+        "from shardtune.observe.events import EventLog\n"
+        "log = EventLog(Path(sys.argv[1]), 0)\n"
+        "for n in count():\n"
+        "    log.write('step', step=n, text='x' * (n * 997 % 60_000))\n"
+        "    os.write(1, b'%d\\n' % n)"
+    )
+    path = tmp_path / "events-rank0.jsonl"
+    told = []  # by each process: the last event it had written
+    for lines_before_the_kill in (1, 40, 150):
+        process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE)
+        assert process.stdout is not None
+        said = [process.stdout.readline() for _ in range(lines_before_the_kill)]
+        process.kill()
+        said += process.stdout.readlines()
+        process.wait(60)
+        process.stdout.close()
+        told.append(int([line for line in said if line.endswith(b"\n")][-1]))
+    EventLog(tmp_path, 0).write("run_end")
+    written = path.read_text().splitlines()
+    whole = [json.loads(line).get("step") for line in written if line.endswith("}")]
+    assert len(written) - len(whole) <= 3 and whole[-1] is None  # at most one for each kill; what follows is whole
+    starts = [index for index, step in enumerate(whole) if step == 0]
+    for begin, end, last in zip(starts, [*starts[1:], len(whole) - 1], told, strict=True):
+        assert whole[begin:end] == list(range(end - begin))  # nothing is missing in between
+        assert end - begin > last  # and nothing at the end but what was being written

@@ -86,7 +86,7 @@ def test_each_line_is_an_event_with_the_same_numbers(run: Run) -> None:
     [event] = run.events
     del event["time"]
     assert event == {
-        "v": 1, "rank": 0, "event": "step", "step": 1, "epoch": 0.2, "loss": 2.34567, "grad_norm": 0.5,
+        "v": 2, "rank": 0, "event": "step", "step": 1, "epoch": 0.2, "loss": 2.34567, "grad_norm": 0.5,
         "learning_rate": 1e-4, "tokens": 3000, "tokens_per_second": 1500.0,
     }  # fmt: skip
 

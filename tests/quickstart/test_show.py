@@ -20,6 +20,13 @@ def test_tiny_takes_the_whole_path_on_two_sharded_processes(shardtune: Command, 
     scores = json.loads((run / "quickstart.json").read_text())
     assert scores["after"]["eval_loss"] < scores["before"]["eval_loss"]
     assert len(scores["before"]["answers"]) == scores["before"]["rows"]
+    said = events(run, "sample")
+    assert [event["when"] for event in said] == ["before", "after"] * 3
+    for event in said:
+        answer = scores[event["when"]]["answers"][int(event["row"].removeprefix("test:"))]
+        assert (event["prompt"], event["answer"], event["expected"]) == (
+            answer["sentence"], answer["text"], answer["expected"],
+        )  # fmt: skip
     assert events(run, "plan")[0]["math"]["processes"] == 2
     assert max(map(len, result.stdout.splitlines())) < 140  # only the lines with paths may be longer than the terminal
 

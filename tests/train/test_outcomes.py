@@ -46,7 +46,7 @@ def test_a_loss_that_is_no_number_stops_the_run_and_writes_no_final(
     )
     result = shardtune("train", config, "--run-id", "one", "--nproc", 2)
     assert result.returncode == 1
-    assert "is nan at step" in result.stderr and "train.learning_rate" in result.stderr
+    assert "is no number: nan on rank 0, nan on rank 1" in result.stderr and "train.learning_rate" in result.stderr
     assert "Traceback" not in result.stderr
     assert not (tmp_path / "runs" / "one" / "final").exists()
 

@@ -6,10 +6,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from interrupted import final_weights, lines
 from running import Command, events
 from toys import big_llama, toy_config, toy_rows, toy_tokenizer
 
@@ -35,6 +37,89 @@ def stop_when(
     finally:
         process.kill()
     return process.returncode, out, err
+
+
+HELD_SAVE = Path(__file__).with_name("held_save.py")
+
+
+@contextmanager
+def in_a_save(
+    config: Path, environment: dict[str, str], run_id: str, step: int
+) -> Iterator[tuple[subprocess.Popen[str], Path]]:
+    """A run that is in the middle of the save of `step`, and the file that lets the save go on."""
+    until = config.parent / f"{run_id}.go-on"
+    process = subprocess.Popen(
+        [sys.executable, str(HELD_SAVE), "train", str(config), "--run-id", run_id],
+        env={**environment, "HELD_STEP": str(step), "HELD_UNTIL": str(until)},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        deadline = time.monotonic() + 120
+        while not until.with_name(f"{until.name}.waiting").exists():
+            assert process.poll() is None and time.monotonic() < deadline, "the save never began"
+            time.sleep(0.02)
+        yield process, until
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture(scope="module")
+def saving(tmp_path_factory: pytest.TempPathFactory, toy_model: Path, toy_data: Path, shardtune: Command) -> Path:
+    """A config with saves and dropout; beside it, the run `undisturbed`."""
+    train = {"max_steps": 8, "save_strategy": "steps", "save_steps": 2, "save_total_limit": None}
+    folder = tmp_path_factory.mktemp("saving")
+    config = toy_config(folder, toy_model, toy_data, train=train, lora={"lora_dropout": 0.3})
+    done = shardtune("train", config, "--run-id", "undisturbed", "--resume", "never")
+    assert done.returncode == 0, done.stderr
+    return config
+
+
+def assert_goes_on_to_the_same_bits(saving: Path, run_id: str, shardtune: Command) -> None:
+    result = shardtune("train", saving, "--run-id", run_id)
+    assert result.returncode == 0, result.stderr
+    run, undisturbed = (saving.parent / "runs" / name for name in (run_id, "undisturbed"))
+    assert lines(run) == lines(undisturbed) and final_weights(run) == final_weights(undisturbed)
+    store = CheckpointStore(run / "checkpoints", keep=None)
+    assert all(store.verify(step) == [] for step in store.steps())
+    assert not list((run / "checkpoints").glob(".staging-*"))
+
+
+def test_in_the_middle_of_a_save_that_save_is_finished_and_the_step_saved_too(
+    saving: Path, environment: dict[str, str], shardtune: Command
+) -> None:
+    run = saving.parent / "runs" / "asked"
+    store = CheckpointStore(run / "checkpoints", keep=None)
+    with in_a_save(saving, environment, "asked", 4) as (process, until):
+        assert store.steps() == [2]
+        process.send_signal(signal.SIGTERM)
+        time.sleep(1)  # it is asked while the save is held, and must not have left
+        assert process.poll() is None
+        until.touch()
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 75, err
+    assert "Stopped on request after step" in out
+    (end,) = events(run, "run_end")
+    assert end["status"] == "stopped" and store.steps() == sorted({2, 4, end["step"]})
+    assert [store.verify(step) for step in store.steps()] == [[]] * len(store.steps())
+    assert_goes_on_to_the_same_bits(saving, "asked", shardtune)
+
+
+def test_a_second_signal_in_the_middle_of_a_save_leaves_at_once_and_the_save_before_is_sound(
+    saving: Path, environment: dict[str, str], shardtune: Command
+) -> None:
+    run = saving.parent / "runs" / "asked-twice"
+    store = CheckpointStore(run / "checkpoints", keep=None)
+    with in_a_save(saving, environment, "asked-twice", 4) as (process, _):
+        process.send_signal(signal.SIGTERM)
+        time.sleep(1.5)  # longer than one press that was handed on twice
+        assert process.poll() is None
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 143, err
+    assert store.steps() == [2] and store.verify(2) == []
+    assert list((run / "checkpoints").glob(".staging-step-000004-*"))  # what a crash leaves, and the next save removes
+    assert_goes_on_to_the_same_bits(saving, "asked-twice", shardtune)
 
 
 def has(run: Path, event: str) -> bool:

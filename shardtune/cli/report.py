@@ -1,0 +1,47 @@
+"""`shardtune report RUN …`: one HTML file of a run, or of several compared."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def report(
+    runs: Annotated[
+        list[str],
+        typer.Argument(metavar="RUN…", help="Id or folder of a run; several are compared.", show_default=False),
+    ],
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", metavar="FILE", help="Default: report.html in the run's folder; comparison.html here."
+        ),
+    ] = None,
+    runs_dir: Annotated[
+        Path, typer.Option("--runs-dir", metavar="DIR", help="Where ids are looked up (train.output_dir).")
+    ] = Path("runs"),
+) -> None:
+    """Write what happened in a run as one HTML file that needs nothing else: charts, config, checkpoints, samples.
+
+    Exit codes: 0 written; 2 there is no such run, or the file cannot be written.
+    """
+    import time
+
+    from shardtune.report.compare import compare_view
+    from shardtune.report.history import RunHistory
+    from shardtune.report.page import write_page
+    from shardtune.report.runs import find_run
+    from shardtune.report.view import run_view
+    from shardtune.report.words import memory
+
+    histories = [RunHistory(folder) for folder in dict.fromkeys(find_run(run, runs_dir) for run in runs)]
+    for history in histories:
+        history.update()
+    if len(histories) == 1:
+        view, path = run_view(histories[0], time.time()), output or histories[0].folder / "report.html"
+    else:
+        view, path = compare_view(histories, time.time()), output or Path("comparison.html")
+    size = write_page(view, path)
+    print(f"{path} ({memory(size)})")

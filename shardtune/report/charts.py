@@ -1,0 +1,331 @@
+"""Which curves does a run have? Each chart with its unit, how it was counted, and how many steps a point stands for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+from shardtune.report import words
+from shardtune.report.columns import ABSENT, Columns, Numbers
+from shardtune.report.history import RunHistory
+from shardtune.report.thinning import Curve, means, thin
+
+_STRETCHES = 1000  # of a single curve: two points each, about one a pixel on a wide screen
+_SHARED_STRETCHES = 3200  # of all ranks' curves of one chart together: what keeps the file small
+_STACKED_STRETCHES = 300
+_MOST_RANKS = 8  # curves a person can tell apart; beyond, lowest, median and highest
+_GIB = 1 << 30
+
+
+@dataclass(frozen=True)
+class Series:
+    """One curve.
+
+    Args:
+        color: Index into the palette: the rank's, or the run's in a comparison.
+        look: "line", "points" (joined), "faint" (undone by a restart or rollback) or "band" (an edge of the ranks).
+        rank: Whose; the page can hide it. None: of all.
+    """
+
+    name: str
+    x: Sequence[float]
+    y: Sequence[float | None]
+    color: int = 0
+    look: str = "line"
+    rank: int | None = None
+
+
+@dataclass(frozen=True)
+class Chart:
+    """What the page draws.
+
+    Args:
+        format: How a value reads (d3), with `suffix` behind it.
+        about: How the numbers were counted.
+        note: How many points stand for how many.
+        latest: The last value as it reads, of a chart with one curve.
+        broken: (x, text) of values that are no numbers.
+        stars: (x, y, text) of points to be marked.
+    """
+
+    id: str
+    group: str
+    title: str
+    format: str
+    suffix: str = ""
+    about: str = ""
+    note: str = ""
+    latest: str = ""
+    stacked: bool = False
+    can_log: bool = False
+    from_zero: bool = False
+    series: list[Series] = field(default_factory=list)
+    broken: list[tuple[float, str]] = field(default_factory=list)
+    stars: list[tuple[float, float, str]] = field(default_factory=list)
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class _PerRank:
+    """A chart of one column of the profile, a curve per rank."""
+
+    id: str
+    group: str
+    title: str
+    column: str
+    format: str
+    suffix: str = ""
+    scale: float = 1.0
+    about: str = ""
+    from_zero: bool = True
+
+
+_PER_RANK = (
+    _PerRank(
+        "rank_throughput", "Speed", "Tokens per second, each rank", "tokens_per_second", ".3s", " tok/s",
+        about="Real tokens (no padding) of one rank over the time of its step.",
+    ),
+    _PerRank(
+        "mfu", "Speed", "Model FLOPs utilisation", "mfu", ".1f", " %", 100,
+        about="Operations the training asks for, over the dense bf16 peak of the chip in the time of the step.",
+    ),
+    _PerRank(
+        "tflops", "Speed", "Achieved TFLOP/s", "tflops", ".3~s", " TFLOP/s",
+        about="Operations the training asks for over the time of the step, for one rank's device.",
+    ),
+    _PerRank(
+        "step_seconds", "Speed", "Time of a step", "seconds.step", ".3~g", " s",
+        about="From the end of the step before to the end of this one, without evaluating and saving.",
+    ),
+    _PerRank(
+        "gpu_memory", "Memory", "GPU memory, peak", "memory.peak", ".3~g", " GiB", 1 / _GIB,
+        about="The most that tensors have held on a rank's GPU so far, in powers of 1024.",
+    ),
+    _PerRank(
+        "gpu_reserved", "Memory", "GPU memory, reserved", "memory.reserved", ".3~g", " GiB", 1 / _GIB,
+        about="What PyTorch's allocator holds, used or not, in powers of 1024.",
+    ),
+    _PerRank(
+        "host_memory", "Memory", "Host memory", "host.rss", ".3~g", " GiB", 1 / _GIB,
+        about="Resident memory of each rank's process, in powers of 1024.",
+    ),
+    _PerRank("gpu_utilization", "Device", "GPU utilisation", "gpu.utilization", ".0f", " %",
+             about="Share of time in which a kernel ran, as the driver reports it; not how well it ran."),
+    _PerRank("gpu_power", "Device", "GPU power", "gpu.power_watts", ".0f", " W"),
+    _PerRank("gpu_temperature", "Device", "GPU temperature", "gpu.temperature_c", ".0f", " °C", from_zero=False),
+    _PerRank("gpu_clock", "Device", "SM clock", "gpu.sm_clock_mhz", ".0f", " MHz", from_zero=False),
+    _PerRank("cpu", "Device", "CPU of the process", "host.cpu_percent", ".0f", " %",
+             about="100 % is one core."),
+)  # fmt: skip
+_PHASES = ("data", "forward", "backward", "optimizer", "collective")
+
+
+def charts_of(run: RunHistory) -> list[Chart]:
+    """Every chart the run has numbers for, in the order they are read."""
+    found = [_loss(run), _eval(run), _grad_norm(run), _learning_rate(run), _throughput(run)]
+    has_mfu = any("mfu" in columns.names for columns in run.profile.values())
+    for spec in _PER_RANK:
+        alone = len(run.profile) == 1 and spec.id == "rank_throughput" and "tokens_per_second" in run.train.names
+        if not alone and not (spec.id == "tflops" and has_mfu):
+            found.append(_per_rank(run, spec))
+        if spec.id == "step_seconds":
+            found.append(_phases(run))
+    return [chart for chart in found if chart is not None]
+
+
+def told(curves: Sequence[Curve]) -> str:
+    """`2,000 points stand for 100,000 …`, or nothing if all are drawn; and how many are no numbers."""
+    thinned = [curve for curve in curves if curve.is_thinned]
+    said = []
+    if thinned:
+        most = max(thinned, key=lambda curve: curve.of)
+        said.append(f"{len(most.x):,} points stand for {most.of:,}: the lowest and highest of each stretch.")
+    breaks = sum(curve.breaks for curve in curves)
+    if breaks:
+        said.append(f"{breaks:,} values are no numbers (✕).")
+    return " ".join(said)
+
+
+def _loss(run: RunHistory) -> Chart | None:
+    x, y = run.train.get("loss")
+    if not len(x):
+        return None
+    curve = thin(x, y, _STRETCHES)
+    series = [
+        *(
+            Series("undone", *_points(thin(*part["loss"], _STRETCHES // 4)), look="faint")
+            for part in _undone(run, "loss")
+        ),
+        *_line("training", curve, (x, y), 0),
+    ]
+    ex, ey = run.evals.get("loss")
+    if len(ex):
+        evaluated = thin(ex, ey, _STRETCHES)
+        series.append(Series("evaluation", evaluated.x, evaluated.y, 1, look="points"))
+    undone = (
+        f" {run.train.undone:,} logged steps were undone by restarts or rollbacks (dotted)." if run.train.undone else ""
+    )
+    return Chart(
+        "loss", "Learning", "Loss", ".4~f", can_log=True, series=series, note=told([curve]) + undone,
+        latest=words.loss(float(y[-1])),
+        about="Mean per supervised token of all ranks, over the steps between two log lines (train.logging_steps).",
+        broken=_broken([("training loss", curve)]),
+    )  # fmt: skip
+
+
+def _line(name: str, curve: Curve, whole: tuple[Numbers, Numbers], color: int) -> list[Series]:
+    """The curve; where it had to be thinned, its extremes fill a band, and the mean of each stretch lies over it."""
+    if not curve.is_thinned:
+        return [Series(name, curve.x, curve.y, color)]
+    x, mean = means(whole[0], {"mean": whole[1]}, _STRETCHES // 2)
+    return [
+        Series(f"{name}, lowest and highest", curve.x, curve.y, color, look="band"),
+        Series(f"{name}, mean", x, mean["mean"], color),
+    ]
+
+
+def _undone(run: RunHistory, name: str) -> list[dict[str, tuple[Numbers, Numbers]]]:
+    return [part for part in run.train.set_aside[-20:] if name in part and len(part[name][0])]
+
+
+def _eval(run: RunHistory) -> Chart | None:
+    x, y = run.evals.get("loss")
+    if not len(x):
+        return None
+    curve = thin(x, y, _STRETCHES)
+    finite = np.isfinite(y)
+    stars = []
+    if finite.any():
+        best = int(np.where(finite, y, np.inf).argmin())
+        stars.append((float(x[best]), float(f"{y[best]:.6g}"), "lowest"))
+    return Chart(
+        "eval", "Learning", "Evaluation loss", ".4~f", can_log=True, note=told([curve]),
+        latest=words.loss(float(y[-1])), series=[Series("evaluation", curve.x, curve.y, 1, look="points")], stars=stars,
+        about="Mean over the supervised tokens of the validation set.", broken=_broken([("evaluation loss", curve)]),
+    )  # fmt: skip
+
+
+def _grad_norm(run: RunHistory) -> Chart | None:
+    x, y = run.train.get("grad_norm")
+    if not len(x):
+        return None
+    curve = thin(x, y, _STRETCHES)
+    return Chart(
+        "grad_norm", "Learning", "Gradient norm", ".4~g", can_log=True, note=told([curve]), latest=f"{y[-1]:.3g}",
+        series=_line("gradient norm", curve, (x, y), 2), broken=_broken([("gradient norm", curve)]),
+        about="Of all adapters together, before clipping.",
+    )  # fmt: skip
+
+
+def _learning_rate(run: RunHistory) -> Chart | None:
+    x, y = run.train.get("learning_rate")
+    if not len(x):
+        return None
+    curve = thin(x, y, _STRETCHES)
+    return Chart(
+        "learning_rate", "Learning", "Learning rate", ".3~e", note=told([curve]), from_zero=True,
+        latest=f"{y[-1]:.2e}" if y[-1] else "0", series=[Series("learning rate", curve.x, curve.y, 4)],
+    )  # fmt: skip
+
+
+def _throughput(run: RunHistory) -> Chart | None:
+    x, y = run.train.get("tokens_per_second")
+    if not len(x):
+        return None
+    curve = thin(x, y, _STRETCHES)
+    return Chart(
+        "throughput", "Speed", "Tokens per second, all ranks", ".3s", " tok/s", note=told([curve]), from_zero=True,
+        series=_line("all ranks", curve, (x, y), 0), latest=words.short(float(y[-1])),
+        about="Real tokens (no padding) over wall time between two log lines, without evaluating and saving.",
+    )  # fmt: skip
+
+
+def _per_rank(run: RunHistory, spec: _PerRank) -> Chart | None:
+    found = {rank: columns.get(spec.column) for rank, columns in run.profile.items() if spec.column in columns.names}
+    found = {rank: (x, y * spec.scale) for rank, (x, y) in sorted(found.items()) if len(x)}
+    if not found:
+        return None
+    if len(found) > _MOST_RANKS:
+        series, curves = _spread(found)
+        note = f"{len(found)} ranks: the lowest, the median and the highest at each step. {told(curves)}".strip()
+        broken: list[tuple[float, str]] = []
+    else:
+        stretches = min(_STRETCHES, _SHARED_STRETCHES // len(found))
+        drawn = {rank: thin(x, y, stretches) for rank, (x, y) in found.items()}
+        series = [Series(f"rank {rank}", c.x, c.y, i, rank=rank) for i, (rank, c) in enumerate(drawn.items())]
+        note, broken = told(list(drawn.values())), _broken([(f"rank {rank}", curve) for rank, curve in drawn.items()])
+    return Chart(
+        spec.id, spec.group, spec.title, spec.format, spec.suffix, spec.about, note,
+        from_zero=spec.from_zero, series=series, broken=broken,
+    )  # fmt: skip
+
+
+def _spread(found: dict[int, tuple[Numbers, Numbers]]) -> tuple[list[Series], list[Curve]]:
+    """Lowest, median and highest of all ranks, at the steps that every one of them has."""
+    steps, rows = _together(found)
+    if not len(steps):
+        return [], []
+    lines = {"lowest": rows.min(axis=0), "median": np.median(rows, axis=0), "highest": rows.max(axis=0)}
+    curves = {name: thin(steps, values, _STRETCHES) for name, values in lines.items()}
+    colors = {"lowest": 2, "median": 0, "highest": 1}
+    series = [
+        Series(name, curve.x, curve.y, colors[name], look="line" if name == "median" else "band")
+        for name, curve in curves.items()
+    ]
+    return series, list(curves.values())
+
+
+def _together(found: dict[int, tuple[Numbers, Numbers]]) -> tuple[Numbers, np.ndarray]:
+    steps = next(iter(found.values()))[0]
+    for x, _ in found.values():
+        steps = np.intersect1d(steps, x, assume_unique=True)
+    return steps, np.array([y[np.searchsorted(x, steps)] for x, y in found.values()])
+
+
+def _phases(run: RunHistory) -> Chart | None:
+    """Means over all ranks and over stretches; what the phases leave of a step is `other`."""
+    timed = {rank: columns for rank, columns in sorted(run.profile.items()) if "seconds.forward" in columns.names}
+    if not timed:
+        return None
+    steps, total = _together({rank: columns.get("seconds.step") for rank, columns in timed.items()})
+    if not len(steps):
+        return None
+    parts = {}
+    for phase in _PHASES:
+        if any(f"seconds.{phase}" in columns.names for columns in timed.values()):
+            parts[phase] = np.mean([_filled(columns, f"seconds.{phase}", steps) for columns in timed.values()], axis=0)
+    other = total.mean(axis=0) - sum(parts.values())
+    parts["other"] = np.maximum(other, 0.0)
+    x, stacked = means(steps, parts, _STACKED_STRETCHES)
+    per_point = f" Each point is the mean of about {len(steps) / len(x):,.0f} steps." if len(x) < len(steps) else ""
+    over = f", mean of {len(timed)} ranks" if len(timed) > 1 else ""
+    return Chart(
+        "phases", "Speed", "Where a step's time goes", ".3~g", " s", stacked=True, from_zero=True,
+        about="Waiting for data, forward, backward, optimizer, waiting for other ranks; what they leave of a step is "
+        f"other{over}.",
+        note=per_point.strip(), series=[Series(name, x, y, i) for i, (name, y) in enumerate(stacked.items())],
+    )  # fmt: skip
+
+
+def _filled(columns: Columns, name: str, steps: Numbers) -> Numbers:
+    """A phase that a step does not report took no time that could be told: it counts as `other`."""
+    x, y = columns.get(name)
+    filled = np.zeros(len(steps))
+    if len(x):
+        at = np.clip(np.searchsorted(x, steps), 0, len(x) - 1)
+        there = (x[at] == steps) & np.isfinite(y[at]) & (y[at] != ABSENT)
+        filled[there] = y[at][there]
+    return filled
+
+
+def _broken(curves: Sequence[tuple[str, Curve]]) -> list[tuple[float, str]]:
+    return [(x, f"{name} is {word} at step {x:,}") for name, curve in curves for x, word in curve.broken]
+
+
+def _points(curve: Curve) -> tuple[list[float], list[float | None]]:
+    return curve.x, curve.y

@@ -1,0 +1,177 @@
+"""How do runs differ? Their curves on the same axes, their results, and the settings that are not the same."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from shardtune.report import tables, words
+from shardtune.report.charts import Chart, Series, told
+from shardtune.report.columns import Numbers
+from shardtune.report.history import RunHistory
+from shardtune.report.results import Results, results_of
+from shardtune.report.settings import Setting, differences, read_settings
+from shardtune.report.thinning import Curve, thin
+from shardtune.report.view import View, notes, written
+
+# Charts of a comparison: id, group, title, format, suffix, about, can it be logarithmic, does it start at zero.
+_OVERLAID: tuple[tuple[str, str, str, str, str, str, bool, bool], ...] = (
+    ("loss", "Learning", "Training loss", ".4~f", "", "Mean between two log lines.", True, False),
+    ("eval", "Learning", "Evaluation loss", ".4~f", "", "Comparable only on the same validation rows.", True, False),
+    ("grad_norm", "Learning", "Gradient norm", ".4~g", "", "Before clipping.", True, False),
+    ("learning_rate", "Learning", "Learning rate", ".3~e", "", "", False, True),
+    ("throughput", "Speed", "Tokens per second, all ranks", ".3s", " tok/s", "Real tokens, wall time.", False, True),
+    ("mfu", "Speed", "Model FLOPs utilisation", ".1f", " %", "Mean of all ranks.", False, True),
+    ("step_seconds", "Speed", "Time of a step", ".3~g", " s", "The slowest rank.", False, True),
+    ("gpu_memory", "Memory", "GPU memory, peak", ".3~g", " GiB", "The rank with the most.", False, True),
+    ("host_memory", "Memory", "Host memory", ".3~g", " GiB", "The rank with the most.", False, True),
+)  # fmt: skip
+_AXIS_POINTS = 500  # between which a step's place is interpolated
+_OF_RANKS: dict[str, tuple[str, float, Callable[..., Any]]] = {
+    "mfu": ("mfu", 100.0, np.nanmean),
+    "step_seconds": ("seconds.step", 1.0, np.nanmax),
+    "gpu_memory": ("memory.peak", 1 / (1 << 30), np.nanmax),
+    "host_memory": ("host.rss", 1 / (1 << 30), np.nanmax),
+}
+
+
+def compare_view(runs: Sequence[RunHistory], now: float) -> View:
+    """Several runs on the same axes: curves, results, and the settings that differ."""
+    results = [results_of(run, now) for run in runs]
+    names = _names([run.folder for run in runs])
+    return {
+        "kind": "compare",
+        "title": f"{len(runs)} runs compared",
+        "runs": names,
+        "charts": [chart.as_dict() for chart in _overlaid(runs, names)],
+        "axes": [_axes(run) for run in runs],
+        "results": _result_table(names, results),
+        "differences": _difference_table(names, [read_settings(run.folder) for run in runs]),
+        "notes": [f"{name}: {note}" for name, run in zip(names, runs, strict=True) for note in notes(run)],
+        "written": written(now),
+    }
+
+
+def _axes(run: RunHistory) -> dict[str, list[float]]:
+    """Where each step lies in tokens, and in hours since the first event: steps of other batches do not compare."""
+    steps, tokens = run.train.get("tokens")
+    spread = np.linspace(0, len(steps) - 1, min(len(steps), _AXIS_POINTS)) if len(steps) else np.empty(0)
+    began = run.first_time or 0.0
+    kept = [i for i in np.unique(spread.astype(int)) if np.isfinite(tokens[i])]
+    times = [run.train.time_of(int(steps[i])) or began for i in kept]
+    return {
+        "step": [0, *(int(steps[i]) for i in kept)],
+        "tokens": [0, *(int(tokens[i]) for i in kept)],
+        "hours": [0, *(round((time - began) / 3600, 6) for time in times)],
+    }
+
+
+def _names(folders: list[Path]) -> list[str]:
+    """Their folders' names; with as much of the way there as tells them apart."""
+    for parts in range(1, max(len(folder.parts) for folder in folders) + 1):
+        names = ["/".join(folder.parts[-parts:]) for folder in folders]
+        if len(set(names)) == len(set(folders)):
+            break
+    return [words.plain(name, 200) for name in names]
+
+
+def _overlaid(runs: Sequence[RunHistory], names: list[str]) -> list[Chart]:
+    found = []
+    stretches = max(250, min(1000, 4000 // max(1, len(runs))))
+    for id_, group, title, form, suffix, about, can_log, from_zero in _OVERLAID:
+        series: list[Series] = []
+        curves: list[tuple[str, Curve]] = []
+        for index, run in enumerate(runs):
+            x, y = _column(run, id_)
+            if len(x):
+                curve = thin(x, y, stretches)
+                look = "points" if id_ == "eval" else "line"
+                series.append(Series(names[index], curve.x, curve.y, index, look=look))
+                curves.append((names[index], curve))
+        broken = [(x, f"{name}: {word} at step {x:,}") for name, curve in curves for x, word in curve.broken]
+        if series:
+            note = told([curve for _, curve in curves])
+            found.append(
+                Chart(
+                    id_, group, title, form, suffix, about, note,
+                    can_log=can_log, from_zero=from_zero, series=series, broken=broken,
+                )
+            )  # fmt: skip
+    return found
+
+
+def _column(run: RunHistory, id_: str) -> tuple[Numbers, Numbers]:
+    if id_ == "eval":
+        return run.evals.get("loss")
+    if id_ not in _OF_RANKS:
+        return run.train.get("tokens_per_second" if id_ == "throughput" else id_)
+    name, scale, together = _OF_RANKS[id_]
+    columns = [columns.get(name) for columns in run.profile.values()]
+    columns = [(x, y) for x, y in columns if len(x)]
+    if not columns:
+        return np.empty(0), np.empty(0)
+    steps = np.unique(np.concatenate([x for x, _ in columns]))
+    rows = np.full((len(columns), len(steps)), np.nan)
+    for row, (x, y) in zip(rows, columns, strict=True):
+        row[np.searchsorted(steps, x)] = y
+    with warnings.catch_warnings():  # numpy warns of steps at which no rank has a number; they stay NaN, and visible
+        warnings.simplefilter("ignore", RuntimeWarning)
+        return steps, together(rows, axis=0) * scale
+
+
+def _result_table(names: list[str], results: list[Results]) -> tables.Table:
+    best = min((r.best_eval[1] for r in results if r.best_eval is not None), default=None)
+    rows: list[list[tables.Cell]] = []
+    for name, r in zip(names, results, strict=True):
+        lowest = r.best_eval is not None and r.best_eval[1] == best and len(results) > 1
+        evaluated = f"{words.loss(r.best_eval[1])} (step {r.best_eval[0]:,})" if r.best_eval else ""
+        rows.append(
+            [
+                {"text": name, "tone": "run"},
+                {"text": r.status.state, "tone": f"state {r.status.state}"},
+                f"{r.step:,}" + (f" of {r.steps:,}" if r.steps else ""),
+                words.loss(r.last_loss) if r.last_loss is not None else "",
+                {"text": evaluated, "tone": "best" if lowest else ""},
+                words.short(r.tokens) if r.tokens is not None else "",
+                words.short(r.tokens_per_second) if r.tokens_per_second is not None else "",
+                words.percent(r.mfu) if r.mfu is not None else "",
+                words.memory(r.gpu_peak[1]) if r.gpu_peak else "",
+                words.clock(r.seconds) if r.seconds is not None else "",
+            ]
+        )
+    heads = ["run", "status", "steps", "last loss", "best evaluation", "tokens", "tok/s", "MFU", "GPU peak", "time"]
+    return _without_empty(
+        tables.table(heads, rows, numbers="  nnnnnnnn", note="tok/s and MFU are medians over the run.")
+    )
+
+
+def _without_empty(found: tables.Table) -> tables.Table:
+    """Columns that no row has anything in only take room."""
+    kept = [
+        i for i in range(len(found["columns"]))
+        if any((row[i]["text"] if isinstance(row[i], dict) else row[i]) for row in found["rows"])
+    ]  # fmt: skip
+    return {
+        **found,
+        "columns": [found["columns"][i] for i in kept],
+        "rows": [[row[i] for i in kept] for row in found["rows"]],
+    }
+
+
+def _difference_table(names: list[str], settings: list[list[Setting]]) -> tables.Table | None:
+    found = differences(settings)
+    if not any(settings):
+        return None
+    rows: list[list[tables.Cell]] = [
+        [
+            {"text": words.plain(path, 200), "tone": "mono"},
+            *({"text": words.plain(v, 300), "tone": "mono"} if v is not None else "–" for v in values),
+        ]
+        for path, values in found
+    ]
+    note = f"{len(found)} settings differ; all others are the same." if found else "Every setting is the same."
+    return tables.table(["setting", *names], rows, note=note)

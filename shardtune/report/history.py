@@ -1,0 +1,341 @@
+"""What do the events of a run add up to? Columns of numbers by rank, and what happened beside them."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from shardtune.observe.events import VERSION
+from shardtune.report.columns import Columns
+from shardtune.report.read import Event, Tail, event_files, listed, mapping, number, text, whole
+from shardtune.report.status import ENDINGS
+
+_KNOWN_VERSION = VERSION
+_MOST_MARKS = 5000  # a run that warns at every step must not eat the reader's memory
+_GROUPS = {
+    "seconds": ("step", "data", "forward", "backward", "optimizer", "collective"),
+    "tokens": ("supervised", "real", "padded"),
+    "memory": ("allocated", "reserved", "peak"),
+    "host": ("rss", "cpu_percent"),
+    "gpu": ("utilization", "sm_clock_mhz", "power_watts", "temperature_c"),
+}
+_ALONE = ("tokens_per_second", "tflops", "hardware_tflops", "mfu", "hfu")
+_VERSION_1 = {"step_seconds": "seconds.step", "host_peak_bytes": "host.rss", "gpu_peak_bytes": "memory.peak"}
+# Field of a profile event → name in it → column; a number that stands alone is under its own name.
+_PROFILED = {
+    **{group: {name: f"{group}.{name}" for name in names} for group, names in _GROUPS.items()},
+    **{name: {name: name} for name in _ALONE},
+    **{old: {old: new} for old, new in _VERSION_1.items()},
+}
+_STEP_COLUMNS = ("loss", "grad_norm", "learning_rate", "tokens", "tokens_per_second", "epoch")
+
+
+@dataclass
+class Mark:
+    """Something that happened at a step: a checkpoint, a warning, a guard's word, a restart."""
+
+    kind: str
+    step: int
+    time: float
+    text: str
+    ranks: set[int] = field(default_factory=set)
+    detail: Event = field(default_factory=dict)
+
+
+@dataclass
+class Facts:
+    """What is known once, or the last time it was said."""
+
+    starts: list[Event] = field(default_factory=list)
+    resumes: list[Event] = field(default_factory=list)
+    data: Event | None = None
+    plan: Event | None = None
+    proof: Event | None = None
+    ending: Event | None = None
+    out_of_memory: list[Event] = field(default_factory=list)
+    samples: list[Event] = field(default_factory=list)
+    hardware: dict[int, Event] = field(default_factory=dict)
+    weights: dict[int, Event] = field(default_factory=dict)
+
+
+class RunHistory:
+    """One run, as far as it has been written. `update` reads on from where it stopped.
+
+    What every rank says alike (loss, plan, data) is taken from the lowest rank that has a file; numbers of a profile
+    are kept by rank.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._tails: dict[int, Tail] = {}
+        self.is_behind = False  # there is more to read than the last `update` had time for
+        self._clear()
+
+    def _clear(self) -> None:
+        self.facts = Facts()
+        self.train, self.evals = Columns(keep_undone=True), Columns()
+        self.profile: dict[int, Columns] = {}
+        self.throttled: dict[int, Counter[str]] = {}
+        self.marks: list[Mark] = []
+        self.marks_left_out = 0
+        self._same: dict[tuple[str, int, str], Mark] = {}
+        self.unknown: Counter[str] = Counter()
+        self.unreadable = 0
+        self.newer_version = 0
+        self.first_time: float | None = None
+        self.last_time: float | None = None
+        self._at: dict[int, int] = {}  # the step each rank is at, for events that do not say
+
+    @property
+    def ranks(self) -> list[int]:
+        return sorted(self._tails)
+
+    @property
+    def half_lines(self) -> int:
+        return sum(tail.half_line for tail in self._tails.values())
+
+    def update(self, seconds: float | None = None) -> bool:
+        """Read what is new; True if there was anything.
+
+        Args:
+            seconds: Stop after about this long and let the next call go on (a dashboard answers between two pieces).
+        """
+        until = time.monotonic() + seconds if seconds is not None else None
+        changed = self._find_files()
+        more = True
+        while more and (until is None or time.monotonic() < until):
+            more = False
+            for rank, tail in self._tails.items():
+                news = tail.read()
+                if news.began_again:
+                    self._tails = {known: Tail(other.path) for known, other in self._tails.items()}
+                    self._clear()
+                    more = changed = True
+                    break
+                self.unreadable += news.unreadable
+                for event in news.events:
+                    self._take(rank, event)
+                more |= bool(news.events or news.unreadable)
+            changed |= more
+        self.is_behind = more
+        return changed
+
+    def _find_files(self) -> bool:
+        files = event_files(self.folder)
+        if not files or list(files) == list(self._tails):
+            return False  # a folder that is gone keeps what was read of it
+        if self._tails and min(files) < min(self._tails):
+            self._tails = {}
+            self._clear()
+        self._tails = {rank: self._tails.get(rank) or Tail(path) for rank, path in files.items()}
+        return True
+
+    def _take(self, rank: int, event: Event) -> None:
+        at = number(event.get("time")) or 0.0
+        if at > 0 and at == at and at < 1e11:
+            self.first_time = at if self.first_time is None else min(self.first_time, at)
+            self.last_time = at if self.last_time is None else max(self.last_time, at)
+        version = event.get("v")
+        if isinstance(version, int) and version > _KNOWN_VERSION:
+            self.newer_version = max(self.newer_version, version)
+        step = whole(event.get("step"))
+        if step is not None and event["event"] in ("step", "profile"):
+            self._at[rank] = step
+        taker = _TAKERS.get(event["event"])
+        if taker is None:
+            self.unknown[event["event"][:80]] += 1
+        else:
+            taker(self, rank, event, at)
+
+    def _is_lowest(self, rank: int) -> bool:
+        return rank == next(iter(self._tails))
+
+    def _mark(self, kind: str, rank: int, event: Event, at: float, said: str) -> None:
+        step = whole(event.get("step"))
+        step = self._at.get(rank, 0) if step is None else step
+        known = self._same.get((kind, step, said))
+        if known is not None and abs(known.time - at) < 60:  # the same word of another rank
+            known.ranks.add(rank)
+            return
+        if len(self.marks) >= _MOST_MARKS:
+            self.marks_left_out += 1
+            return
+        mark = Mark(kind, step, at, said, {rank}, event)
+        self._same[kind, step, said] = mark
+        self.marks.append(mark)
+
+    def _go_back(self, rank: int, step: int) -> None:
+        if self._is_lowest(rank):
+            self.train.go_back(step)
+            self.evals.go_back(step)
+        if rank in self.profile:
+            self.profile[rank].go_back(step)
+        self._at[rank] = step
+
+
+def _on_start(run: RunHistory, rank: int, event: Event, at: float) -> None:
+    if not run._is_lowest(rank):
+        return
+    # Files are read rank by rank: another rank's failure that is already known may be of this start, not of the last.
+    if run.facts.ending is not None and (number(run.facts.ending.get("time")) or 0.0) <= at:
+        run.facts.ending = None
+    run.facts.starts.append(event)
+    if len(run.facts.starts) > 1:
+        run._mark("restart", rank, event, at, f"Started again (start {len(run.facts.starts)})")
+
+
+def _on_resume(run: RunHistory, rank: int, event: Event, at: float) -> None:
+    step = whole(event.get("step"))
+    if step is None:
+        return
+    run._go_back(rank, step)
+    if run._is_lowest(rank):
+        run.facts.resumes.append(event)
+        changed = [part for part in listed(event.get("changes")) if isinstance(part, str)]
+        said = "; ".join([f"Went on from the checkpoint of step {step:,}", *changed])
+        last = run.marks[-1] if run.marks else None
+        if last is not None and last.kind == "restart" and last.detail["event"] == "run_start":
+            last.step, last.text = step, f"{last.text}. {said}"  # one restart, now known where from
+        else:
+            run._mark("restart", rank, event, at, said)
+
+
+def _on_step(run: RunHistory, rank: int, event: Event, at: float) -> None:
+    step = whole(event.get("step"))
+    if step is not None and run._is_lowest(rank):
+        found = {name: value for name in _STEP_COLUMNS if (value := number(event.get(name))) is not None}
+        run.train.add(step, at, found)
+
+
+def _on_eval(run: RunHistory, rank: int, event: Event, at: float) -> None:
+    step, value = whole(event.get("step")), number(event.get("loss"))
+    if step is not None and value is not None and run._is_lowest(rank):
+        run.evals.add(step, at, {"loss": value})
+
+
+def _on_profile(run: RunHistory, rank: int, event: Event, at: float) -> None:
+    step = whole(event.get("step"))
+    if step is None:
+        return
+    found: dict[str, float] = {}
+    for key, inner in event.items():
+        columns = _PROFILED.get(key)
+        if columns is None:
+            continue
+        values = inner.items() if isinstance(inner, dict) else ((key, inner),)
+        for name, given in values:
+            column = columns.get(name)
+            if column is not None and (value := number(given)) is not None:
+                found[column] = value
+    run.profile.setdefault(rank, Columns()).add(step, at, found)
+    reasons = mapping(event.get("gpu")).get("throttle")
+    if isinstance(reasons, list) and reasons:
+        run.throttled.setdefault(rank, Counter()).update(str(reason)[:60] for reason in reasons)
+
+
+def _on_guard(run: RunHistory, rank: int, event: Event, at: float) -> None:
+    back = whole(event.get("to_step"))
+    said = text(event.get("text")) or text(event.get("guard")) or "A guard spoke"
+    run._mark("guard", rank, event, at, said)
+    if back is not None and event.get("action") == "rollback":
+        run._go_back(rank, back)
+
+
+def _on_out_of_memory(run: RunHistory, rank: int, event: Event, at: float) -> None:
+    run.facts.out_of_memory.append(event)
+    run._mark("failure", rank, event, at, f"Out of memory in {text(event.get('phase')) or 'an unknown phase'}")
+    _on_ending(run, rank, event, at)
+
+
+def _on_no_progress(run: RunHistory, rank: int, event: Event, at: float) -> None:
+    run._mark("failure", rank, event, at, text(event.get("text")) or "No progress")
+    _on_ending(run, rank, event, at)
+
+
+def _on_failed(run: RunHistory, rank: int, event: Event, at: float) -> None:
+    run._mark("failure", rank, event, at, text(event.get("text")) or "The run failed")
+    _on_ending(run, rank, event, at)
+
+
+def _on_ending(run: RunHistory, rank: int, event: Event, at: float) -> None:
+    known = run.facts.ending
+    # What went wrong on any rank counts, and a word that explains is not replaced by one that only confirms it.
+    if event["event"] != "run_end" and (known is None or known["event"] == "run_end"):
+        began = number(run.facts.starts[-1].get("time")) if run.facts.starts else None
+        if began is None or at >= began:
+            run.facts.ending = event
+    elif event["event"] == "run_end" and run._is_lowest(rank) and known is None:
+        run.facts.ending = event
+
+
+def _on_checkpoint(run: RunHistory, rank: int, event: Event, at: float) -> None:
+    step = whole(event.get("step"))
+    if run._is_lowest(rank) and step is not None:
+        run._mark("checkpoint", rank, event, at, f"Checkpoint of step {step:,}")
+
+
+def _on_checkpoint_failed(run: RunHistory, rank: int, event: Event, at: float) -> None:
+    run._mark("warning", rank, event, at, f"A checkpoint was not written: {text(event.get('error'))}")
+
+
+def _on_proof(run: RunHistory, rank: int, event: Event, at: float) -> None:
+    if run._is_lowest(rank) or event.get("ok") is False:
+        run.facts.proof = event
+    if event.get("ok") is False:
+        run._mark("failure", rank, event, at, f"Not what was meant is trained: {text(event.get('problem'))}")
+
+
+def _on_words(run: RunHistory, rank: int, event: Event, at: float) -> None:
+    run._mark(event["event"], rank, event, at, text(event.get("text")))
+
+
+def _on_sample(run: RunHistory, rank: int, event: Event, at: float) -> None:
+    if run._is_lowest(rank):
+        run.facts.samples.append(event)
+
+
+def _on_data(run: RunHistory, rank: int, event: Event, at: float) -> None:
+    if run._is_lowest(rank):
+        run.facts.data = event
+
+
+def _on_plan(run: RunHistory, rank: int, event: Event, at: float) -> None:
+    if run._is_lowest(rank):
+        run.facts.plan = event
+
+
+def _on_hardware(run: RunHistory, rank: int, event: Event, at: float) -> None:
+    run.facts.hardware[rank] = event
+
+
+def _on_weights(run: RunHistory, rank: int, event: Event, at: float) -> None:
+    run.facts.weights[rank] = event
+
+
+_TAKERS: dict[str, Callable[[RunHistory, int, dict[str, Any], float], None]] = {
+    "run_start": _on_start,
+    "resume": _on_resume,
+    "step": _on_step,
+    "eval": _on_eval,
+    "profile": _on_profile,
+    "guard": _on_guard,
+    "out_of_memory": _on_out_of_memory,
+    "no_progress": _on_no_progress,
+    "run_failed": _on_failed,
+    "run_end": _on_ending,
+    "checkpoint": _on_checkpoint,
+    "checkpoint_failed": _on_checkpoint_failed,
+    "proof": _on_proof,
+    "warning": _on_words,
+    "notice": _on_words,
+    "sample": _on_sample,
+    "data": _on_data,
+    "plan": _on_plan,
+    "hardware": _on_hardware,
+    "weights": _on_weights,
+}
+assert set(ENDINGS) <= set(_TAKERS)

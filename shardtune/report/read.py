@@ -1,0 +1,133 @@
+"""What has been written since I last looked? The new events of one file, however it ends or vanishes meanwhile."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+NAMED = re.compile(r"events-rank(\d{1,7})\.jsonl")
+_PIECE = 8 << 20  # read at a time, so that a file of many gigabytes needs no such memory
+_LONGEST = 4 << 20  # a line beyond this is not one of ours, and is not waited for
+
+Event = dict[str, Any]
+
+
+@dataclass
+class News:
+    """What one look found.
+
+    Args:
+        events: In the order they were written.
+        unreadable: Lines that a crash has cut, or that are no event.
+        began_again: The file is another one than last time, or was cut: what was read before no longer counts.
+    """
+
+    events: list[Event] = field(default_factory=list)
+    unreadable: int = 0
+    began_again: bool = False
+
+
+class Tail:
+    """Reads an append-only file from where it stopped. A last line without its end is left for the next look."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._offset, self._inode, self._rest, self._too_long = 0, -1, b"", False
+
+    @property
+    def half_line(self) -> bool:
+        """Whether the file ends in the middle of a line, as far as it was read."""
+        return bool(self._rest) or self._too_long
+
+    def read(self, most: int = _PIECE) -> News:
+        """The next events, from up to `most` bytes; empty when there is nothing new, or no file."""
+        news = News()
+        try:
+            with self.path.open("rb") as file:
+                seen = os.fstat(file.fileno())
+                if self._inode not in (-1, seen.st_ino) or seen.st_size < self._offset:
+                    news.began_again = True
+                    self._offset, self._rest, self._too_long = 0, b"", False
+                self._inode = seen.st_ino
+                file.seek(self._offset)
+                piece = file.read(most)
+        except OSError:  # deleted while we look, or on a disk that is away: nothing new
+            return news
+        self._offset += len(piece)
+        self._take(piece, news)
+        return news
+
+    def _take(self, piece: bytes, news: News) -> None:
+        *lines, self._rest = (self._rest + piece).split(b"\n")
+        if self._too_long and lines:
+            lines, self._too_long = lines[1:], False  # the end of the line that was given up
+        if len(self._rest) > _LONGEST:
+            news.unreadable += not self._too_long
+            self._rest, self._too_long = b"", True
+        for line in lines:
+            event = parse(line)
+            if event is not None:
+                news.events.append(event)
+            elif line.strip():
+                news.unreadable += 1
+
+
+def parse(line: bytes) -> Event | None:
+    """The event of a line, or None if it is not one."""
+    try:
+        event = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return event if isinstance(event, dict) and isinstance(event.get("event"), str) else None
+
+
+def event_files(folder: Path) -> dict[int, Path]:
+    """The event files of a run by rank; empty if there is no such folder (any more)."""
+    try:
+        names = [path.name for path in folder.iterdir()]
+    except OSError:
+        return {}
+    found = {int(match[1]): folder / name for name in names if (match := NAMED.fullmatch(name))}
+    return dict(sorted(found.items()))
+
+
+def number(value: object) -> float | None:
+    """A number as events hold it; `"nan"` and `"inf"` are how a loss that left the numbers is written."""
+    if type(value) is float:  # asked tens of millions of times for a long run, and nearly always this
+        return value
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, int):
+        try:
+            return float(value)
+        except OverflowError:
+            return None
+    if value in ("nan", "inf", "-inf"):
+        return float(value)
+    return None
+
+
+def whole(value: object) -> int | None:
+    """A step: a whole number that fits a column."""
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 62:
+        return value
+    return None
+
+
+def mapping(value: object) -> dict[str, Any]:
+    """The value if it is an object, else an empty one."""
+    return value if isinstance(value, dict) else {}
+
+
+def listed(value: object) -> list[Any]:
+    """The value if it is a list, else an empty one."""
+    return value if isinstance(value, list) else []
+
+
+def text(value: object) -> str:
+    """The value if it is a text, else an empty one."""
+    return value if isinstance(value, str) else ""

@@ -1,0 +1,149 @@
+"""What came out? The few numbers by which a run is judged, each with how it was counted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from shardtune.report import words
+from shardtune.report.columns import Numbers
+from shardtune.report.history import RunHistory
+from shardtune.report.read import mapping, number, whole
+from shardtune.report.status import Status, status_of
+
+
+@dataclass(frozen=True)
+class Results:
+    """None: not known."""
+
+    status: Status
+    step: int
+    steps: int | None
+    first_loss: float | None
+    last_loss: float | None
+    best_eval: tuple[int, float] | None
+    evaluations: int
+    tokens: int | None
+    tokens_per_second: float | None
+    seconds: float | None
+    starts: int
+    mfu: float | None
+    tflops: float | None
+    gpu_peak: tuple[int, float] | None
+    host_peak: tuple[int, float] | None
+
+
+def results_of(run: RunHistory, now: float) -> Results:
+    _, losses = run.train.get("loss")
+    eval_steps, evals = run.evals.get("loss")
+    finite = np.isfinite(evals)
+    best = int(np.where(finite, evals, np.inf).argmin()) if finite.any() else None
+    tokens = run.train.last("tokens")
+    plan = mapping(mapping(run.facts.plan).get("math"))
+    step = max([run.train.last_step, run.evals.last_step, *(c.last_step for c in run.profile.values())])
+    return Results(
+        status=status_of(run.folder, run.facts.ending, run.last_time, now),
+        step=step,
+        steps=whole(plan.get("steps")),
+        first_loss=float(losses[0]) if len(losses) else None,
+        last_loss=float(losses[-1]) if len(losses) else None,
+        best_eval=(int(eval_steps[best]), float(evals[best])) if best is not None else None,
+        evaluations=len(evals),
+        tokens=int(tokens) if tokens is not None and np.isfinite(tokens) else None,
+        tokens_per_second=_median([run.train.get("tokens_per_second")[1]]),
+        seconds=_wall(run),
+        starts=len(run.facts.starts),
+        mfu=_median([columns.get("mfu")[1] for columns in run.profile.values()]),
+        tflops=_median([columns.get("tflops")[1] for columns in run.profile.values()]),
+        gpu_peak=_most(run, "memory.peak"),
+        host_peak=_most(run, "host.rss"),
+    )
+
+
+def _wall(run: RunHistory) -> float | None:
+    if run.first_time is None or run.last_time is None:
+        return None
+    return run.last_time - run.first_time
+
+
+def _median(columns: list[Numbers]) -> float | None:
+    """Without the first step of each: it compiles, allocates and warms up."""
+    parts = [column[1:] if len(column) > 1 else column for column in columns if len(column)]
+    together = np.concatenate(parts) if parts else np.empty(0)
+    together = together[np.isfinite(together)]
+    return float(np.median(together)) if len(together) else None
+
+
+def _most(run: RunHistory, name: str) -> tuple[int, float] | None:
+    """(rank, value) of the rank with the most."""
+    found = []
+    for rank, columns in run.profile.items():
+        values = columns.get(name)[1]
+        if len(values):
+            found.append((float(values.max()), rank))
+    return (max(found)[1], max(found)[0]) if found else None
+
+
+def tiles(run: RunHistory, results: Results) -> list[dict[str, str]]:
+    """(name, value, note) of each tile on top of a run's page; what is not known has no tile."""
+    found = [_steps_tile(run, results), _loss_tile(results), _eval_tile(results)]
+    if results.tokens is not None:
+        rate = results.tokens_per_second
+        found.append(
+            _tile("tokens", words.short(results.tokens), f"{words.short(rate)} tok/s, median" if rate else "all ranks")
+        )
+    if results.seconds is not None:
+        starts = f"{results.starts} starts" if results.starts > 1 else "first to last event"
+        found.append(_tile("time", words.clock(results.seconds), starts))
+    if results.mfu is not None:
+        found.append(_tile("MFU", words.percent(results.mfu), "median of all steps and ranks"))
+    elif results.tflops is not None:
+        found.append(_tile("TFLOP/s", f"{results.tflops:.3g}", "per device, median of all steps"))
+    for name, most in (("GPU memory", results.gpu_peak), ("host memory", results.host_peak)):
+        if most is not None and not (name == "host memory" and results.gpu_peak is not None):
+            found.append(
+                _tile(name, words.memory(most[1]), f"peak, rank {most[0]}" if len(run.profile) > 1 else "peak")
+            )
+    return [tile for tile in found if tile]
+
+
+def _tile(name: str, value: str, note: str) -> dict[str, str]:
+    return {"name": name, "value": value, "note": note}
+
+
+def _steps_tile(run: RunHistory, results: Results) -> dict[str, str]:
+    epoch = run.train.last("epoch")
+    note = f"of {results.steps:,}" if results.steps else ""
+    if epoch is not None and np.isfinite(epoch):
+        note += f"{', ' if note else ''}epoch {epoch:.3g}"
+    return _tile("steps", f"{results.step:,}", note)
+
+
+def _loss_tile(results: Results) -> dict[str, str]:
+    first, last = results.first_loss, results.last_loss
+    if last is None or first is None:
+        return _tile("loss", "–", "no step was logged yet")
+    return _tile("loss", words.loss(last), f"from {words.loss(first)} at the first log line")
+
+
+def _eval_tile(results: Results) -> dict[str, str]:
+    if results.best_eval is None:
+        return {}
+    step, value = results.best_eval
+    note = f"step {step:,}, lowest of {results.evaluations}" if results.evaluations > 1 else f"step {step:,}"
+    return _tile("best evaluation", words.loss(value), note)
+
+
+def remaining(run: RunHistory, results: Results) -> float | None:
+    """Seconds to go for a run that is running: the last attempt's pace, times the steps that are left."""
+    if results.status.state != "running" or not results.steps or len(run.train) < 2 or not run.facts.starts:
+        return None
+    began = number(run.facts.starts[-1].get("time"))
+    mine = [i for i, at in enumerate(run.train.times) if began is None or at >= began]
+    if len(mine) < 2:
+        return None
+    first, last = mine[0], mine[-1]
+    steps = run.train.steps[last] - run.train.steps[first]
+    took = run.train.times[last] - run.train.times[first]
+    return took / steps * (results.steps - run.train.steps[last]) if steps > 0 else None

@@ -1,0 +1,197 @@
+"""Which runs are there, and how do they stand? Answered from the first and last lines of each, a thousand at a time."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from shardtune.errors import UserInputError
+from shardtune.report.read import Event, event_files, mapping, number, parse, text, whole
+from shardtune.report.status import ENDINGS, Status, status_of
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")  # as launch/run_folder.py makes them; a test compares
+_RECORD = "run.json"
+_MOST_RANKS = 64  # whose ends are read
+_HEAD, _TAIL = 256 << 10, 256 << 10  # bytes: the plan stands near the start, a step and an evaluation near the end
+
+
+@dataclass(frozen=True)
+class Glance:
+    """What the ends of a run's first event file tell."""
+
+    started: float | None = None
+    last_time: float | None = None
+    steps: int | None = None
+    ending: Event | None = None
+    step: int | None = None
+    loss: float | None = None
+    eval_loss: float | None = None
+    tokens_per_second: float | None = None
+    processes: int | None = None
+    model: str = ""
+
+
+@dataclass(frozen=True)
+class RunRow:
+    name: str
+    status: Status
+    glance: Glance
+
+
+@dataclass
+class _Known:
+    signature: tuple[object, ...]
+    glance: Glance
+
+
+@dataclass
+class RunList:
+    """The runs in a folder. Remembers each by the size and time of its files, so that looking again costs a `stat`."""
+
+    root: Path
+    _known: dict[str, _Known] = field(default_factory=dict)
+
+    def rows(self, now: float) -> list[RunRow]:
+        """The newest first; a run that vanishes while we look is left out."""
+        found = {}
+        for name in self._names():
+            files = event_files(self.root / name)
+            record = self.root / name / _RECORD
+            first, others = next(iter(files.values()), None), list(files.values())[1:_MOST_RANKS]
+            signature = tuple(_signature(path) for path in (record, first, *others))
+            if not any(signature):
+                continue
+            known = self._known.get(name)
+            if known is None or known.signature != signature:
+                known = _Known(signature, glance(first, record, others))
+            found[name] = known
+        self._known = found
+        rows = [
+            RunRow(
+                name,
+                status_of(self.root / name, known.glance.ending, known.glance.last_time, now),
+                known.glance,
+            )
+            for name, known in found.items()
+        ]
+        return sorted(rows, key=lambda row: (row.glance.started or 0.0, row.name), reverse=True)
+
+    def _names(self) -> list[str]:
+        try:
+            return [entry.name for entry in os.scandir(self.root) if is_run_name(entry.name)]
+        except OSError:
+            return []
+
+
+def is_run_name(name: str) -> bool:
+    """One plain folder name: it leads nowhere but into the folder of runs."""
+    return _NAME.fullmatch(name) is not None
+
+
+def is_run(folder: Path) -> bool:
+    return (folder / _RECORD).is_file() or bool(event_files(folder))
+
+
+def find_run(given: str, runs_dir: Path) -> Path:
+    """The folder of a run from its id or its path.
+
+    Raises:
+        UserInputError: there is no such run.
+    """
+    places = [Path(given).expanduser()]
+    if is_run_name(given):
+        places.insert(0, runs_dir / given)
+    for place in places:
+        if is_run(place):
+            return place.resolve()
+    raise UserInputError(
+        f"There is no run '{given}'.",
+        why="Looked for run.json or events-rank0.jsonl in " + " and ".join(str(place) for place in places) + ".",
+        fix="Give a run's folder, or its id with --runs-dir DIR (train.output_dir of its config).",
+    )
+
+
+def glance(events: Path | None, record: Path, others: Sequence[Path] = ()) -> Glance:
+    """Read the ends of a run's event file and what its record says of the model.
+
+    Args:
+        others: Files of other ranks, where a failure may stand that the first rank did not live to see.
+    """
+    head, tail = _ends(events) if events is not None else ([], [])
+    last, ending = _last_of_each(tail)
+    start = next((event for event in head if event["event"] == "run_start"), {})
+    plan = last.get("plan") or next((event for event in reversed(head) if event["event"] == "plan"), {})
+    step, evaluated, profile = (last.get(kind, {}) for kind in ("step", "eval", "profile"))
+    said = _record(record)
+    times = [time for event in tail[-1:] if (time := number(event.get("time"))) is not None]
+    steps = [found for event in (step, profile, evaluated) if (found := whole(event.get("step"))) is not None]
+    return Glance(
+        started=number(start.get("time")) or number(said.get("started")),
+        last_time=times[0] if times else None,
+        steps=whole(mapping(plan.get("math")).get("steps")),
+        ending=ending or _ending_elsewhere(others, number(last.get("run_start", start).get("time"))),
+        step=max(steps, default=None),
+        loss=number(step.get("loss")),
+        eval_loss=number(evaluated.get("loss")),
+        tokens_per_second=number(step.get("tokens_per_second")),
+        processes=whole(start.get("world_size")),
+        model=text(mapping(mapping(said.get("settings")).get("model")).get("model_name_or_path")),
+    )
+
+
+def _last_of_each(events: list[Event]) -> tuple[dict[str, Event], Event | None]:
+    last: dict[str, Event] = {}
+    ending: Event | None = None
+    for event in events:
+        last[event["event"]] = event
+        if event["event"] == "run_start":
+            ending = None
+        elif event["event"] in ENDINGS and (ending is None or ending["event"] == "run_end"):
+            ending = event
+    return last, ending
+
+
+def _ending_elsewhere(others: Sequence[Path], began: float | None) -> Event | None:
+    for path in others:
+        for event in reversed(_ends(path, 0, 16 << 10)[1]):
+            time = number(event.get("time"))
+            if event["event"] in ENDINGS and event["event"] != "run_end" and (time or 0.0) >= (began or 0.0):
+                return event
+    return None
+
+
+def _ends(path: Path, head_bytes: int = _HEAD, tail_bytes: int = _TAIL) -> tuple[list[Event], list[Event]]:
+    try:
+        with path.open("rb") as file:
+            head = file.read(head_bytes)
+            size = os.fstat(file.fileno()).st_size
+            file.seek(max(0, size - tail_bytes))
+            tail = file.read(tail_bytes)
+    except OSError:
+        return [], []
+    first = [event for line in head.split(b"\n") if (event := parse(line)) is not None]
+    # All of a small file; of a larger one from the first whole line on. A last line without its end is not one yet.
+    lines = tail.split(b"\n")[0 if size <= tail_bytes else 1 :]
+    return first, [event for line in lines[:-1] if (event := parse(line)) is not None]
+
+
+def _record(path: Path) -> dict[str, Any]:
+    try:
+        return mapping(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, RecursionError):
+        return {}
+
+
+def _signature(path: Path | None) -> tuple[int, int, int] | None:
+    if path is None:
+        return None
+    try:
+        seen = path.stat()
+    except OSError:
+        return None
+    return seen.st_size, seen.st_mtime_ns, seen.st_ino

@@ -1,0 +1,138 @@
+"""What does the dashboard answer? A page, its scripts, and three questions about the runs; nothing is ever changed."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.routing import Route
+
+from shardtune import __version__
+from shardtune.errors import UserInputError
+from shardtune.report.door import Door, is_loopback
+from shardtune.report.page import SCRIPTS, asset, chart_library, shell
+from shardtune.report.watch import Watch
+
+_LIBRARY = "plotly.js"
+_SCRIPTS = (_LIBRARY, *SCRIPTS, "live.js")
+
+
+def application(root: Path, names: Sequence[str], token: str | None) -> Starlette:
+    """The dashboard of the runs in `root`."""
+    watch = Watch(root)
+    texts = {name: asset(name) for name in (*SCRIPTS, "live.js", "style.css")} | {_LIBRARY: chart_library()}
+    version = hashlib.sha256((__version__ + "".join(texts.values())).encode()).hexdigest()[:12]
+    empty = shell(_SCRIPTS, version)
+
+    def page(request: Request) -> Response:
+        return HTMLResponse(empty, headers={"Cache-Control": "no-cache"})
+
+    def static(request: Request) -> Response:
+        name = request.path_params["name"]
+        if name not in texts:
+            return Response(status_code=404)
+        kind = "text/css" if name.endswith(".css") else "text/javascript"
+        return Response(texts[name], media_type=kind, headers={"Cache-Control": "private, max-age=86400"})
+
+    def runs(request: Request) -> Response:
+        return _answer(watch.runs(request.query_params.get("cursor")))
+
+    def run(request: Request) -> Response:
+        return _answer(watch.run(request.path_params["name"], request.query_params.get("cursor")))
+
+    def compare(request: Request) -> Response:
+        return _answer(watch.compare(request.query_params.getlist("run"), request.query_params.get("cursor")))
+
+    routes = [
+        Route("/", page),
+        Route("/runs/{name}", page),
+        Route("/compare", page),
+        Route("/static/{name}", static),
+        Route("/api/runs", runs),
+        Route("/api/runs/{name}", run),
+        Route("/api/compare", compare),
+    ]
+    # The door is the outermost: nothing is looked up for whoever may not look.
+    inside = [
+        Middleware(Door, names=names, token=token),
+        Middleware(GZipMiddleware, minimum_size=2000, compresslevel=4),
+    ]
+    return Starlette(routes=routes, middleware=inside)
+
+
+def _answer(found: dict[str, Any] | None) -> Response:
+    headers = {"Cache-Control": "no-store"}
+    if found is None:
+        found = {"gone": True}  # not a 404: a page that asks on for a deleted run would fill the browser's log
+    return JSONResponse(found, headers=headers)
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where a dashboard listens, and what a person opens."""
+
+    listening: socket.socket
+    url: str
+    token: str | None
+    names: tuple[str, ...]
+
+
+def listen(host: str, port: int, token: str | None) -> Address:
+    """Take the port, and decide who may look: from beyond this machine only whoever knows a token.
+
+    Args:
+        token: None: one is made if it is needed.
+
+    Raises:
+        UserInputError: the address cannot be taken.
+    """
+    local = is_loopback(host)
+    if token == "" or (token is not None and len(token) < 8):
+        raise UserInputError(
+            "--token is too short to protect anything.",
+            fix="Give at least eight characters, or leave it out to get one.",
+        )
+    if token is None and not local:
+        token = secrets.token_urlsafe(24)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        taken = socket.create_server((host, port), family=family)
+    except (OSError, OverflowError) as error:
+        raise UserInputError(
+            f"The dashboard cannot listen on {host}, port {port}.",
+            why=getattr(error, "strerror", None) or str(error),
+            fix="Choose another --port (0 takes a free one), or an address of this machine for --host.",
+        ) from error
+    number = taken.getsockname()[1]
+    shown = f"[{host}]" if ":" in host else host
+    if host in ("0.0.0.0", "::"):
+        shown = socket.gethostname()
+    names = ("127.0.0.1", "localhost", "::1", host) if local else ()
+    return Address(taken, f"http://{shown}:{number}/" + (f"?token={token}" if token else ""), token, names)
+
+
+def serve(root: Path, address: Address, ready: Callable[[], None]) -> None:
+    """Answer until interrupted."""
+    # No access log: the first address has the token in it.
+    config = uvicorn.Config(
+        application(root, address.names, address.token), access_log=False, log_level="warning", lifespan="off",
+        timeout_graceful_shutdown=2, server_header=False,
+    )  # fmt: skip
+    ready()
+    try:
+        uvicorn.Server(config).run(sockets=[address.listening])
+    except KeyboardInterrupt:  # uvicorn ends in good order, then passes on the signal it was sent
+        pass
+    finally:
+        address.listening.close()

@@ -1,0 +1,49 @@
+"""What was the run told to do, and by whom? config.yaml as it was written: each value, and where it came from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Setting:
+    path: str
+    value: str
+    origin: str
+
+    @property
+    def is_default(self) -> bool:
+        return self.origin == "default" or self.origin.startswith("default:")
+
+
+def read_settings(run: Path) -> list[Setting]:
+    """The settings of a run in their order; empty if its config.yaml is not there."""
+    try:
+        lines = (run / "config.yaml").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []
+    found, section, key = [], "", ""
+    for line in lines:
+        # The comment has no two spaces in it and a `#` in a value never comes after it: the last one separates.
+        body, mark, origin = line.rpartition("  # ")
+        text = body.rstrip() if mark else line.rstrip()
+        name, colon, value = text.strip().partition(": ")
+        indent = len(text) - len(text.lstrip())
+        if not text.strip() or text.lstrip().startswith("#"):
+            continue
+        if not colon and text.endswith(":"):
+            section, key = (name[:-1], "") if indent == 0 else (section, name[:-1])
+            continue
+        if indent <= 2:
+            key = ""
+        found.append(Setting(".".join(filter(None, (section, key, name))), value, origin if mark else ""))
+    return found
+
+
+def differences(runs: list[list[Setting]]) -> list[tuple[str, list[str | None]]]:
+    """(setting, its value in each run) where they differ; None where a run does not have it."""
+    values = [{setting.path: setting.value for setting in settings} for settings in runs]
+    paths = dict.fromkeys(path for run in values for path in run)
+    rows = [(path, [run.get(path) for run in values]) for path in paths]
+    return [(path, row) for path, row in rows if len(set(row)) > 1]

@@ -1,0 +1,310 @@
+"""What else is there to know of a run? Checkpoints, ranks, troubles, data, adapters, the machine: plain tables."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from shardtune.checkpoint.store import CheckpointStore
+from shardtune.report import words
+from shardtune.report.columns import Columns
+from shardtune.report.history import Mark, RunHistory
+from shardtune.report.read import Event, listed, mapping, number, text, whole
+
+Cell = str | dict[str, str]
+Table = dict[str, Any]
+_MOST_ROWS = 200
+_MOST_SAMPLES = 30
+_OF_EVENT = ("v", "time", "rank", "event")
+_SIZES = ("total", "free", "available", "memory", "ram", "size")  # names under which sizes in bytes stand
+_PHASES = ("data", "forward", "backward", "optimizer", "collective")
+
+
+def table(columns: list[str], rows: list[list[Cell]], *, numbers: str = "", note: str = "") -> Table:
+    """A table for the page.
+
+    Args:
+        numbers: One character per column: `n` is aligned as numbers are.
+    """
+    kinds = numbers[: len(columns)].ljust(len(columns))
+    heads = [{"name": name, "number": kind == "n"} for name, kind in zip(columns, kinds, strict=True)]
+    return {"columns": heads, "rows": rows, "note": note}
+
+
+def checkpoints(run: RunHistory) -> Table | None:
+    """What is on the disk now, and which is the best and why; `shardtune checkpoints --verify` tells if it is sound."""
+    store = CheckpointStore(run.folder / "checkpoints", keep=None)
+    try:
+        steps, best = store.steps(), store.best()
+    except OSError:
+        return None
+    rows: list[list[Cell]] = []
+    for step in steps:
+        manifest = store.manifest(step)
+        loss = manifest.eval_loss if manifest else None
+        written = number(manifest.about.get("time")) if manifest else None
+        marks = [name for name, is_it in (("latest", step == steps[-1]), ("best", best and step == best[0])) if is_it]
+        rows.append(
+            [
+                f"{step:,}",
+                words.loss(loss) if loss is not None else "",
+                words.memory(manifest.size) if manifest else {"text": "manifest damaged", "tone": "bad"},
+                words.when(written) if written else "",
+                {"text": ", ".join(marks), "tone": "best" if "best" in marks else "soft"},
+            ]
+        )
+    if not rows:
+        return None
+    why = (
+        f"Best: step {best[0]:,} has the lowest evaluation loss ({words.loss(best[1])}) of those kept." if best else ""
+    )
+    return table(["step", "eval loss", "size", "written", ""], rows[-_MOST_ROWS:], numbers="nnn", note=why)
+
+
+def ranks(run: RunHistory) -> Table | None:
+    """Means of every rank over the steps that count; the slowest is marked where it stands out."""
+    timed = {rank: columns for rank, columns in sorted(run.profile.items()) if len(columns)}
+    if not timed:
+        return None
+    names = [phase for phase in _PHASES if any(f"seconds.{phase}" in c.names for c in timed.values())]
+    optional = {
+        "tok/s": ("tokens_per_second", words.short),
+        "MFU": ("mfu", words.percent),
+        "HFU": ("hfu", words.percent),
+        "GPU peak": ("memory.peak", words.memory),
+        "host": ("host.rss", words.memory),
+    }
+    shown = {name: spec for name, spec in optional.items() if any(spec[0] in c.names for c in timed.values())}
+    pace = {rank: _mean(columns, "seconds.step") for rank, columns in timed.items()}
+    known = [value for value in pace.values() if value is not None]
+    rows: list[list[Cell]] = []
+    for rank, columns in list(timed.items())[:_MOST_ROWS]:
+        step = pace[rank]
+        slow = step is not None and len(known) > 1 and step > 1.05 * float(np.median(known))
+        row: list[Cell] = [f"{rank}", _slow(step, slow), *(_spelt(_mean(columns, f"seconds.{n}")) for n in names)]
+        for column, say in shown.values():
+            found = _most(columns, column) if column in ("memory.peak", "host.rss") else _mean(columns, column)
+            row.append(say(found) if found is not None else "")
+        rows.append([*row, _reasons(run.throttled.get(rank), len(columns))])
+    heads = ["rank", "step", *names, *shown, "throttled"]
+    left = len(timed) - len(rows)
+    note = "Means over all steps without the first; memory is the most of any step." + (
+        f" {left} more ranks." if left else ""
+    )
+    if not run.throttled:
+        heads, rows = heads[:-1], [row[:-1] for row in rows]
+    return table(heads, rows, numbers="n" * (len(heads) - bool(run.throttled)), note=note)
+
+
+def _slow(step: float | None, slow: bool) -> Cell:
+    return {"text": _spelt(step), "tone": "warn"} if slow else _spelt(step)
+
+
+def _spelt(value: float | None) -> str:
+    return words.seconds(value) if value is not None else ""
+
+
+def _mean(columns: Columns, name: str) -> float | None:
+    values = columns.get(name)[1]
+    values = values[1:] if len(values) > 1 else values
+    values = values[np.isfinite(values)]
+    return float(values.mean()) if len(values) else None
+
+
+def _most(columns: Columns, name: str) -> float | None:
+    values = columns.get(name)[1]
+    return float(values.max()) if len(values) else None
+
+
+def _reasons(found: Counter[str] | None, steps: int) -> Cell:
+    if not found:
+        return ""
+    said = ", ".join(f"{reason} in {count:,}" for reason, count in found.most_common(3))
+    return {"text": f"{said} of {steps:,} steps", "tone": "warn"}
+
+
+def troubles(run: RunHistory) -> Table | None:
+    """Guards, warnings and failures, the latest last."""
+    found = sorted((m for m in run.marks if m.kind in ("guard", "warning", "failure")), key=lambda mark: mark.time)
+    if not found:
+        return None
+    rows = [_trouble(mark) for mark in found[-_MOST_ROWS:]]
+    left = len(found) - len(rows) + run.marks_left_out
+    note = f"{left:,} earlier or further ones are in the event files." if left else ""
+    return table(["step", "what", "", "ranks", "time"], rows, numbers="n", note=note)
+
+
+def _trouble(mark: Mark) -> list[Cell]:
+    tone = {"failure": "bad", "guard": "warn"}.get(mark.kind, "warn")
+    action = text(mark.detail.get("action"))
+    name = text(mark.detail.get("guard")) or text(mark.detail.get("about")) or mark.kind
+    rows = [str(row) for row in listed(mark.detail.get("rows")) if isinstance(row, str | int)]
+    said = mark.text + (f" Rows: {', '.join(rows[:12])}{' …' if len(rows) > 12 else ''}." if rows else "")
+    ranks = {rank for rank in listed(mark.detail.get("ranks")) if isinstance(rank, int)} or mark.ranks
+    what = f"{name}: {action}" if action and action != "warn" else name
+    return [
+        f"{mark.step:,}",
+        {"text": words.plain(what, 80), "tone": tone},
+        words.plain(said, 2000),
+        spans(ranks),
+        words.when(mark.time),
+    ]
+
+
+def spans(numbers: set[int]) -> str:
+    """{0, 1, 2, 5} → `0–2, 5`."""
+    parts: list[list[int]] = []
+    for value in sorted(numbers):
+        if parts and value == parts[-1][-1] + 1:
+            parts[-1].append(value)
+        else:
+            parts.append([value])
+    return ", ".join(f"{part[0]}–{part[-1]}" if len(part) > 1 else f"{part[0]}" for part in parts[:20])
+
+
+def out_of_memory(run: RunHistory) -> list[Table]:
+    """For each rank that ran out: what held the memory, and what would free enough."""
+    found = []
+    for event in run.facts.out_of_memory[:4]:
+        held = {str(name): size for name, value in mapping(event.get("held")).items() if (size := number(value))}
+        rows: list[list[Cell]] = [
+            [words.plain(name, 60), words.memory(size)]
+            for name, size in sorted(held.items(), key=lambda item: -item[1])
+        ]
+        facts = [
+            f"{label} {words.memory(value)}"
+            for label, key in (("wanted", "wanted"), ("free", "free"), ("capacity", "capacity"))
+            if (value := number(event.get(key))) is not None
+        ]
+        title = f"Out of memory: rank {event.get('rank')}, {text(event.get('phase'))}, step {event.get('step', '?')}"
+        found.append(
+            {"title": words.plain(title, 120), **table(["held by", "size"], rows, numbers=" n", note=", ".join(facts))}
+        )
+        advice = _advice(event)
+        if advice is not None:
+            found.append(advice)
+    return found
+
+
+def _advice(event: Event) -> Table | None:
+    rows: list[list[Cell]] = []
+    for part in listed(event.get("advice")):
+        item = mapping(part)
+        frees = number(item.get("frees"))
+        setting = f"{text(item.get('setting'))}={words.plain(item.get('value', ''), 60)}"
+        freed = words.memory(frees) if frees is not None else ""
+        rows.append(
+            [{"text": words.plain(setting, 160), "tone": "mono"}, freed, words.plain(text(item.get("text")), 600)]
+        )
+    return {"title": "What would free memory", **table(["change", "frees", ""], rows, numbers=" n")} if rows else None
+
+
+def data(run: RunHistory) -> Table | None:
+    event = run.facts.data
+    if event is None:
+        return None
+    parts = {name: mapping(event.get(name)) for name in ("train", "validation") if event.get(name)}
+    labels = {
+        "read": "rows read", "rows": "rows trained on", "tokens": "tokens", "supervised": "tokens that carry loss",
+        "cut": "cut to max_length", "split": "split into several", "dropped_long": "too long, dropped",
+        "dropped_short": "empty, dropped", "dropped_unsupervised": "nothing supervised, dropped",
+        "skipped_errors": "unreadable, skipped", "duplicates": "duplicates", "without_eos": "without an end token",
+    }  # fmt: skip
+    rows: list[list[Cell]] = []
+    for key, label in labels.items():
+        values = [whole(part.get(key)) for part in parts.values()]
+        if any(values):
+            rows.append([label, *(f"{value:,}" if value is not None else "" for value in values)])
+    form = mapping(event.get("format"))
+    said = f"Format {text(form.get('name'))}: {text(form.get('why'))}" if form.get("name") else ""
+    return table(["", *parts], rows, numbers=" nn", note=words.plain(said, 600))
+
+
+def adapters(run: RunHistory) -> Table | None:
+    found = mapping(mapping(run.facts.plan).get("adapters"))
+    base, active = number(found.get("base")) or 0.0, number(found.get("active")) or 0.0
+    rows: list[list[Cell]] = []
+    for part in listed(found.get("rows")):
+        row = mapping(part)
+        places = [(whole(row.get(key)) or 0, word) for key, word in (("modules", "module"), ("tensors", "tensor"))]
+        said = ", ".join(words.count(number_of, word) for number_of, word in places if number_of)
+        rows.append(
+            [
+                {"text": words.plain(row.get("pattern", ""), 300), "tone": "mono"},
+                said,
+                f"{whole(row.get('parameters')) or 0:,}",
+                _share(row.get("covers_active"), active),
+                _share(row.get("covers"), base),
+            ]
+        )
+    if not rows:
+        return None
+    trainable, total = whole(found.get("trainable")), whole(found.get("total"))
+    note = f"{trainable:,} of {total:,} parameters train." if trainable and total else ""
+    proof = run.facts.proof
+    if proof is not None and proof.get("ok") is True:
+        note += f" Proven at step {proof.get('step')}: every shard of an adapter changed, no frozen weight did."
+    return table(["target", "on", "adapter parameters", "of active", "of all"], rows, numbers="  nnn", note=note)
+
+
+def _share(part: object, whole_: float) -> str:
+    value = number(part)
+    return f"{100 * value / whole_:.2f} %" if value is not None and whole_ else ""
+
+
+def samples(run: RunHistory) -> list[dict[str, str]]:
+    """Answers before and after, by row, in the order they were asked."""
+    found: dict[str, dict[str, str]] = {}
+    for event in run.facts.samples:
+        row = words.plain(event.get("row", ""), 100)
+        entry = found.setdefault(row, {"row": row})
+        for name in ("prompt", "expected"):
+            if isinstance(event.get(name), str):
+                entry[name] = words.plain(event[name])
+        if event.get("when") in ("before", "after"):
+            entry[event["when"]] = words.plain(text(event.get("answer")))
+    return list(found.values())[:_MOST_SAMPLES]
+
+
+def environment(run: RunHistory) -> list[dict[str, Any]]:
+    """Named groups of (name, value): what environment.json and the hardware events say."""
+    said = _read_json(run.folder / "environment.json")
+    software: dict[str, Any] = {key: said.pop(key) for key in ("python", "packages") if key in said}
+    packages = mapping(software.pop("packages", None))
+    found: list[tuple[str, dict[str, Any]]] = [("Software", {**packages, **software})]
+    told: dict[str, list[int]] = {}
+    for rank, event in sorted(run.facts.hardware.items()):
+        body = {key: value for key, value in event.items() if key not in (*_OF_EVENT, "python", "packages")}
+        told.setdefault(json.dumps(body, sort_keys=True), []).append(rank)
+    if not told and said:
+        found.append(("Machine", said))
+    found += [(f"Machine of rank {spans(set(of))}", json.loads(body)) for body, of in list(told.items())[:8]]
+    groups = [{"title": title, "pairs": _flat(body)[:_MOST_ROWS]} for title, body in found]
+    return [group for group in groups if group["pairs"]]
+
+
+def _flat(value: Any, name: str = "", depth: int = 0) -> list[tuple[str, str]]:
+    if isinstance(value, dict) and depth < 4:
+        return [pair for key, item in value.items() for pair in _flat(item, f"{name} {key}".strip(), depth + 1)]
+    if isinstance(value, list) and any(isinstance(item, dict | list) for item in value) and depth < 4:
+        return [pair for i, item in enumerate(value) for pair in _flat(item, f"{name} {i}".strip(), depth + 1)]
+    if value is None or value in ([], {}, ""):
+        return []
+    if isinstance(value, int) and value > 1 << 20 and name.rpartition(" ")[2].removesuffix("_bytes") in _SIZES:
+        shown = words.memory(value)
+    elif isinstance(value, list):
+        shown = ", ".join(map(str, value))
+    else:
+        shown = value if isinstance(value, str) else json.dumps(value)
+    return [(words.plain(name.replace("_", " "), 80), words.plain(shown, 400))]
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        return mapping(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, RecursionError):
+        return {}

@@ -1,0 +1,125 @@
+"""What does the page show of a run? Plain data; report and dashboard draw the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from shardtune import __version__
+from shardtune.report import tables, words
+from shardtune.report.charts import Chart, charts_of
+from shardtune.report.history import Mark, RunHistory
+from shardtune.report.results import remaining, results_of, tiles
+from shardtune.report.settings import Setting, read_settings
+
+_MARK_KINDS = {
+    "restart": "restarts", "checkpoint": "checkpoints", "notice": "notices", "warning": "warnings", "guard": "guards",
+    "failure": "failures",
+}  # fmt: skip
+_MOST_MARKS = 400  # of one kind; more are not told apart on a screen
+
+View = dict[str, Any]
+
+
+def run_view(run: RunHistory, now: float) -> View:
+    """Everything the page of one run shows."""
+    results = results_of(run, now)
+    charts = charts_of(run)
+    left = remaining(run, results)
+    return {
+        "kind": "run",
+        "title": words.plain(run.folder.name, 200),
+        "folder": words.plain(str(run.folder), 1000),
+        "status": results.status.state,
+        "why": _sentence(words.plain(results.status.text, 600)),
+        "progress": min(1.0, results.step / results.steps) if results.steps else None,
+        "left": f"about {words.clock(left)} left" if left is not None else "",
+        "tiles": tiles(run, results),
+        "charts": [chart.as_dict() for chart in charts],
+        "ranks": _shown_ranks(charts),
+        "marks": _marks(run),
+        "troubles": tables.troubles(run),
+        "out_of_memory": tables.out_of_memory(run),
+        "rank_table": tables.ranks(run),
+        "checkpoints": tables.checkpoints(run),
+        "samples": tables.samples(run),
+        "data": tables.data(run),
+        "adapters": tables.adapters(run),
+        "config": _config(read_settings(run.folder)),
+        "environment": tables.environment(run),
+        "notes": notes(run),
+        "written": written(now),
+    }
+
+
+def written(now: float) -> str:
+    return f"shardtune {__version__}, {words.when(now)}"
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _shown_ranks(charts: list[Chart]) -> list[int]:
+    found = {series.rank for chart in charts for series in chart.series if series.rank is not None}
+    return sorted(found) if len(found) > 1 else []
+
+
+def _marks(run: RunHistory) -> list[View]:
+    """What stands on the time line, by kind; of a kind with very many the first of each stretch."""
+    found = []
+    for kind, name in _MARK_KINDS.items():
+        marks = sorted((mark for mark in run.marks if mark.kind == kind), key=lambda mark: mark.step)
+        shown = marks if len(marks) <= _MOST_MARKS else [marks[i] for i in _spread(len(marks))]
+        if shown:
+            points = [{"x": mark.step, "text": _short(mark)} for mark in shown]
+            note = f"{len(shown):,} of {len(marks):,} shown" if len(shown) < len(marks) else ""
+            found.append({"kind": kind, "name": name, "points": points, "note": note})
+    return found
+
+
+def _spread(count: int) -> list[int]:
+    return sorted({int(i) for i in np.linspace(0, count - 1, _MOST_MARKS)})
+
+
+def _short(mark: Mark) -> str:
+    said = words.plain(mark.text, 160).replace("\n", " ")
+    return f"step {mark.step:,}: {said}"
+
+
+def _config(settings: list[Setting]) -> list[View]:
+    """Sections with their settings in the order of the file."""
+    sections: dict[str, list[View]] = {}
+    for setting in settings:
+        section, _, name = setting.path.partition(".")
+        sections.setdefault(section, []).append(
+            {
+                "name": words.plain(name or section, 200),
+                "value": words.plain(setting.value, 2000),
+                "origin": words.plain(setting.origin, 400),
+                "is_default": setting.is_default,
+            }
+        )
+    return [{"name": words.plain(name, 80), "settings": rows} for name, rows in sections.items()]
+
+
+def notes(run: RunHistory) -> list[str]:
+    """What a reader should know about the files themselves."""
+    found = []
+    if run.is_behind:
+        found.append(f"Still reading the events: what is shown ends at step {run.train.last_step:,}.")
+    if run.unreadable:
+        found.append(
+            f"{words.count(run.unreadable, 'line')} of the event files could not be read (cut by a crash) and left out."
+        )
+    if run.newer_version:
+        found.append(
+            f"Some events have schema version {run.newer_version}, newer than this shardtune: it shows what it knows."
+        )
+    if run.unknown:
+        names = ", ".join(words.plain(name, 60) for name, _ in run.unknown.most_common(5))
+        found.append(f"{words.count(run.unknown.total(), 'event')} of kinds this shardtune does not know: {names}.")
+    if not run.ranks:
+        found.append("This run has written no events.")
+    return found

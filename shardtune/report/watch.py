@@ -1,0 +1,129 @@
+"""What has changed since a browser last asked? Histories that are kept and read on, the ones looked at last."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from shardtune.report import words
+from shardtune.report.compare import compare_view
+from shardtune.report.history import RunHistory
+from shardtune.report.runs import RunList, RunRow, is_run, is_run_name
+from shardtune.report.view import run_view
+
+_KEPT = 12  # histories in memory: the runs somebody looks at, or compares
+_READ_SECONDS = 5.0  # at a time: a very long run appears in pieces rather than after a minute of nothing
+MOST_COMPARED = 12
+
+
+class Watch:
+    """Answers questions about one folder of runs. Every answer has a cursor; the same one means unchanged."""
+
+    def __init__(self, root: Path, clock: Callable[[], float] = time.time) -> None:
+        self.root, self.clock = root, clock
+        self._list = RunList(root)
+        self._known: OrderedDict[str, RunHistory] = OrderedDict()
+        self._changes: dict[str, int] = {}
+        self._lock, self._list_lock = (
+            threading.Lock(),
+            threading.Lock(),
+        )  # a long run that is read keeps no list waiting
+        self._born = secrets.token_hex(4)  # cursors of an earlier process mean nothing
+
+    def runs(self, cursor: str | None) -> dict[str, Any]:
+        """The list of runs."""
+        with self._list_lock:
+            rows = [_row(row) for row in self._list.rows(self.clock())]
+        return self._unless_known(
+            cursor, f"{self._born}-{hash(repr(rows)):x}", lambda: {"root": str(self.root), "runs": rows}
+        )
+
+    def run(self, name: str, cursor: str | None) -> dict[str, Any] | None:
+        """The view of one run; None if there is none of that name (any more)."""
+        with self._lock:
+            history = self._read(name)
+            if history is None:
+                return None
+            now = self.clock()
+            return self._unless_known(cursor, self._cursor([history], now), lambda: run_view(history, now))
+
+    def compare(self, names: list[str], cursor: str | None) -> dict[str, Any] | None:
+        """Several runs on the same axes; None if one of them is not there."""
+        with self._lock:
+            histories = [history for name in dict.fromkeys(names[:MOST_COMPARED]) if (history := self._read(name))]
+            if len(histories) < min(len(set(names)), MOST_COMPARED) or not histories:
+                return None
+            now = self.clock()
+            return self._unless_known(cursor, self._cursor(histories, now), lambda: compare_view(histories, now))
+
+    def _read(self, name: str) -> RunHistory | None:
+        if not is_run_name(name) or not is_run(self.root / name):
+            self._known.pop(name, None)
+            return None
+        history = self._known.pop(name, None) or RunHistory(self.root / name)
+        self._known[name] = history
+        while len(self._known) > _KEPT:
+            self._known.popitem(last=False)
+        if history.update(_READ_SECONDS):
+            self._changes[name] = self._changes.get(name, 0) + 1
+        return history
+
+    def _cursor(self, histories: list[RunHistory], now: float) -> str:
+        """Changes with the events, with the files beside them, and with the status, which time alone can change."""
+        from shardtune.report.status import status_of
+
+        parts = []
+        for history in histories:
+            status = status_of(history.folder, history.facts.ending, history.last_time, now)
+            parts.append(
+                (history.folder.name, self._changes.get(history.folder.name, 0), status, _beside(history.folder))
+            )
+        return f"{self._born}-{hash(repr(parts)):x}"
+
+    @staticmethod
+    def _unless_known(cursor: str | None, now: str, build: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        return {"cursor": now, "unchanged": True} if cursor == now else {"cursor": now, **build()}
+
+
+def _beside(folder: Path) -> list[int]:
+    found = []
+    for name in ("config.yaml", "environment.json", "checkpoints"):
+        try:
+            found.append((folder / name).stat().st_mtime_ns)
+        except OSError:
+            found.append(0)
+    return found
+
+
+def _row(row: RunRow) -> dict[str, Any]:
+    """A line of the list: texts to show, numbers to sort by."""
+    seen = row.glance
+    progress = min(1.0, (seen.step or 0) / seen.steps) if seen.steps else None
+    steps = f"{seen.step or 0:,}" + (f" / {seen.steps:,}" if seen.steps else "")
+    return {
+        "name": row.name,
+        "status": row.status.state,
+        "why": words.plain(row.status.text, 300),
+        "progress": progress,
+        "cells": {
+            "model": [words.plain(seen.model, 200), seen.model],
+            "processes": [f"{seen.processes}" if seen.processes else "", seen.processes],
+            "steps": [steps, seen.step],
+            "loss": _shown(seen.loss, words.loss),
+            "eval loss": _shown(seen.eval_loss, words.loss),
+            "tok/s": _shown(seen.tokens_per_second, words.short),
+            "started": _shown(seen.started, words.when),
+            "last event": _shown(seen.last_time, words.when),
+        },
+    }
+
+
+def _shown(value: float | None, say: Callable[[float], str]) -> list[Any]:
+    if value is None:
+        return ["", None]
+    return [say(value), value if abs(value) < float("inf") else None]

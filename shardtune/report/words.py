@@ -1,0 +1,78 @@
+"""How does a number read? The same everywhere in reports: 1.2k, 3:58, 12.3 GiB."""
+
+from __future__ import annotations
+
+import math
+import unicodedata
+from datetime import datetime
+
+from shardtune.observe.summary import clock, count
+
+__all__ = ["age", "clock", "count", "loss", "memory", "percent", "plain", "seconds", "short", "when"]
+
+
+def short(value: float) -> str:
+    """1234 → `1.23k`, 45 → `45`, 3214554 → `3.21M`."""
+    if not math.isfinite(value):
+        return str(value)
+    for unit in ("", "k", "M", "G", "T"):
+        if abs(value) < 999.5:
+            return f"{value:.3g}{unit}"
+        value /= 1000
+    return f"{value:.3g}P"
+
+
+def memory(number: float) -> str:
+    """Bytes in powers of 1024, as memory is counted: 13207024435 → `12.3 GiB`."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(number) < 999.5:
+            return f"{number:.3g} {unit}"
+        number /= 1024
+    return f"{number:.3g} TiB"
+
+
+def loss(value: float) -> str:
+    if not math.isfinite(value):
+        return {"nan": "NaN", "inf": "∞"}.get(str(value), "−∞")
+    return f"{value:.4f}" if abs(value) < 1000 else f"{value:.4g}"
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
+def seconds(value: float) -> str:
+    """A short span: `812 ms`, `1.24 s`; longer ones as a clock shows them."""
+    if value < 1:
+        return f"{1000 * value:.3g} ms"
+    return f"{value:.3g} s" if value < 100 else clock(value)
+
+
+def age(value: float) -> str:
+    """How long ago, roughly: `35 s`, `12 min`, `5 h`, `3 d`."""
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if value >= length:
+            return f"{value / length:.0f} {unit}"
+    return f"{max(0.0, value):.0f} s"
+
+
+def when(time: float) -> str:
+    """Local time of whoever writes the report; empty where it makes no sense."""
+    try:
+        return f"{datetime.fromtimestamp(time).astimezone():%Y-%m-%d %H:%M:%S}"
+    except (ValueError, OverflowError, OSError):
+        return ""
+
+
+def plain(value: object, most: int = 20_000) -> str:
+    """Text of others as it can be shown: no control or direction-changing characters, no surrogates, not endless."""
+    text = value if isinstance(value, str) else str(value)
+    cut = f" … ({len(text) - most:,} more characters)" if len(text) > most else ""
+    return "".join(_visible(char) for char in text[:most]) + cut
+
+
+def _visible(char: str) -> str:
+    if char in "\n\t" or char.isprintable():
+        return char
+    kind = unicodedata.category(char)
+    return char if kind in ("Zs", "Zl", "Zp") else f"\\u{ord(char):04x}"

@@ -1,0 +1,110 @@
+"""What did a step give, on every rank, without making a GPU wait? Losses, gradient norm, and a step made undone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+
+if TYPE_CHECKING:
+    from shardtune.parallel.processes import Processes
+    from shardtune.train.trainer import ShardedSFTTrainer
+
+
+class HostNumber:
+    """A number of the device, on its way to the host: asked for later, it is there without waiting."""
+
+    def __init__(self, number: torch.Tensor) -> None:
+        self._event: torch.cuda.Event | None = None
+        self._number = number.detach()
+        if number.is_cuda:
+            self._number = torch.empty((), dtype=number.dtype, pin_memory=True)
+            self._number.copy_(number.detach(), non_blocking=True)
+            self._event = torch.cuda.Event()
+            self._event.record()
+
+    def value(self) -> float:
+        if self._event is not None:
+            self._event.synchronize()
+        return float(self._number)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One optimizer step as all ranks know it.
+
+    Attributes:
+        losses: Each rank's loss; their mean is the step's (TRL has multiplied each by the number of ranks).
+        bad: For each rank the first of its micro-batches with a loss that is no number, or -1.
+        norm: The gradient's norm over all ranks, before clipping.
+    """
+
+    step: int
+    losses: tuple[float, ...]
+    bad: tuple[int, ...]
+    norm: HostNumber | None
+
+    @property
+    def loss(self) -> float:
+        return sum(self.losses) / len(self.losses)
+
+
+def exchange(step: int, losses: list[float], norm: torch.Tensor | None, processes: Processes) -> Seen:
+    """Tell each other the losses, through the control group: it never waits for a GPU. A collective."""
+    first_bad = next((index for index, loss in enumerate(losses) if not math.isfinite(loss)), -1)
+    mine = torch.tensor([sum(losses), first_bad], dtype=torch.float64)
+    everyone = [mine]
+    if processes.world_size > 1:
+        everyone = [torch.empty_like(mine) for _ in range(processes.world_size)]
+        dist.all_gather(everyone, mine, group=processes.control)
+    return Seen(
+        step,
+        losses=tuple(float(one[0]) for one in everyone),
+        bad=tuple(int(one[1]) for one in everyone),
+        norm=None if norm is None else HostNumber(norm),
+    )
+
+
+def drop_if_not_finite(parameters: Iterable[torch.Tensor], norm: torch.Tensor) -> None:
+    """On the device, without asking it: where the norm is no number, all gradients become zero.
+
+    So the optimizer never sees such a gradient, even where the host learns of it a step later and stops then.
+    """
+    broken = ~torch.isfinite(norm)
+    for parameter in parameters:
+        if parameter.grad is not None:
+            gradient = parameter.grad
+            whole = gradient.to_local() if isinstance(gradient, DTensor) else gradient
+            whole.masked_fill_(broken, 0)
+
+
+class Undo:
+    """What the loop has counted before a step, so that the step can be left out as if it had never been.
+
+    The schedule and the data go on; weights, optimizer, sums of losses and counts of tokens stay as they were.
+    """
+
+    def __init__(self, trainer: ShardedSFTTrainer) -> None:
+        self._trainer = trainer
+        self._loss_sum = trainer._tr_loss.clone()
+        self._tokens = trainer.real_tokens
+        self._told = trainer.told["train"].clone()
+        self._metrics = {name: len(values) for name, values in trainer._metrics["train"].items()}
+
+    def __call__(self) -> None:
+        """After the backward pass, before the optimizer."""
+        trainer = self._trainer
+        trainer.model.zero_grad()  # to None: the optimizer passes over a parameter without a gradient
+        trainer._tr_loss.copy_(self._loss_sum)
+        trainer.real_tokens = self._tokens
+        trainer.told["train"].copy_(self._told)
+        for name, values in trainer._metrics["train"].items():
+            del values[self._metrics.get(name, 0) :]
+        for name in [name for name, values in trainer._metrics["train"].items() if not values]:
+            del trainer._metrics["train"][name]
+        trainer._globalstep_last_logged += 1  # a line's loss is the mean of the steps that were taken

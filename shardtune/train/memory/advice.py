@@ -1,0 +1,209 @@
+"""What would free enough? The cheapest changes first, each with the bytes it frees. Arithmetic only: no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from shardtune.config.schema import RunConfig
+from shardtune.observe.summary import size
+
+_MARGIN = 0.02  # of the GPU: what is asked for next is not known
+_GROWING = ("activations", "loss")  # with the tokens of a micro-batch
+_WANTS = {  # what an allocation is for, by the phase it happens in
+    "forward": "activations", "loss": "loss", "backward": "activations", "evaluation": "activations",
+    "optimizer": "optimizer", "loading": "weights",
+}  # fmt: skip
+_SHARDED = ("weights", "adapters", "gradients", "optimizer")
+
+
+@dataclass(frozen=True)
+class Model:
+    """What the arithmetic needs to know of it."""
+
+    layers: int
+    hidden: int
+    weight_bytes: float  # a frozen weight takes, on average
+
+
+@dataclass(frozen=True)
+class Shortage:
+    """What was held when memory ran out, and how much more there should have been.
+
+    Attributes:
+        held: Bytes by part.
+        wanted: By the allocation that failed, while so much was `free`.
+        layers_done: Of the forward pass it happened in; None elsewhere.
+    """
+
+    phase: str
+    held: Mapping[str, int]
+    wanted: int
+    free: int
+    capacity: int
+    layers_done: int | None = None
+
+
+@dataclass(frozen=True)
+class Advice:
+    """One change. `keeps`: the share of a part that is left after it."""
+
+    setting: str
+    value: str
+    text: str
+    keeps: Mapping[str, float]
+    frees: int = 0
+
+    def event(self) -> dict[str, Any]:
+        return {"setting": self.setting, "value": self.value, "frees": self.frees, "text": self.text}
+
+
+@dataclass(frozen=True)
+class Answer:
+    """`advice` in the order to try it: what is enough alone comes first, by its cost; `told` says what is enough."""
+
+    needed: int
+    advice: tuple[Advice, ...]
+    told: str
+
+
+def advise(short: Shortage, config: RunConfig, model: Model, processes: int) -> Answer:
+    """Changes that help, in the order of what they cost, those that are enough alone first."""
+    held = _projected(short, config, model)
+    growth = sum(held.values()) - sum(short.held.values())
+    needed = max(0, growth - short.free) + int(_MARGIN * short.capacity)
+
+    def freed(*some: Advice) -> int:
+        total = 0.0
+        for part, count in held.items():
+            left = 1.0
+            for one in some:
+                left *= one.keeps.get(part, 1.0)
+            total += count * (1 - left)
+        return int(total)
+
+    found = _options(short.phase, config, model, processes, needed, held)
+    options = [Advice(**{**vars(one), "frees": freed(one)}) for one in found]
+    useful = [one for one in options if one.frees >= 0.01 * needed and one.frees > 0]
+    enough = [one for one in useful if one.frees >= needed]
+    ordered = enough + [one for one in useful if one.frees < needed]
+    return Answer(needed, tuple(ordered), _told(enough, ordered, needed, freed))
+
+
+def _projected(short: Shortage, config: RunConfig, model: Model) -> dict[str, int]:
+    """What would have been held: with what was wanted, and in the middle of a forward pass, with the activations of
+    the layers that were still to come."""
+    held = dict(short.held)
+    part = _WANTS.get(short.phase, "other")
+    held[part] = held.get(part, 0) + short.wanted
+    recomputed = config.train.gradient_checkpointing or short.phase == "evaluation"
+    if short.layers_done is not None and not recomputed and short.layers_done < model.layers:
+        held["activations"] = held.get("activations", 0) * model.layers // (short.layers_done + 1)
+    return held
+
+
+def _told(enough: Sequence[Advice], ordered: Sequence[Advice], needed: int, freed: Callable[..., int]) -> str:
+    if enough:
+        return f"{size(needed)} more are needed; the first change is enough."
+    for count in range(2, len(ordered) + 1):
+        if freed(*ordered[:count]) >= needed:
+            return f"{size(needed)} more are needed: no single change is enough, the first {count} together are."
+    return (
+        f"{size(needed)} more are needed, and all of these together free {size(freed(*ordered))}: it takes more GPUs, "
+        "larger ones, or a smaller model."
+    )
+
+
+def _options(
+    phase: str, config: RunConfig, model: Model, processes: int, needed: int, held: Mapping[str, int]
+) -> list[Advice]:
+    """In the order of what they cost: nothing, speed, then what is trained, then machines."""
+    growing = sum(held.get(part, 0) for part in _GROWING)
+    found: list[Advice | None] = [
+        _smaller_batch(phase, config, growing, needed),
+        _reshard(config, model),
+        _recompute(phase, config, model, held),
+        _fp8(config, model),
+        _offload(config),
+        _shorter(phase, config),
+        _lower_rank(config),
+        Advice(
+            "parallel.nproc", str(2 * processes), f"Twice the GPUs ({2 * processes}): each holds half of every shard.",
+            dict.fromkeys(_SHARDED, 0.5),
+        ),
+    ]  # fmt: skip
+    return [one for one in found if one is not None]
+
+
+def _smaller_batch(phase: str, config: RunConfig, growing: int, needed: int) -> Advice | None:
+    train = config.train
+    if phase == "evaluation":
+        size_now = train.per_device_eval_batch_size
+        if size_now == 1:
+            return None
+        sizes = list(range(size_now - 1, 0, -1))
+        new = next((n for n in sizes if growing * (1 - n / size_now) >= needed), 1)
+        text = f"Evaluate in batches of {new} instead of {size_now} (the same result)."
+        return Advice("train.per_device_eval_batch_size", str(new), text, dict.fromkeys(_GROWING, new / size_now))
+    size_now = train.per_device_train_batch_size
+    if size_now == 1 or phase in ("loading", "optimizer"):
+        return None
+    sizes = [n for n in range(size_now - 1, 0, -1) if size_now % n == 0]
+    new = next((n for n in sizes if growing * (1 - n / size_now) >= needed), 1)
+    more = train.gradient_accumulation_steps * size_now // new
+    text = (
+        f"With train.gradient_accumulation_steps: {more} it is the same effective batch, in smaller parts; speed falls "
+        "little as long as a part fills the GPU."
+    )
+    return Advice("train.per_device_train_batch_size", str(new), text, dict.fromkeys(_GROWING, new / size_now))
+
+
+def _reshard(config: RunConfig, model: Model) -> Advice | None:
+    if config.parallel.reshard_after_forward:
+        return None
+    kept = min(1.0, (1 + config.parallel.forward_prefetch) / max(1, model.layers))
+    text = "Let a layer's gathered weights go after its forward pass; they are gathered a second time for backward."
+    return Advice("parallel.reshard_after_forward", "true", text, {"gathered": kept})
+
+
+def _recompute(phase: str, config: RunConfig, model: Model, held: Mapping[str, int]) -> Advice | None:
+    activations = held.get("activations", 0)
+    if config.train.gradient_checkpointing or phase in ("evaluation", "loading", "optimizer") or not activations:
+        return None
+    tokens = config.train.per_device_train_batch_size * config.data.max_length
+    inputs = model.layers * model.hidden * tokens * 2  # bf16, one per layer
+    kept = min(1.0, 1 / max(1, model.layers) + inputs / activations)
+    text = "Recompute activations in the backward pass: about a third more compute."
+    return Advice("train.gradient_checkpointing", "true", text, {"activations": kept})
+
+
+def _fp8(config: RunConfig, model: Model) -> Advice | None:
+    if config.model.base_precision == "fp8" or model.weight_bytes <= 1.1:
+        return None
+    text = "Hold the frozen weights in one byte each; they are multiplied out layer by layer, and rounded once."
+    kept = 1 / model.weight_bytes
+    return Advice("model.base_precision", "fp8", text, {"weights": kept, "gathered": kept})
+
+
+def _offload(config: RunConfig) -> Advice | None:
+    if config.parallel.offload_params:
+        return None
+    text = "Keep shards, gradients and optimizer state in host memory: every step waits for the bus."
+    return Advice("parallel.offload_params", "true", text, dict.fromkeys(_SHARDED, 0.0))
+
+
+def _shorter(phase: str, config: RunConfig) -> Advice | None:
+    if phase in ("loading", "optimizer") or config.data.max_length < 64:
+        return None
+    half = config.data.max_length // 2
+    text = "Rows of half the length: longer ones are cut (data.long_rows), so it changes what is trained on."
+    return Advice("data.max_length", str(half), text, dict.fromkeys(_GROWING, 0.5))
+
+
+def _lower_rank(config: RunConfig) -> Advice | None:
+    if config.lora.r < 4:
+        return None
+    half = config.lora.r // 2
+    text = "Adapters of half the rank, with their gradients and optimizer state: it changes what is trained."
+    return Advice("lora.r", str(half), text, dict.fromkeys(("adapters", "gradients", "optimizer"), 0.5))

@@ -1,0 +1,209 @@
+"""The report as a file: it needs nothing else, says what happened, and trusts no text of a run."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from fake_run import FakeRun, long_run, showcase
+from running import REPOSITORY, Command
+
+from shardtune.report.compare import compare_view
+from shardtune.report.history import RunHistory
+from shardtune.report.page import asset, chart_library, embedded, page
+from shardtune.report.settings import differences, read_settings
+from shardtune.report.view import run_view
+
+HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>&lt;\"'<!--\u2028\u202e\x1b[31m"
+
+
+class Elements(HTMLParser):
+    """Which elements a browser would see, and the text of the embedded view."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.view = ""
+        self._in_view = False
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+        self._in_view = dict(attrs).get("id") == "view"
+
+    def handle_endtag(self, tag: str) -> None:
+        self._in_view = False
+
+    def handle_data(self, data: str) -> None:
+        if self._in_view:
+            self.view += data
+
+
+def history(folder: Path) -> RunHistory:
+    found = RunHistory(folder)
+    found.update()
+    return found
+
+
+def test_a_report_is_one_file_that_can_fetch_nothing(shardtune: Command, tmp_path: Path) -> None:
+    showcase(tmp_path / "runs" / "one", ranks=2, steps=300)
+    result = shardtune("report", "one", "--runs-dir", tmp_path / "runs")
+    assert result.returncode == 0, result.stderr
+    text = (tmp_path / "runs" / "one" / "report.html").read_text(encoding="utf-8")
+    elements = Elements(text)
+    assert not [a for tag, a in elements.found if "src" in a or (tag == "link" and a.get("href") != "data:,")]
+    (policy,) = [a["content"] for _, a in elements.found if a.get("http-equiv") == "Content-Security-Policy"]
+    assert policy is not None and policy.startswith("default-src 'none'") and "http" not in policy
+    assert "unsafe" not in policy.replace("style-src 'unsafe-inline'", "")
+    own = "".join(asset(name) for name in ("elements.js", "charts.js", "page.js", "style.css"))
+    assert not re.search(r"https?://|@import|url\(", own)
+    assert chart_library()[:20] in text
+
+
+def test_the_view_tells_what_happened(tmp_path: Path) -> None:
+    run = showcase(tmp_path / "one", ranks=4)
+    view = json.loads(Elements(page(run_view(history(run.folder), run.now))).view)
+    assert view["status"] == "done"
+    tiles = {tile["name"]: tile for tile in view["tiles"]}
+    assert tiles["steps"]["value"] == "400" and tiles["best evaluation"]["note"] == "step 400, lowest of 8"
+    assert tiles["GPU memory"]["value"] == "63 GiB" and tiles["GPU memory"]["note"] == "peak, rank 3"
+    assert tiles["time"]["note"] == "2 starts"
+    assert {chart["group"] for chart in view["charts"]} == {"Learning", "Speed", "Memory", "Device"}
+    loss = next(chart for chart in view["charts"] if chart["id"] == "loss")
+    assert [s["look"] for s in loss["series"]] == ["faint", "faint", "line", "points"]
+    assert max(value for value in loss["series"][2]["y"]) < 3, "the spike was rolled back and does not count"
+    assert 7.9 in loss["series"][0]["y"]
+    assert {group["kind"] for group in view["marks"]} == {"restart", "checkpoint", "warning", "guard"}
+    assert [row[1]["text"] for row in view["troubles"]["rows"]] == ["data", "loss_spike: rollback", "straggler"]
+    assert "train:812" in view["troubles"]["rows"][1][2] and view["troubles"]["rows"][1][3] == "1"
+    slow = [row[1]["tone"] if isinstance(row[1], dict) else "" for row in view["rank_table"]["rows"]]
+    assert slow == ["", "", "warn", ""], "rank 2 is the slow one"
+    assert "sw_power_cap" in view["rank_table"]["rows"][1][-1]["text"]
+    assert view["checkpoints"]["rows"][-1][-1]["text"] == "latest, best"
+    assert "lowest evaluation loss (0.5548)" in view["checkpoints"]["note"]
+    assert view["samples"][0]["before"] != view["samples"][0]["after"] == view["samples"][0]["expected"]
+    settings = {s["name"]: s for section in view["config"] for s in section["settings"]}
+    assert settings["r"]["origin"] == "file: run.yaml:8:3" and not settings["r"]["is_default"]
+    assert settings["model_init_kwargs.note"]["value"] == '"a  # in a value"'
+    assert "1 line" in view["notes"][0]
+    phases = next(chart for chart in view["charts"] if chart["id"] == "phases")
+    assert [s["name"] for s in phases["series"]] == ["data", "forward", "backward", "optimizer", "collective", "other"]
+
+
+def test_what_a_run_does_not_know_is_left_out(tmp_path: Path) -> None:
+    run = FakeRun(tmp_path / "bare", ranks=1)
+    run.write("run_start", run="bare", world_size=1)
+    run.write("step", step=1, loss=2.5, tokens=10)
+    view = run_view(history(run.folder), run.now)
+    assert [chart["id"] for chart in view["charts"]] == ["loss"]
+    assert [tile["name"] for tile in view["tiles"]] == ["steps", "loss", "tokens", "time"]
+    assert view["rank_table"] is None and view["samples"] == [] and view["config"] == []
+    assert "0" not in view["tiles"][1]["note"].replace("2.5000", "")
+
+
+def test_many_ranks_are_told_by_their_lowest_median_and_highest(tmp_path: Path) -> None:
+    run = FakeRun(tmp_path / "wide", ranks=12)
+    run.begin(20)
+    for step in range(1, 21):
+        run.step(step, 20, slow_rank=7)
+    view = run_view(history(run.folder), run.now)
+    chart = next(chart for chart in view["charts"] if chart["id"] == "step_seconds")
+    assert [s["name"] for s in chart["series"]] == ["lowest", "median", "highest"] and "12 ranks" in chart["note"]
+    lowest, median, highest = (s["y"][5] for s in chart["series"])
+    assert lowest <= median < highest and view["ranks"] == [] and len(view["rank_table"]["rows"]) == 12
+
+
+def test_texts_of_a_run_are_shown_and_never_run(tmp_path: Path) -> None:
+    run = FakeRun(tmp_path / "a&lt;b><b>", ranks=1)
+    run.begin(5)
+    run.step(1, 5)
+    for event in ("warning", "notice"):
+        run.write(event, about=HOSTILE, text=HOSTILE)
+    run.write("guard", guard=HOSTILE, action=HOSTILE, step=1, text=HOSTILE, rows=[HOSTILE])
+    run.write("sample", when="after", row=HOSTILE, prompt=HOSTILE, answer=HOSTILE, expected=HOSTILE)
+    run.write("run_failed", exit_code=1, text=HOSTILE)
+    run.write(HOSTILE)
+    (run.folder / "config.yaml").write_text(f"model:\n  {HOSTILE}: {HOSTILE}  # {HOSTILE}\n", encoding="utf-8")
+    (run.folder / "environment.json").write_text(json.dumps({HOSTILE: HOSTILE}))
+    found = history(run.folder)
+    for view in (run_view(found, run.now), compare_view([found, found], run.now)):
+        assert not set(embedded(view)) & set("<>&"), "nothing that could end or begin an element"
+        elements = Elements(page(view))
+        clean = Elements(
+            page({**view, **{key: [] for key, value in view.items() if isinstance(value, list | dict)}, "why": ""})
+        )
+        assert [tag for tag, _ in elements.found] == [tag for tag, _ in clean.found]
+        assert json.loads(elements.view) == json.loads(json.dumps(view)), "what is shown is what was written"
+    shown = json.dumps(run_view(found, run.now), ensure_ascii=False)
+    assert "\x1b" not in shown and "\u202e" not in shown
+
+
+def test_reading_runs_needs_no_torch() -> None:
+    code = "import sys, shardtune.cli.main, shardtune.report.server, shardtune.report.compare; print('torch' in sys.modules)"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=REPOSITORY)
+    assert result.stdout.strip() == "False"
+
+
+def test_nothing_of_ours_writes_html_from_texts() -> None:
+    for name in ("elements.js", "charts.js", "page.js", "live.js"):
+        assert not re.search(
+            r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function", asset(name)
+        ), name
+
+
+def test_only_settings_that_differ_are_compared(tmp_path: Path) -> None:
+    one, two = FakeRun(tmp_path / "one", ranks=1), FakeRun(tmp_path / "two", ranks=1)
+    one.begin(5, r=16, rate="0.0001")
+    two.begin(5, r=32, rate="0.0001")
+    assert differences([read_settings(one.folder), read_settings(two.folder)]) == [("lora.r", ["16", "32"])]
+    view = compare_view([history(one.folder), history(two.folder)], one.now)
+    assert [row[0]["text"] for row in view["differences"]["rows"]] == ["lora.r"]
+
+
+def test_compared_runs_lie_on_the_same_axes_and_the_best_is_marked(shardtune: Command, tmp_path: Path) -> None:
+    for name, loss in (("a", 0.5), ("b", 0.4)):
+        run = FakeRun(tmp_path / "runs" / name, ranks=2)
+        run.begin(10)
+        for step in range(1, 11):
+            run.step(step, 10)
+        run.evaluate(10, loss)
+        run.end(10)
+    target = tmp_path / "both.html"
+    result = shardtune("report", "a", tmp_path / "runs" / "b", "--runs-dir", tmp_path / "runs", "-o", target)
+    assert result.returncode == 0, result.stderr
+    view = json.loads(Elements(target.read_text(encoding="utf-8")).view)
+    assert view["runs"] == ["a", "b"]
+    assert all([s["name"] for s in chart["series"]] == ["a", "b"] for chart in view["charts"])
+    column = [c["name"] for c in view["results"]["columns"]].index("best evaluation")
+    assert [row[column]["tone"] for row in view["results"]["rows"]] == ["", "best"]
+
+
+def test_a_run_that_is_not_there_and_a_place_that_cannot_be_written_are_told(
+    shardtune: Command, tmp_path: Path
+) -> None:
+    result = shardtune("report", "nothing", "--runs-dir", tmp_path)
+    assert result.returncode == 2 and "There is no run 'nothing'" in result.stderr and "--runs-dir" in result.stderr
+    FakeRun(tmp_path / "one", ranks=1).begin(5)
+    result = shardtune("report", tmp_path / "one", "-o", tmp_path / "missing" / "x.html")
+    assert result.returncode == 2 and "could not be written" in result.stderr and "Traceback" not in result.stderr
+
+
+@pytest.mark.slow
+def test_a_hundred_thousand_steps_of_four_ranks_stay_small_and_keep_their_extremes(tmp_path: Path) -> None:
+    at = random.Random().randrange(2, 100_000, 2)
+    long_run(tmp_path / "long", extreme=(at, 987.654))
+    text = page(run_view(history(tmp_path / "long"), 0.0))
+    assert len(text.encode()) < 8_000_000
+    view = json.loads(Elements(text).view)
+    loss = next(chart for chart in view["charts"] if chart["id"] == "loss")["series"][0]
+    assert (at, 987.654) in zip(loss["x"], loss["y"], strict=True), f"planted at {at}"
+    memory = next(chart for chart in view["charts"] if chart["id"] == "gpu_memory")
+    rank_1 = next(s for s in memory["series"] if s["rank"] == 1)
+    assert (at, 900.25) in zip(rank_1["x"], rank_1["y"], strict=True), f"planted at {at}"
+    assert "stand for 100,000" in memory["note"]

@@ -1,0 +1,142 @@
+"""Which runs there are and how they stand, from the ends of their files."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from pathlib import Path
+
+import pytest
+from fake_run import FakeRun
+
+from shardtune.errors import UserInputError
+from shardtune.launch.run_folder import _NAME
+from shardtune.launch.which_run import LEASE as LAUNCH_LEASE
+from shardtune.launch.which_run import RECORD
+from shardtune.lease import Lease, is_held, looks_alive
+from shardtune.report import runs
+from shardtune.report.history import RunHistory
+from shardtune.report.results import results_of
+from shardtune.report.runs import RunList, find_run, is_run_name
+from shardtune.report.status import LEASE, STALE_SECONDS
+
+
+def begun(folder: Path, steps: int = 3, **how: object) -> FakeRun:
+    run = FakeRun(folder, ranks=2)
+    run.begin(100)
+    for step in range(1, steps + 1):
+        run.step(step, 100)
+    return run
+
+
+def state(root: Path, now: float) -> str:
+    (row,) = RunList(root).rows(now)
+    history = RunHistory(root / row.name)
+    history.update()
+    assert results_of(history, now).status == row.status, "list and page must say the same"
+    return row.status.state
+
+
+def test_names_are_those_the_launcher_uses() -> None:
+    assert LEASE == LAUNCH_LEASE and runs._RECORD == RECORD and runs._NAME.pattern == _NAME.pattern
+
+
+def test_a_run_that_writes_is_running_and_one_that_is_quiet_for_long_is_stale(tmp_path: Path) -> None:
+    run = begun(tmp_path / "one")
+    assert state(tmp_path, run.now + 5) == "running"
+    assert state(tmp_path, run.now + STALE_SECONDS + 60) == "stale"
+
+
+def test_its_last_word_decides(tmp_path: Path) -> None:
+    run = begun(tmp_path / "one")
+    run.end(3, "stopped")
+    assert state(tmp_path, run.now) == "stopped"
+    run.everywhere("run_start", run="one", world_size=2)
+    assert state(tmp_path, run.now) == "running"
+    run.end(100)
+    assert state(tmp_path, run.now + 1e6) == "done"
+
+
+def test_a_failure_on_any_rank_is_a_failure_of_the_run(tmp_path: Path) -> None:
+    run = begun(tmp_path / "one")
+    run.write("out_of_memory", 1, phase="backward", step=3)
+    assert state(tmp_path, run.now) == "failed"
+    run.now += 1
+    run.everywhere("run_start", run="one", world_size=2)
+    assert state(tmp_path, run.now) == "running", "it was started again since"
+
+
+def test_a_run_whose_process_is_gone_has_failed_at_once(tmp_path: Path) -> None:
+    run = begun(tmp_path / "one")
+    said = {"host": socket.gethostname(), "pid": 2**22 + 5, "started": "17"}
+    (tmp_path / "one" / LEASE).write_text(json.dumps(said))
+    assert state(tmp_path, run.now + 1) == "failed"
+
+
+def test_a_run_that_is_alive_but_quiet_is_running(tmp_path: Path) -> None:
+    run = begun(tmp_path / "one")
+    lease = Lease.take(tmp_path / "one" / LEASE)
+    assert lease is not None
+    try:
+        assert state(tmp_path, run.now + 10 * STALE_SECONDS) == "running"
+    finally:
+        lease.release()
+
+
+def test_looking_at_a_lease_does_not_hold_it(tmp_path: Path) -> None:
+    lease = Lease.take(tmp_path / "lease")
+    assert lease is not None and looks_alive(tmp_path / "lease") is True and is_held(tmp_path / "lease")
+    lease.release()
+    (tmp_path / "lease").write_text(json.dumps({"host": "elsewhere", "pid": os.getpid(), "started": "1"}))
+    assert looks_alive(tmp_path / "lease") is None
+    (tmp_path / "lease").write_text('{"host"')
+    assert looks_alive(tmp_path / "lease") is None
+
+
+def test_a_thousand_runs_are_read_once_and_then_only_where_they_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = begun(tmp_path / "run-0000")
+    events = (tmp_path / "run-0000" / "events-rank0.jsonl").read_bytes()
+    for index in range(1, 1000):
+        folder = tmp_path / f"run-{index:04d}"
+        folder.mkdir()
+        (folder / "events-rank0.jsonl").write_bytes(events)
+    listed = RunList(tmp_path)
+    assert len(listed.rows(run.now)) == 1000
+    read: list[str] = []
+    original = runs.glance
+    monkeypatch.setattr(runs, "glance", lambda first, *rest: read.append(first.parent.name) or original(first, *rest))
+    run.step(4, 100)
+    rows = {row.name: row for row in listed.rows(run.now)}
+    assert read == ["run-0000"] and rows["run-0000"].glance.step == 4 and rows["run-0999"].glance.step == 3
+
+
+def test_only_the_ends_of_a_long_file_are_read(tmp_path: Path) -> None:
+    run = FakeRun(tmp_path / "one", ranks=1)
+    run.begin(9000)
+    run.raw('{"event": "noise", "text": "%s"}\n' % ("x" * 1000) * 3000)
+    run.step(7, 9000, loss=0.25)
+    run.raw('{"event": "step", "step": 8, "lo')
+    (row,) = RunList(tmp_path).rows(run.now)
+    assert (row.glance.steps, row.glance.step, row.glance.loss) == (9000, 7, 0.25)
+
+
+def test_what_is_no_run_is_not_listed(tmp_path: Path) -> None:
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "file.txt").touch()
+    begun(tmp_path / ".hidden")
+    assert RunList(tmp_path).rows(0.0) == [] and RunList(tmp_path / "gone").rows(0.0) == []
+
+
+@pytest.mark.parametrize("name", ["..", ".", "", "a/b", "..%2f", "a\\b", "\0", "a" * 101, "-x", "é"])
+def test_a_name_that_leads_elsewhere_is_none(name: str) -> None:
+    assert not is_run_name(name)
+
+
+def test_a_run_is_found_by_id_and_by_folder(tmp_path: Path) -> None:
+    begun(tmp_path / "runs" / "one")
+    assert find_run("one", tmp_path / "runs") == find_run(str(tmp_path / "runs" / "one"), Path("elsewhere"))
+    with pytest.raises(UserInputError, match="no run 'two'"):
+        find_run("two", tmp_path / "runs")

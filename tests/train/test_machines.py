@@ -1,0 +1,61 @@
+"""What a run says of its machines: one look for each node, gathered to rank 0."""
+
+from __future__ import annotations
+
+import json
+from io import StringIO
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from rich.console import Console
+from running import events
+
+from shardtune.observe.events import EventLog
+from shardtune.observe.hardware import describe_hardware
+from shardtune.train import machines
+from shardtune.train.machines import tell_machines
+
+
+def scene(folder: Path, rank: int, local_rank: int, world_size: int) -> Any:
+    processes = SimpleNamespace(
+        rank=rank, local_rank=local_rank, world_size=world_size, is_main=rank == 0, control=None
+    )  # fmt: skip
+    console = Console(file=StringIO(), width=120, quiet=rank != 0)
+    return SimpleNamespace(processes=processes, console=console, folder=folder, events=EventLog(folder, rank))
+
+
+def test_one_process_tells_and_keeps_its_own_machine(tmp_path: Path) -> None:
+    alone = scene(tmp_path, 0, 0, 1)
+    tell_machines(alone, workers=0)
+    (event,) = events(tmp_path, "hardware")
+    kept = json.loads((tmp_path / "environment.json").read_text())
+    assert kept["host"] == event["host"] and kept["packages"] == event["packages"]
+    said = alone.console.file.getvalue()
+    assert said.startswith(f"host      {kept['host']}, ") and "software  Python" in said
+    assert len(said.splitlines()) <= 6
+
+
+def test_rank_0_tells_how_another_node_differs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = describe_hardware(tmp_path)
+    there = {**here, "host": "other", "python": "3.12.1"}
+
+    def gather(mine: Any, into: list[Any] | None, dst: int, group: Any) -> None:
+        assert into is not None and mine["host"] == here["host"]
+        into[:] = [mine, None, there, None]  # two nodes of two ranks
+
+    monkeypatch.setattr(machines.dist, "gather_object", gather)
+    main = scene(tmp_path, 0, 0, 4)
+    tell_machines(main, workers=0)
+    said = main.console.file.getvalue()
+    assert f"differs   node 1 (other): Python 3.12.1 instead of {here['python']}\n" in said
+    assert said.count("differs") == 1
+
+
+def test_a_second_rank_of_a_node_looks_at_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gathered = []
+    monkeypatch.setattr(machines.dist, "gather_object", lambda mine, into, **rest: gathered.append((mine, into)))
+    tell_machines(scene(tmp_path, 1, 1, 2), workers=0)
+    assert gathered == [(None, None)]
+    assert events(tmp_path, "hardware", rank=1) == [] and not (tmp_path / "environment.json").exists()
