@@ -1,4 +1,4 @@
-"""What is measured? Models at their real size with random weights, and rows with random tokens, as folders on a disk."""
+"""What is measured? Models at their real size without weights, and rows of random tokens, as folders on a disk."""
 
 from __future__ import annotations
 

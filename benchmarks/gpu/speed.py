@@ -1,6 +1,6 @@
-"""How fast is it? Each case through `shardtune train`, in a process of its own: `python benchmarks/gpu/speed.py dense-4k …`.
+"""How fast is it? Each case through `shardtune train`: `benchmarks/gpu/speed.py dense-4k moe8,train.compile=false`.
 
-Tokens per second are real tokens (no padding) over wall time between two log lines, median over the lines after warm-up.
+Tokens per second are real tokens (no padding) over wall time between two log lines, median of the lines after warm-up.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def measure(name: str, overrides: list[str], keep: Path | None, limit: float) ->
     return {
         "case": name, "overrides": overrides, "tokens_per_second": round(statistics.median(rates)),
         "slowest": round(min(rates)), "fastest": round(max(rates)), "loss": steps[-1]["loss"],
-        "peak_gib": max((line.get("memory", {}).get("peak", line.get("gpu_peak_bytes") or 0) for line in profile), default=0) / 2**30,
+        "peak_gib": round(max(line["memory"]["peak"] for line in profile) / 2**30, 1),
         "wall_seconds": round(time.time() - began, 1),
     }  # fmt: skip
 

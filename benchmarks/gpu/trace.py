@@ -1,4 +1,4 @@
-"""Where does the time of a step go? `python benchmarks/gpu/trace.py dense-4k [settings]`: the kernels of three steps, by time."""
+"""Where does the time of a step go? `python benchmarks/gpu/trace.py dense-4k [settings]`: kernels of three steps."""
 
 from __future__ import annotations
 

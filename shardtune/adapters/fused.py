@@ -40,6 +40,8 @@ def _is_plain(layer: Linear) -> bool:
 class FusedLoraLinear(Linear):
     """PEFT's LoRA layer; where its adapter is simply active, it computes in one operator."""
 
+    calls_no_submodules = True  # hooks on them see nothing
+
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         name = next(iter(self.lora_A))
         base, a, b = self.base_layer, self.lora_A[name].weight, self.lora_B[name].weight

@@ -320,12 +320,6 @@ class TrainSection(Section):
         description="Head and loss together, without ever holding the logits, and of supervised tokens alone. `auto` = "
         "where nothing stands between the model's head and its loss, unless kernels is eager.",
     )
-    fp8_compute: bool | Literal["auto"] = Field(
-        default="auto",
-        description="Multiply weights that are held in FP8 as they are: activations and their gradients are rounded to "
-        "float8 too, with a scale for each row at each product. `auto` = where base_precision is fp8 and the GPU has "
-        "the units (Hopper and later), unless kernels is eager.",
-    )
     compile: bool | Literal["auto"] = Field(
         default="auto",
         description="Compile each decoder layer with torch.compile, at the first step. `auto` = on a GPU, unless "

@@ -27,7 +27,8 @@ class Collator:
 
     Args:
         fill_to: A flat batch is filled up with padding to so many tokens per row, and attention is told that no
-            document is longer, whatever this batch has: compiled code then sees one shape. (Packed rows are nearly full.)
+            document is longer, whatever this batch has: compiled code then sees one shape (packed rows are nearly
+            full).
         fused_loss: Batches say where something is predicted, and what.
 
     A label at the first token of a document is taken out: nothing that stands before it may predict it.

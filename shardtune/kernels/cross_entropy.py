@@ -1,8 +1,8 @@
 """How is the loss taken without ever holding all logits? Head and cross entropy together, some rows at a time.
 
-Only supervised positions are multiplied with the head. The gradient of a chunk's logits is known as soon as they are, so
-it is multiplied back at once and the logits are dropped: what stays is one gradient of the hidden states' size. The eager
-twin is `linear_cross_entropy_reference`.
+Only supervised positions are multiplied with the head. The gradient of a chunk's logits is known as soon as they are,
+so it is multiplied back at once and the logits are dropped: what stays is one gradient of the hidden states' size. The
+eager twin is `linear_cross_entropy_reference`.
 """
 
 from __future__ import annotations

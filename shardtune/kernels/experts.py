@@ -16,7 +16,6 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from shardtune.kernels import fp8_products
 from shardtune.kernels.fp8 import CODES, Block, dequantize
 
 Activation = Callable[[Tensor], Tensor]
@@ -31,7 +30,6 @@ class ExpertWeight:
         lora_a: (E, r, in).
         lora_b: (E, out, r).
         scaling: What the low-rank product is multiplied with.
-        multiply_codes: Round the activations to float8 and multiply the codes themselves (`fp8_products`).
     """
 
     weight: Tensor
@@ -40,7 +38,6 @@ class ExpertWeight:
     lora_a: Tensor | None = None
     lora_b: Tensor | None = None
     scaling: float = 1.0
-    multiply_codes: bool = False
 
     def __post_init__(self) -> None:
         if (self.weight.dtype == CODES) != (self.scale is not None and self.block is not None):
@@ -125,10 +122,6 @@ def grouped_linear(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
 def _adapted(x: Tensor, ends: Tensor, of: ExpertWeight) -> Tensor:
     if of.weight.requires_grad:
         base = grouped_linear(x, of.weight.to(x.dtype), ends)
-    elif of.multiply_codes and of.scale is not None and of.block is not None:
-        rows = fp8_products.row_scales(of.scale, of.block, of.weight.shape)
-        assert rows is not None
-        base = fp8_products.grouped_linear(x, of.weight, rows, ends)
     else:
         base = _FrozenGroupedLinear.apply(x, ends, of.weight, of.scale, of.block)
     if of.lora_a is None or of.lora_b is None:

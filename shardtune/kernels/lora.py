@@ -30,7 +30,8 @@ def lora_linear(
     flat = x.reshape(-1, x.shape[-1])
     other = dropped.reshape(-1, x.shape[-1]) if dropped is not None else None
     out, _ = _forward(flat, other, weight, bias, a, b, scaling)
-    return out.view(*x.shape[:-1], weight.shape[0])
+    result: Tensor = out.view(*x.shape[:-1], weight.shape[0])
+    return result
 
 
 def lora_linear_reference(

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from shardtune.errors import ShardtuneError
-from shardtune.kernels import fp8, fp8_products
+from shardtune.kernels import fp8
 from shardtune.kernels.experts import Activation, ExpertWeight, routed_experts
 
 SCALE_SUFFIX = "_scale_inv"  # as FP8 checkpoints call it, although the codes are multiplied with it
@@ -24,17 +24,12 @@ class Fp8Linear(nn.Linear):
 
     weight_scale_inv: nn.Parameter
     fp8_blocks: dict[str, fp8.Block]
-    multiply_codes = False
     # PEFT makes adapters in the dtype of the weight they stand beside, unless the layer names another: float32 values
     # that went through float8 would stay rounded.
     compute_dtype = torch.float32
 
     def forward(self, input: Tensor) -> Tensor:
         _check_held(self, "weight")
-        if self.multiply_codes:
-            rows = fp8_products.row_scales(self.weight_scale_inv, self.fp8_blocks["weight"], self.weight.shape)
-            assert rows is not None
-            return fp8_products.linear(input, self.weight, rows, self.bias)
         return fp8.linear(input, self.weight, self.weight_scale_inv, self.fp8_blocks["weight"], self.bias)
 
 
@@ -42,7 +37,6 @@ class Fp8Experts(nn.Module):
     """Mixed into a class of routed experts of which one or both weights are held in FP8."""
 
     fp8_blocks: dict[str, fp8.Block]
-    multiply_codes = False
     _apply_gate: Activation
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
@@ -89,24 +83,6 @@ def hold_in_fp8(model: nn.Module, blocks: Mapping[str, fp8.Block]) -> None:
         _make_room(owner, attribute, weight, block)
 
 
-def multiply_codes(model: nn.Module) -> tuple[int, int]:
-    """Let every layer held in FP8 multiply its codes, where each of its rows has one scale.
-
-    Returns:
-        How many layers now do, and how many have finer blocks and go on in full values.
-    """
-    held = [module for module in model.modules() if isinstance(module, Fp8Linear | Fp8Experts)]
-    able = [module for module in held if all(_has_row_scales(module, name) for name in module.fp8_blocks)]
-    for module in able:
-        module.multiply_codes = True
-    return len(able), len(held) - len(able)
-
-
-def _has_row_scales(module: nn.Module, name: str) -> bool:
-    weight, scale = getattr(module, name), getattr(module, name + SCALE_SUFFIX)
-    return scale.shape[-1] == 1 and weight.shape[-1] % 16 == 0 and weight.shape[-2] % 16 == 0
-
-
 def fp8_candidates(model: nn.Module, router: Collection[str] = ()) -> list[str]:
     """Weights worth quantising: of every linear layer and all fused experts in the decoder layers, but no router.
 
@@ -145,8 +121,7 @@ def expert_weight(
     if name not in blocks:
         return ExpertWeight(weight, lora_a=a, lora_b=b, scaling=scaling)
     _check_held(experts, name)
-    codes = bool(getattr(experts, "multiply_codes", False))
-    return ExpertWeight(weight, getattr(experts, name + SCALE_SUFFIX), blocks[name], a, b, scaling, codes)
+    return ExpertWeight(weight, getattr(experts, name + SCALE_SUFFIX), blocks[name], a, b, scaling)
 
 
 def check_experts(experts: nn.Module) -> None:

@@ -182,7 +182,13 @@ class FlopRecorder:
 
 
 def _is_compiled(module: nn.Module) -> bool:
-    return getattr(module, "_compiled_call_impl", None) is not None or hasattr(module, "_orig_mod")
+    """Or computes what its submodules hold without calling them, which comes to the same here."""
+    return (
+        getattr(module, "_compiled_call_impl", None) is not None
+        or hasattr(module, "_orig_mod")
+        or hasattr(module.__dict__.get("forward"), "_torchdynamo_orig_callable")
+        or getattr(module, "calls_no_submodules", False)
+    )
 
 
 def _output_layer(model: nn.Module) -> nn.Module | None:

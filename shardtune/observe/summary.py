@@ -71,8 +71,10 @@ def sharding_line(sharding: Sharding, processes: Processes) -> str:
 def weights_lines(loaded: Loaded, blueprint: Blueprint) -> list[str]:
     """What was read by this rank, how fast, and what was left where it is."""
     if loaded.way == "random":
-        return [f"RANDOM weights (model.weights: random), {size(loaded.local_bytes)} drawn here in {loaded.seconds:.1f} s: "
-                "good for speed and memory, nothing that is trained on them means anything"]  # fmt: skip
+        return [
+            f"RANDOM weights (model.weights: random), {size(loaded.local_bytes)} drawn here in {loaded.seconds:.1f} s: "
+            "good for speed and memory, nothing that is trained on them means anything"
+        ]
     speed = f"{size(loaded.bytes_read / max(loaded.seconds, 1e-9))}/s"
     lines = [
         f"{size(loaded.bytes_read)} read in {loaded.seconds:.1f} s ({speed}), {size(loaded.local_bytes)} held here; "

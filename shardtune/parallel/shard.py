@@ -90,7 +90,7 @@ def compile_layers(layers: list[nn.Module]) -> None:
     All layers share one compiled code: its first run compiles, the others find it.
     """
     for layer in layers:
-        layer.forward = torch.compile(layer.forward)  # type: ignore[method-assign]
+        layer.forward = torch.compile(layer.forward)
 
 
 def _stays_put(

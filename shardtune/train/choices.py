@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from shardtune.errors import UserInputError
-from shardtune.kernels import fp8_products, varlen
+from shardtune.kernels import varlen
 from shardtune.model.quantized import fp8_candidates
 from shardtune.plan.precision import base_precision
 from shardtune.train.fused_loss import why_not as why_not_fused
@@ -86,20 +86,10 @@ def settle_kernels(resolved: ResolvedConfig, model: PreTrainedModel, device: tor
             why=obstacle + ".",
             fix="Set train.fused_loss: auto or false.",
         )
-    held = resolved.config.model.base_precision == "fp8"
-    units = None if fp8_products.usable(device) else "this device has no units for float8 with a scale per row"
-    no_codes = units if held else "the weights are not held in FP8"
-    if train.fp8_compute is True and no_codes is not None:
-        raise UserInputError(
-            "train.fp8_compute is true, but float8 cannot be multiplied here.",
-            why=no_codes + ".",
-            fix="Set train.fp8_compute: auto or false, or model.base_precision: fp8.",
-        )
     on_gpu = None if device.type == "cuda" else "compiling pays on a GPU"
     for key, why in (
         ("fused_lora", eager),
         ("fused_loss", eager or obstacle),
-        ("fp8_compute", eager or no_codes),
         ("compile", eager or on_gpu),
     ):
         if getattr(train, key) == "auto":

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
-from transformers.utils import ModelOutput
+from transformers.utils.generic import ModelOutput
 
 from shardtune.data.collate import SUPERVISED, TARGETS
 from shardtune.kernels.cross_entropy import linear_cross_entropy
@@ -61,4 +61,5 @@ def use_fused_loss(model: PreTrainedModel) -> None:
         loss, told = linear_cross_entropy(hidden.flatten(0, -2), head, where, targets)
         return FusedOutput(loss=loss, told=told)
 
-    model.forward = types.MethodType(forward, model)  # type: ignore[method-assign]
+    model.forward = types.MethodType(forward, model)
+    model.calls_no_submodules = True  # type: ignore[assignment]  # the head is multiplied with, not called

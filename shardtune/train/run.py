@@ -33,7 +33,7 @@ from shardtune.launch.exit_codes import FAILED, INTERRUPTED, PREEMPTED
 from shardtune.launch.which_run import CHECKPOINTS, record_finish
 from shardtune.model.blueprint import draw_up
 from shardtune.model.load import load_tokenizer
-from shardtune.model.quantized import hold_in_fp8, multiply_codes
+from shardtune.model.quantized import hold_in_fp8
 from shardtune.observe import summary
 from shardtune.observe.loading import LoadingProgress
 from shardtune.observe.preparing import PreparingProgress
@@ -106,8 +106,6 @@ def train(resolved: ResolvedConfig, *, run_id: str | None = None, stop: StopRequ
             hold_in_fp8(blueprint.model, fp8_blocks(blueprint))
         model, coverage, notices = add_lora(blueprint.model, config.lora, blueprint.family)
         resolved = settle_kernels(resolved, blueprint.model, processes.device)
-        if resolved.config.train.fp8_compute:
-            multiply_codes(blueprint.model)
         if resolved.config.train.fused_lora:
             use_fused_lora(model)
         if resolved.config.train.fused_loss:

@@ -28,8 +28,8 @@ _QUIET = 10  # steps for which a guard that has warned does not warn again
 class Guards(TrainerCallback):
     """Looks at every step before the optimizer takes it, and now and then at the machine. Comes first of the callbacks.
 
-    Losses are read when the whole backward pass is queued behind them. The gradient's norm is not waited for: a step's norm is
-    looked at while the next one is computed, or before anything is logged, evaluated or saved. Until then the device
+    Losses are read when the backward pass is queued behind them. The gradient's norm is not waited for: a step's norm
+    is looked at while the next one is computed, or before anything is logged, evaluated or saved. Until then the device
     itself keeps gradients that are no numbers from the optimizer. Only `skip-step` by the norm has to wait for it.
     """
 
