@@ -15,6 +15,8 @@ import pytest
 from running import Command, events
 from toys import toy_config
 
+from shardtune.observe.events import VERSION
+
 ACCELERATE_FILE = """\
 compute_environment: LOCAL_MACHINE
 distributed_type: FSDP
