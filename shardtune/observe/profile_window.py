@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from shardtune.observe.summary import size
+from shardtune.observe.summary import operations, size
 
 _SHORT = {"data": "data", "forward": "fwd", "backward": "bwd", "optimizer": "opt", "collective": "comm"}
 _TOLD_REST = 0.05  # of a step, that no phase explains: less is not worth a word
@@ -61,7 +61,7 @@ def profile_line(window: ProfileWindow, width: int | None) -> str:
     if "tokens_per_second" in found:
         rest.append(f"{found['tokens_per_second']:,.0f} tok/s")
     if "tflops" in found:
-        rest.append(_speed(found["tflops"]))
+        rest.append(operations(found["tflops"]))
     if "mfu" in found:
         rest.append(f"MFU {found['mfu']:.1%}")
     peak = window.peak()
@@ -103,12 +103,3 @@ def _numbers(value: Mapping[str, Any], path: str = "") -> Iterable[tuple[str, fl
 
 def _seconds(value: float) -> str:
     return f"{value:.3g} s" if value >= 1 else f"{value * 1000:.3g} ms"
-
-
-def _speed(tflops: float) -> str:
-    """`310 TFLOP/s`; a toy on a CPU does `66.6 MFLOP/s`."""
-    for unit in ("TFLOP/s", "GFLOP/s", "MFLOP/s"):
-        if tflops >= 0.1 or unit == "MFLOP/s":
-            break
-        tflops *= 1000
-    return f"{tflops:.3g} {unit}"

@@ -150,6 +150,15 @@ def count(number: int, word: str, plural: str = "s") -> str:
     return f"{number:,} {word}{'' if number == 1 else plural}"
 
 
+def operations(tflops: float) -> str:
+    """`310 TFLOP/s`; a toy on a CPU does `66.6 MFLOP/s`."""
+    for unit in ("TFLOP/s", "GFLOP/s", "MFLOP/s"):
+        if tflops >= 0.1 or unit == "MFLOP/s":
+            break
+        tflops *= 1000
+    return f"{tflops:.3g} {unit}"
+
+
 def size(number: float) -> str:
     """Bytes in powers of 1000, as disks and vendors number."""
     for unit in ("B", "kB", "MB", "GB"):

@@ -99,7 +99,8 @@ def tiles(run: RunHistory, results: Results) -> list[dict[str, str]]:
     if results.mfu is not None:
         found.append(_tile("MFU", words.percent(results.mfu), "median of all steps and ranks"))
     elif results.tflops is not None:
-        found.append(_tile("TFLOP/s", f"{results.tflops:.3g}", "per device, median of all steps"))
+        value, unit = words.operations(results.tflops).split()
+        found.append(_tile(unit, value, "per device, median of all steps"))
     for name, most in (("GPU memory", results.gpu_peak), ("host memory", results.host_peak)):
         if most is not None and not (name == "host memory" and results.gpu_peak is not None):
             found.append(

@@ -6,9 +6,9 @@ import math
 import unicodedata
 from datetime import datetime
 
-from shardtune.observe.summary import clock, count
+from shardtune.observe.summary import clock, count, operations
 
-__all__ = ["age", "clock", "count", "loss", "memory", "percent", "plain", "seconds", "short", "when"]
+__all__ = ["age", "clock", "count", "loss", "memory", "operations", "percent", "plain", "seconds", "short", "when"]
 
 
 def short(value: float) -> str:

@@ -163,7 +163,7 @@ def test_a_signal_stops_after_the_step_and_keeps_what_was_learnt(
     step = json.loads((checkpoint / "trainer.json").read_text())["step"]
     assert checkpoint.name == f"step-{step:06d}" and (checkpoint / "adapter_model.safetensors").stat().st_size > 0
     assert events(folder, "run_end")[0] | {"time": 0} == {
-        "v": 1, "time": 0, "rank": 0, "event": "run_end", "status": "stopped", "step": step,
+        "v": VERSION, "time": 0, "rank": 0, "event": "run_end", "status": "stopped", "step": step,
     }  # fmt: skip
     assert not (folder / "final").exists()
     assert_gone(folder)

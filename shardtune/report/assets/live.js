@@ -112,7 +112,7 @@
     };
     const draw = () => {
       const rows = ordered();
-      counts.textContent = rows.length === list.runs.length ? `${rows.length} runs` : `${rows.length} of ${list.runs.length} runs`;
+      counts.textContent = rows.length === list.runs.length ? `${rows.length} ${rows.length === 1 ? "run" : "runs"}` : `${rows.length} of ${list.runs.length} runs`;
       refresh(place, [rows, list.sort, [...list.chosen]], () => (rows.length
         ? element("table", { class: "runs" }, element("thead", {}, element("tr", {}, element("th", {}), heads(draw))),
           element("tbody", {}, rows.map((run) => line(run, chosen))))
