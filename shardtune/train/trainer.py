@@ -253,14 +253,18 @@ class ShardedSFTTrainer(SFTTrainer):
         self.saver.save(self)
         self.paused_seconds += time.perf_counter() - began
 
-    def _fused_loss(self, model: Any, inputs: dict[str, Any], num_items_in_batch: Any) -> torch.Tensor:
-        """TRL reads entropy, accuracy and token counts back from the device for each batch, and waits for each."""
+    def _loss_of(self, model: Any, inputs: dict[str, Any], return_outputs: bool, num_items_in_batch: Any) -> Any:
+        """Through the fused loss where the batch is made for it, else as TRL does.
+
+        TRL reads entropy, accuracy and token counts back from the device for each batch, and waits for each.
+        """
+        if SUPERVISED not in inputs or return_outputs:
+            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         outputs = model(**inputs, use_cache=False)
         mode = "train" if self.model.training else "eval"
         supervised = torch.full((1,), float(len(inputs[SUPERVISED])), device=outputs.told.device)
         self.told[mode] += torch.cat([supervised, outputs.told]).double()
-        loss: torch.Tensor = outputs.loss * self.processes.world_size / num_items_in_batch
-        return loss
+        return outputs.loss * self.processes.world_size / num_items_in_batch
 
     def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
         ready: dict[str, Any] = super()._prepare_inputs(inputs)
@@ -287,11 +291,7 @@ class ShardedSFTTrainer(SFTTrainer):
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
-        """Through the fused loss where the batch is made for it, else as TRL does."""
-        if SUPERVISED in inputs and not return_outputs:
-            loss = self._fused_loss(model, inputs, num_items_in_batch)
-        else:
-            loss = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        loss = self._loss_of(model, inputs, return_outputs, num_items_in_batch)
         if self.model.training:
             self.micro_losses.append(HostNumber(loss))
             if self.ledger is not None:
