@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import time
@@ -17,11 +16,11 @@ from shardtune.launch.exit_codes import stop_signal
 from shardtune.launch.failure import ERRORS_VARIABLE, read_records
 from shardtune.launch.findings import Finding
 from shardtune.launch.host_memory import oom_kills
+from shardtune.launch.stacks import ask as stacks_of
 
 LAUNCHER_VARIABLE = "SHARDTUNE_LAUNCHER_PID"
 STORE_VARIABLE = "SHARDTUNE_STORE_PREFIX"  # the launcher's store is the ranks' too; each attempt has keys of its own
 _LATE = 5.0  # seconds past its deadline after which a rank's own watchdog is taken to be stuck as well
-_DUMP_SECONDS = 3.0  # for a rank to write its stacks when asked
 
 
 @dataclass(frozen=True)
@@ -145,27 +144,20 @@ class LocalWorkers:
         return self._examined[rank]
 
     def _ask_for_stacks(self, rank: int, state: dict[str, Any], seen: str) -> str:
-        """The stacks of a rank that does not watch itself any more. faulthandler answers even while Python's lock is
-        held; a stopped process has to be woken for it, and does nothing else: it is ended right after."""
-        source = self.folder / f"stacks-rank{rank}.txt"
-        if not state.get("folder") or not source.exists():
+        """The stacks of a rank that does not watch itself any more, in the file it would have written itself; it is
+        ended right after."""
+        if not state.get("folder"):
             return ""
         process = self._processes[rank]
-        process.send_signal(signal.SIGUSR2)  # pending until it is woken, and handled before anything else
-        process.send_signal(signal.SIGCONT)
-        deadline = time.monotonic() + _DUMP_SECONDS
-        size = -1
-        while time.monotonic() < deadline and (size <= 0 or source.stat().st_size != size):
-            size = source.stat().st_size
-            time.sleep(0.2)
+        stacks = stacks_of(process.pid, self.folder, rank)
+        if not stacks:
+            return ""
         self._kill(process)
         target = Path(state["folder"]) / "crash" / f"rank-{rank}.txt"
         target.parent.mkdir(parents=True, exist_ok=True)
-        with source.open(encoding="utf-8", errors="replace") as got, target.open("w", encoding="utf-8") as file:
-            file.write(f"rank {rank}, {state['doing']}, examined by its launcher: {seen}\n")
-            if not size:
-                file.write("It wrote no stacks when asked: its main thread does not leave the kernel.\n")
-            shutil.copyfileobj(got, file)
+        target.write_text(
+            f"rank {rank}, {state['doing']}, examined by its launcher: {seen}\n{stacks}", encoding="utf-8"
+        )
         return str(target)
 
     def folder_of_run(self) -> Path | None:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import faulthandler
 import os
-import signal
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shardtune.launch.exit_codes import LOST, NO_PROGRESS
 from shardtune.launch.failure import ERRORS_VARIABLE, leave_record, three_parts, write_json
+from shardtune.launch.stacks import answering
 from shardtune.launch.workers import LAUNCHER_VARIABLE
 
 if TYPE_CHECKING:
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from shardtune.observe.events import EventLog
 
 _INTERVAL = 0.5  # seconds between two looks
-DUMP_SIGNAL = signal.SIGUSR2  # the launcher asks for the stacks of a rank whose own watchdog does not run
 CRASH_FOLDER = "crash"
 
 # What a rank may be doing, and which of the limits it is held to. Preparing data has none: one process works as long as
@@ -83,23 +83,21 @@ class Watchdog:
         errors = environ.get(ERRORS_VARIABLE)
         self._errors = Path(errors) if errors else None
         self._launcher = int(environ[LAUNCHER_VARIABLE]) if LAUNCHER_VARIABLE in environ else None
+        self._answering = ExitStack()
         self._main = threading.main_thread().ident
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="shardtune-watchdog", daemon=True)
 
     def __enter__(self) -> Watchdog:
         if self._errors is not None:
-            self._stacks = (self._errors / f"stacks-rank{self.rank}.txt").open("w", encoding="utf-8")
-            faulthandler.register(DUMP_SIGNAL, file=self._stacks, all_threads=True)
+            self._answering.enter_context(answering(self._errors, self.rank))
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._ended.set()
         self._tell_launcher()  # what it was doing last, for the record of an exception
-        if self._errors is not None:
-            faulthandler.unregister(DUMP_SIGNAL)
-            self._stacks.close()
+        self._answering.close()
 
     def write_to(self, folder: Path, events: EventLog) -> None:
         """Where a crash is written down, from now on."""

@@ -87,7 +87,7 @@ def test_a_chart_that_comes_later_takes_its_place_and_its_neighbours_make_room(
         run.evaluate(30, 1.5)
         at.until(f"({drawn})('eval') > 0 && ({drawn})('learning_rate') < 1000 && {fits}")
         order = "[...document.querySelectorAll('#group-learning .figure')].map((f) => f.id).join(' ')"
-        at.until(f"{order} === 'chart-loss chart-eval chart-grad_norm chart-learning_rate'")
+        assert at.page.evaluate(order) == "chart-loss chart-eval chart-grad_norm chart-learning_rate"
 
 
 def test_runs_are_listed_sorted_filtered_and_compared(

@@ -150,10 +150,10 @@ def test_no_field_that_is_not_what_it_should_be_breaks_the_page(tmp_path: Path, 
         ]
         path.write_text("".join(json.dumps(event) + "\n" for event in spoilt))
     history = read(run.folder)
-    embedded(run_view(history, run.now))
-    embedded(compare_view([history, history], run.now))
+    assert json.loads(embedded(run_view(history, run.now)))
+    assert json.loads(embedded(compare_view([history, history], run.now)))
     [row] = Watch(tmp_path).runs(None)["runs"]
-    json.dumps(row, allow_nan=False)
+    assert json.dumps(row, allow_nan=False)
 
 
 def test_a_run_deleted_while_it_is_watched_keeps_what_was_read(tmp_path: Path) -> None:

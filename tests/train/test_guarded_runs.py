@@ -214,3 +214,18 @@ def test_an_ordinary_run_raises_no_alarm(config: Path) -> None:
     ordinary = ("guards.window=50", "train.max_steps=70", "train.lr_scheduler_type=cosine", "train.save_strategy=no")
     assert run(config, *ordinary, run_id="ordinary") == 0
     assert events(folder_of(config, "ordinary"), "guard") == []
+
+
+def test_a_loss_that_rises_and_stays_up_stops_the_run_where_asked_to(config: Path) -> None:
+    lone = ("guards.divergence=stop", "guards.loss_spike=off", "guards.grad_norm_spike=off", "train.save_strategy=no")
+    with spoilt(dict.fromkeys(range(10, 17), thousandfold)), pytest.raises(GuardStop, match="The loss diverges"):
+        run(config, *lone, run_id="diverging")
+    (event,) = events(folder_of(config, "diverging"), "guard")
+    assert (event["guard"], event["action"]) == ("divergence", "stop") and event["value"] > 1000
+    assert 10 < event["step"] <= 16
+
+
+def test_a_run_that_learns_nothing_is_told_so(config: Path) -> None:
+    idle = ("train.learning_rate=1e-6", "guards.flat_loss_steps=8", "train.max_steps=48", "train.save_strategy=no")
+    assert run(config, *idle, run_id="flat") == 0
+    assert {event["guard"] for event in events(folder_of(config, "flat"), "guard")} == {"flat_loss"}
