@@ -7,16 +7,18 @@ from typing import TYPE_CHECKING, Any
 from peft.tuners.lora.layer import Linear
 from torch import Tensor, nn
 
+from shardtune.kernels.fp8_lora import fp8_lora_linear
 from shardtune.kernels.lora import lora_linear
+from shardtune.model.quantized import Fp8Linear
 
 if TYPE_CHECKING:
     from peft import PeftModel
 
 
 def use_fused_lora(model: PeftModel) -> int:
-    """Switch every plain LoRA layer on a plain linear layer to `lora_linear`; call it before sharding.
+    """Switch every plain LoRA layer on a linear layer, also one held in FP8, to one operator; call it before sharding.
 
-    A layer with a variant such as DoRA, or on anything else than an unquantised `nn.Linear`, keeps PEFT's own forward.
+    A layer with a variant such as DoRA, or on anything else, keeps PEFT's own forward.
 
     Returns:
         How many layers were switched.
@@ -30,7 +32,7 @@ def use_fused_lora(model: PeftModel) -> int:
 def _is_plain(layer: Linear) -> bool:
     names = list(layer.lora_A)
     return (
-        type(layer.base_layer) is nn.Linear
+        type(layer.base_layer) in (nn.Linear, Fp8Linear)
         and len(names) == 1
         and not layer.lora_variant
         and not layer.lora_bias[names[0]]
@@ -48,14 +50,20 @@ class FusedLoraLinear(Linear):
         simply_active = (
             not (args or kwargs or self._disable_adapters or self.merged_adapters)
             and self._active_adapter in (name, [name])
-            and a.dtype == x.dtype == base.weight.dtype
+            and a.dtype == x.dtype
+            and (isinstance(base, Fp8Linear) or base.weight.dtype == x.dtype)
         )
         if not simply_active:
             result: Tensor = super().forward(x, *args, **kwargs)
             return result
         dropout = self.lora_dropout[name]
         dropped = dropout(x) if self.training and not isinstance(dropout, nn.Identity) else None
-        return lora_linear(x, base.weight, base.bias, a, b, self.scaling[name], dropped)
+        if not isinstance(base, Fp8Linear):
+            return lora_linear(x, base.weight, base.bias, a, b, self.scaling[name], dropped)
+        codes, scale, block = base.held()
+        return fp8_lora_linear(
+            x, codes, scale, block, base.bias, a, b, self.scaling[name], dropped, "weight" in base.multiplied
+        )
 
 
 # PEFT finds its layers by this name when it puts a second adapter on a model.

@@ -93,6 +93,7 @@ VERDICTS: dict[str, Verdict] = {
     "train.kernels": _ROUNDING,
     "train.fused_lora": _ROUNDING,
     "train.fused_loss": _ROUNDING,
+    "train.fp8_compute": _ROUNDING,
     "train.compile": _ROUNDING,
     "train.packing": _DATA,
     "train.logging_steps": _FREE,

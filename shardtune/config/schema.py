@@ -320,6 +320,13 @@ class TrainSection(Section):
         description="Head and loss together, without ever holding the logits, and of supervised tokens alone. `auto` = "
         "where nothing stands between the model's head and its loss, unless kernels is eager.",
     )
+    fp8_compute: bool | Literal["auto"] = Field(
+        default="auto",
+        description="Multiply weights that are held in FP8 (base_precision: fp8) as they are: activations and their "
+        "gradients are rounded to float8 too, with a scale for each row at each product; adapters stay in the compute "
+        "dtype. Faster on Hopper and later, with a relative error of some percent in each product; elsewhere the same "
+        "rounding without the speed. `auto` = off.",
+    )
     compile: bool | Literal["auto"] = Field(
         default="auto",
         description="Compile each decoder layer with torch.compile, at the first step. `auto` = on a GPU, unless "

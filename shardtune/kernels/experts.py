@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -16,7 +15,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from shardtune.kernels import fp8_operators
 from shardtune.kernels.fp8 import CODES, Block, dequantize
+from shardtune.kernels.grouped import grouped_product, grouped_weight_gradient
 
 Activation = Callable[[Tensor], Tensor]
 
@@ -30,6 +31,7 @@ class ExpertWeight:
         lora_a: (E, r, in).
         lora_b: (E, out, r).
         scaling: What the low-rank product is multiplied with.
+        multiply_codes: Round the activations to float8 and multiply the codes themselves (`fp8_products`).
     """
 
     weight: Tensor
@@ -38,6 +40,7 @@ class ExpertWeight:
     lora_a: Tensor | None = None
     lora_b: Tensor | None = None
     scaling: float = 1.0
+    multiply_codes: bool = False
 
     def __post_init__(self) -> None:
         if (self.weight.dtype == CODES) != (self.scale is not None and self.block is not None):
@@ -47,7 +50,9 @@ class ExpertWeight:
 
     def values(self, dtype: torch.dtype) -> Tensor:
         """The weight without its adapter, (E, out, in) in `dtype`."""
-        return _values(self.weight, self.scale, self.block, dtype)
+        if self.scale is None or self.block is None:
+            return self.weight.to(dtype)
+        return dequantize(self.weight, self.scale, self.block, dtype)
 
 
 def routed_experts(
@@ -122,8 +127,10 @@ def grouped_linear(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
 def _adapted(x: Tensor, ends: Tensor, of: ExpertWeight) -> Tensor:
     if of.weight.requires_grad:
         base = grouped_linear(x, of.weight.to(x.dtype), ends)
+    elif of.scale is not None and of.block is not None:
+        base = fp8_operators.grouped_linear(x, of.weight, of.scale, of.block, ends, of.multiply_codes)
     else:
-        base = _FrozenGroupedLinear.apply(x, ends, of.weight, of.scale, of.block)
+        base = _FrozenGroupedLinear.apply(x, ends, of.weight)
     if of.lora_a is None or of.lora_b is None:
         return base
     # Both strides of a grouped product must be multiples of 16 bytes: a small rank is filled up with zeros.
@@ -133,75 +140,36 @@ def _adapted(x: Tensor, ends: Tensor, of: ExpertWeight) -> Tensor:
     return base + grouped_linear(grouped_linear(x, a, ends) * of.scaling, b, ends)
 
 
-def _values(weight: Tensor, scale: Tensor | None, block: Block | None, dtype: torch.dtype) -> Tensor:
-    if scale is None or block is None:
-        return weight.to(dtype)
-    return dequantize(weight, scale, block, dtype)
-
-
-def _product(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
-    """(n, in) times (E, out, in), group by group: (n, out)."""
-    if _grouped_product_works(x, *weight.shape[1:]):
-        return F.grouped_mm(x.contiguous(), weight.transpose(-2, -1), offs=ends)
-    return torch.cat([F.linear(rows, one) for rows, one in zip(_groups(x, ends), weight.unbind(0), strict=True)])
-
-
-def _weight_gradient(grad: Tensor, x: Tensor, ends: Tensor) -> Tensor:
-    """(n, out) and (n, in) to (E, out, in): the outer products of each group's rows, added up."""
-    if _grouped_product_works(x, grad.shape[1], x.shape[1]):
-        gradient = F.grouped_mm(grad.contiguous().transpose(0, 1), x.contiguous(), offs=ends)
-        # For a group without rows the kernel may leave whatever its memory held (pytorch issue 172439).
-        empty = torch.diff(ends, prepend=ends.new_zeros(1)) == 0
-        return gradient.masked_fill_(empty[:, None, None], 0)
-    return torch.stack([g.T @ rows for g, rows in zip(_groups(grad, ends), _groups(x, ends), strict=True)])
-
-
-def _groups(x: Tensor, ends: Tensor) -> list[Tensor]:
-    bounds = [0, *ends.tolist()]
-    return [x[start:end] for start, end in pairwise(bounds)]
-
-
-def _grouped_product_works(x: Tensor, *sizes: int) -> bool:
-    """torch's rules: 16-byte strides in every direction; on CUDA, tensor cores of 2020 or later."""
-    if x.device.type == "cuda" and torch.cuda.get_device_capability(x.device) < (8, 0):
-        return False
-    if x.device.type not in ("cpu", "cuda") or x.dtype not in (torch.bfloat16, torch.float16, torch.float32):
-        return False
-    return x.shape[0] > 0 and all(size * x.element_size() % 16 == 0 for size in sizes)
-
-
 class _GroupedLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
         ctx.save_for_backward(x if ctx.needs_input_grad[1] else None, weight, ends)
-        return _product(x, weight, ends)
+        return grouped_product(x, weight, ends)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         x, weight, ends = ctx.saved_tensors
-        grad_x = _product(grad, weight.transpose(-2, -1), ends) if ctx.needs_input_grad[0] else None
-        grad_weight = _weight_gradient(grad, x, ends) if ctx.needs_input_grad[1] else None
+        grad_x = grouped_product(grad, weight.transpose(-2, -1), ends) if ctx.needs_input_grad[0] else None
+        grad_weight = grouped_weight_gradient(grad, x, ends) if ctx.needs_input_grad[1] else None
         return grad_x, grad_weight, None
 
 
 class _FrozenGroupedLinear(torch.autograd.Function):
-    """A grouped product that keeps the weight as it is held: codes are dequantised in forward and in backward again."""
+    """A grouped product that keeps the weight as it is held, and casts it in forward and in backward again."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, ends: Tensor, weight: Tensor, scale: Tensor | None, block: Block | None) -> Tensor:
-        ctx.save_for_backward(ends, weight, scale)
-        ctx.block = block
-        return _product(x, _values(weight, scale, block, x.dtype), ends)
+    def forward(ctx: Any, x: Tensor, ends: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(ends, weight)
+        return grouped_product(x, weight.to(x.dtype), ends)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, None, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, None]:
         if not ctx.needs_input_grad[0]:
-            return None, None, None, None, None
-        ends, weight, scale = ctx.saved_tensors
-        values = _values(weight, scale, ctx.block, grad.dtype)
-        return _product(grad, values.transpose(-2, -1), ends), None, None, None, None
+            return None, None, None
+        ends, weight = ctx.saved_tensors
+        return grouped_product(grad, weight.to(grad.dtype).transpose(-2, -1), ends), None, None
 
 
 class _ByExpert(torch.autograd.Function):

@@ -1,22 +1,19 @@
-"""How is a weight held in one byte and multiplied with? float8 codes and a float32 scale per block of them.
+"""How is a weight held in one byte? As float8 codes and a float32 scale per block of them.
 
 A quantised weight is `codes` (float8_e4m3fn, shape (..., R, C)), `scale` (float32, one number for each block, shape
 (..., ceil(R / rows), ceil(C / columns))) and `block` = (rows, columns). An element's value is its code times the scale
 of its block. One scale for the whole matrix is the block (R, C), one for each row (1, C); blocks at the edge may be
 ragged.
 
-The eager twin of `linear` is `F.linear(x, dequantize(...), bias)`.
+What is multiplied with it is in `fp8_products`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
-from torch.nn import functional as F
 
 CODES = torch.float8_e4m3fn
 LARGEST_CODE = 448.0  # the largest finite float8_e4m3fn
@@ -50,6 +47,10 @@ def dequantize(codes: Tensor, scale: Tensor, block: Block, dtype: torch.dtype) -
             f"Codes of shape {tuple(codes.shape)} in blocks of {block} have scales of shape "
             f"{scale_shape(codes.shape, block)}, not {tuple(scale.shape)}."
         )
+    if codes.device.type == "cuda" and torch.cuda.get_device_capability(codes.device) >= (8, 9):
+        from shardtune.kernels.fp8_passes import dequantize_codes  # needs Triton, which comes with torch for CUDA
+
+        return dequantize_codes(codes, scale, block, dtype)
     return dequantize_rows(codes, scale, block, 0, dtype)
 
 
@@ -109,32 +110,6 @@ def quantization_error(weight: Tensor, codes: Tensor, scale: Tensor) -> tuple[fl
         largest.append(difference.abs().max().item())
     # torch's maximum, because Python's loses a NaN: a weight that is not finite must show.
     return ((lost / whole) ** 0.5 if whole else lost**0.5), torch.tensor(largest, dtype=torch.float64).max().item()
-
-
-def linear(x: Tensor, codes: Tensor, scale: Tensor, block: Block, bias: Tensor | None = None) -> Tensor:
-    """`x @ weight.T + bias` with a quantised, frozen weight, in x's dtype.
-
-    The weight exists in x's dtype during the product only: forward and backward each dequantise it, and what is kept
-    between them are the codes and scales that are there anyway.
-    """
-    result: Tensor = _Linear.apply(x, codes, scale, block, bias)
-    return result
-
-
-class _Linear(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, codes: Tensor, scale: Tensor, block: Block, bias: Tensor | None) -> Tensor:
-        ctx.save_for_backward(codes, scale)
-        ctx.block = block
-        return F.linear(x, dequantize(codes, scale, block, x.dtype), None if bias is None else bias.to(x.dtype))
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, None, None, Tensor | None]:
-        codes, scale = ctx.saved_tensors
-        grad_x = grad @ dequantize(codes, scale, ctx.block, grad.dtype) if ctx.needs_input_grad[0] else None
-        grad_bias = grad.reshape(-1, grad.shape[-1]).sum(0) if ctx.needs_input_grad[4] else None
-        return grad_x, None, None, None, grad_bias
 
 
 def _check(codes: Tensor, scale: Tensor) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping
 
 import torch
 from torch import Tensor, nn
 
 from shardtune.errors import ShardtuneError
-from shardtune.kernels import fp8
+from shardtune.kernels import fp8, fp8_operators, fp8_products
 from shardtune.kernels.experts import Activation, ExpertWeight, routed_experts
 
 SCALE_SUFFIX = "_scale_inv"  # as FP8 checkpoints call it, although the codes are multiplied with it
@@ -24,19 +25,25 @@ class Fp8Linear(nn.Linear):
 
     weight_scale_inv: nn.Parameter
     fp8_blocks: dict[str, fp8.Block]
+    multiplied: frozenset[str] = frozenset()  # what `multiply_codes` chose: the weight, or nothing
     # PEFT makes adapters in the dtype of the weight they stand beside, unless the layer names another: float32 values
     # that went through float8 would stay rounded.
     compute_dtype = torch.float32
 
-    def forward(self, input: Tensor) -> Tensor:
+    def held(self) -> tuple[Tensor, Tensor, fp8.Block]:
+        """Codes, scales and the block that shares one, as they have to be during a product."""
         _check_held(self, "weight")
-        return fp8.linear(input, self.weight, self.weight_scale_inv, self.fp8_blocks["weight"], self.bias)
+        return self.weight, self.weight_scale_inv, self.fp8_blocks["weight"]
+
+    def forward(self, input: Tensor) -> Tensor:
+        return fp8_operators.linear(input, *self.held(), self.bias, "weight" in self.multiplied)
 
 
 class Fp8Experts(nn.Module):
     """Mixed into a class of routed experts of which one or both weights are held in FP8."""
 
     fp8_blocks: dict[str, fp8.Block]
+    multiplied: frozenset[str] = frozenset()  # names of weights that `multiply_codes` chose
     _apply_gate: Activation
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
@@ -83,6 +90,23 @@ def hold_in_fp8(model: nn.Module, blocks: Mapping[str, fp8.Block]) -> None:
         _make_room(owner, attribute, weight, block)
 
 
+def multiply_codes(model: nn.Module) -> tuple[int, Counter[str]]:
+    """Let every weight held in FP8 be multiplied as it is, with activations rounded to float8, where its scales allow.
+
+    Returns:
+        How many weights are, and of the others how many have what stands against it.
+    """
+    count, left = 0, Counter[str]()
+    for module in model.modules():
+        if not isinstance(module, Fp8Linear | Fp8Experts):
+            continue
+        reasons = {n: fp8_products.why_not(getattr(module, n).shape, block) for n, block in module.fp8_blocks.items()}
+        module.multiplied = frozenset(name for name, why in reasons.items() if why is None)
+        count += len(module.multiplied)
+        left.update(why for why in reasons.values() if why is not None)
+    return count, left
+
+
 def fp8_candidates(model: nn.Module, router: Collection[str] = ()) -> list[str]:
     """Weights worth quantising: of every linear layer and all fused experts in the decoder layers, but no router.
 
@@ -121,7 +145,8 @@ def expert_weight(
     if name not in blocks:
         return ExpertWeight(weight, lora_a=a, lora_b=b, scaling=scaling)
     _check_held(experts, name)
-    return ExpertWeight(weight, getattr(experts, name + SCALE_SUFFIX), blocks[name], a, b, scaling)
+    how = name in getattr(experts, "multiplied", ())
+    return ExpertWeight(weight, getattr(experts, name + SCALE_SUFFIX), blocks[name], a, b, scaling, how)
 
 
 def check_experts(experts: nn.Module) -> None:

@@ -68,11 +68,11 @@ def take_over(scene: Scene, resolved: ResolvedConfig) -> None:
         record_start(scene.folder, scene.asked)
 
 
-def tell_notices(scene: Scene, notices: list[str]) -> None:
-    """How lora.target_modules was understood, where that is not what its words say."""
+def tell_notices(scene: Scene, notices: list[str], about: str = "lora") -> None:
+    """How lora.target_modules was understood where that is not what its words say, or what a setting came to."""
     for notice in notices:
         scene.console.print(f"[yellow]notice[/] {escape(notice)}", highlight=False)
-        scene.events.write("notice", about="lora", text=notice)
+        scene.events.write("notice", about=about, text=notice)
 
 
 def tell_plan(

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
 from shardtune.errors import UserInputError
-from shardtune.kernels import varlen
+from shardtune.kernels import fp8_products, varlen
 from shardtune.model.quantized import fp8_candidates
 from shardtune.plan.precision import base_precision
 from shardtune.train.fused_loss import why_not as why_not_fused
@@ -75,7 +76,8 @@ def settle_kernels(resolved: ResolvedConfig, model: PreTrainedModel, device: tor
     """Which fused code runs, and where it does not, why.
 
     Raises:
-        UserInputError: the fused loss was asked for, and this model cannot have it.
+        UserInputError: the fused loss was asked for, and this model cannot have it; or products in FP8, and nothing is
+            held in FP8.
     """
     train = resolved.config.train
     eager = "train.kernels is eager" if train.kernels == "eager" else None
@@ -86,6 +88,16 @@ def settle_kernels(resolved: ResolvedConfig, model: PreTrainedModel, device: tor
             why=obstacle + ".",
             fix="Set train.fused_loss: auto or false.",
         )
+    held = resolved.config.model.base_precision
+    if train.fp8_compute is True and held != "fp8":
+        raise UserInputError(
+            "train.fp8_compute is true, but no weight is held in FP8.",
+            why=f"model.base_precision is {held}, and what is multiplied as float8 is the frozen base.",
+            fix="Set model.base_precision: fp8, or train.fp8_compute: auto or false.",
+        )
+    if train.fp8_compute == "auto":
+        reason = "it rounds activations to float8: to be asked for" if held == "fp8" else f"the base is {held}"
+        resolved = resolved.with_auto("train.fp8_compute", False, reason)
     on_gpu = None if device.type == "cuda" else "compiling pays on a GPU"
     for key, why in (
         ("fused_lora", eager),
@@ -112,6 +124,16 @@ def settle_precision(resolved: ResolvedConfig, blueprint: Blueprint, processes: 
     # Ranks with different memory must not choose differently.
     chosen, why = processes.share_from_main((chosen, why))
     return resolved.with_auto("model.base_precision", chosen, why)
+
+
+def fp8_compute_notice(multiplied: int, left: Counter[str], device: torch.device) -> str:
+    """What `train.fp8_compute: true` came to."""
+    parts = [f"train.fp8_compute: {multiplied} weights are multiplied as float8 codes, activations rounded to float8"]
+    if lacking := fp8_products.missing_units(device):
+        parts.append(f"{lacking}: rounded the same way, they are multiplied by the eager twin, without a gain in speed")
+    for why, count in left.most_common():
+        parts.append(f"{count} are dequantised for each product, because they have {why}")
+    return "; ".join(parts) + "."
 
 
 def fp8_blocks(blueprint: Blueprint) -> dict[str, tuple[int, int]]:

@@ -33,7 +33,7 @@ from shardtune.launch.exit_codes import FAILED, INTERRUPTED, PREEMPTED
 from shardtune.launch.which_run import CHECKPOINTS, record_finish
 from shardtune.model.blueprint import draw_up
 from shardtune.model.load import load_tokenizer
-from shardtune.model.quantized import hold_in_fp8
+from shardtune.model.quantized import hold_in_fp8, multiply_codes
 from shardtune.observe import summary
 from shardtune.observe.loading import LoadingProgress
 from shardtune.observe.preparing import PreparingProgress
@@ -44,6 +44,7 @@ from shardtune.train.account import introduce, take_over, tell_end, tell_notices
 from shardtune.train.choices import (
     FLAT_ATTENTION,
     fp8_blocks,
+    fp8_compute_notice,
     settle_autos,
     settle_kernels,
     settle_packing,
@@ -106,6 +107,8 @@ def train(resolved: ResolvedConfig, *, run_id: str | None = None, stop: StopRequ
             hold_in_fp8(blueprint.model, fp8_blocks(blueprint))
         model, coverage, notices = add_lora(blueprint.model, config.lora, blueprint.family)
         resolved = settle_kernels(resolved, blueprint.model, processes.device)
+        if resolved.config.train.fp8_compute:
+            tell_notices(scene, [fp8_compute_notice(*multiply_codes(model), processes.device)], about="fp8_compute")
         if resolved.config.train.fused_lora:
             use_fused_lora(model)
         if resolved.config.train.fused_loss:

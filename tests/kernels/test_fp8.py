@@ -7,6 +7,7 @@ import torch
 from torch.nn import functional as F
 
 from shardtune.kernels import fp8
+from shardtune.kernels.fp8_operators import linear
 
 BLOCKS = {"tensor": (300, 200), "row": (1, 200), "ragged": (128, 128), "small": (7, 3), "larger": (512, 512)}
 
@@ -123,7 +124,7 @@ def test_the_linear_product_and_its_gradients_equal_the_twins(block: tuple[int, 
     for fast in (True, False):
         x, bias = inputs.clone().requires_grad_(), torch.ones(300, dtype=dtype).requires_grad_()
         weight = fp8.dequantize(codes, scale, block, dtype)
-        y = fp8.linear(x, codes, scale, block, bias) if fast else F.linear(x, weight, bias)
+        y = linear(x, codes, scale, block, bias) if fast else F.linear(x, weight, bias)
         y.backward(out_grad)
         results.append((y, x.grad, bias.grad))
     for mine, twins in zip(*results, strict=True):
@@ -135,5 +136,5 @@ def test_only_codes_and_scales_are_kept_for_backward() -> None:
     kept: list[torch.Tensor] = []
     x = torch.randn(4, 200, requires_grad=True)
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
-        fp8.linear(x, codes, scale, (128, 128))
+        linear(x, codes, scale, (128, 128))
     assert {(t.dtype, t.data_ptr()) for t in kept} == {(t.dtype, t.data_ptr()) for t in (codes, scale)}
