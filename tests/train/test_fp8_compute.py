@@ -1,0 +1,75 @@
+"""`train.fp8_compute` in real runs: near the dequantised curve, the same sharded, and the run says what it came to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from fp8_toys import to_fp8
+from running import Command, events
+from safetensors.torch import load_file
+from toys import mistral4_config, save_toy, toy_config, toy_llama
+
+# (processes, per-device batch, other settings): the same four sequences a step
+RUNS: dict[str, tuple[int, int, list[str]]] = {
+    "dequantised": (1, 4, []),
+    "codes": (1, 4, ["train.fp8_compute=true"]),
+    "sharded": (2, 2, ["train.fp8_compute=true"]),
+    "apart": (1, 4, ["train.fp8_compute=true", "train.fused_lora=false"]),
+}
+
+
+@pytest.fixture(scope="module")
+def runs(shardtune: Command, toy_data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    from transformers import Mistral4ForCausalLM
+
+    folder = tmp_path_factory.mktemp("fp8-compute")
+    save_toy(Mistral4ForCausalLM, mistral4_config(qk_rope_head_dim=16), folder / "model")
+    to_fp8(folder / "model", "scalar", None)
+    lora = {"target_modules": ["attention", "mlp"], "experts": True, "expert_r": 2}
+    config = toy_config(
+        folder, folder / "model", toy_data, model={"base_precision": "fp8"}, lora=lora, train={"max_steps": 6}
+    )
+    for name, (nproc, batch, settings) in RUNS.items():
+        words = [word for setting in settings for word in ("-o", setting)]
+        result = shardtune(
+            "train", config, "--nproc", nproc, "--run-id", name, "-o", f"train.per_device_train_batch_size={batch}", *words
+        )  # fmt: skip
+        assert result.returncode == 0, result.stdout + result.stderr
+    return {name: folder / "runs" / name for name in RUNS}
+
+
+def curve(run: Path, number: str) -> list[float]:
+    return [event[number] for event in events(run, "step")]
+
+
+def test_the_curve_stays_near_the_dequantised_one_and_is_not_it(runs: dict[str, Path]) -> None:
+    plain, codes = (curve(runs[name], "loss") for name in ("dequantised", "codes"))
+    assert len(codes) == 6 and codes == pytest.approx(plain, rel=2e-2) and codes != plain
+    norms = [curve(runs[name], "grad_norm")[0] for name in ("dequantised", "codes")]
+    assert norms[1] == pytest.approx(norms[0], rel=5e-2) and norms[1] != norms[0]
+
+
+@pytest.mark.parametrize("other", ["sharded", "apart"])
+def test_neither_sharding_nor_the_fused_operator_changes_it(runs: dict[str, Path], other: str) -> None:
+    # An activation on the edge between two codes may fall to either side when sums are taken in another order.
+    assert curve(runs[other], "loss") == pytest.approx(curve(runs["codes"], "loss"), rel=5e-3)
+    assert curve(runs[other], "grad_norm")[0] == pytest.approx(curve(runs["codes"], "grad_norm")[0], rel=2e-2)
+    own = load_file(runs[other] / "final" / "adapter_model.safetensors")
+    for name, tensor in load_file(runs["codes"] / "final" / "adapter_model.safetensors").items():
+        assert own[name].shape == tensor.shape and torch.isfinite(own[name]).all(), name
+
+
+def test_the_run_says_how_many_weights_are_multiplied_and_by_what(runs: dict[str, Path]) -> None:
+    (said,) = (e["text"] for e in events(runs["codes"], "notice") if e["about"] == "fp8_compute")
+    assert "20 weights are multiplied as float8 codes" in said and "eager twin" in said and "dequantised" not in said
+    assert not [e for e in events(runs["dequantised"], "notice") if e["about"] == "fp8_compute"]
+    assert "fp8_compute: false" in (runs["dequantised"] / "config.yaml").read_text()
+
+
+def test_a_base_that_is_not_held_in_fp8_is_answered(shardtune: Command, toy_data: Path, tmp_path: Path) -> None:
+    config = toy_config(tmp_path, toy_llama(tmp_path / "model"), toy_data, train={"max_steps": 1, "fp8_compute": True})
+    refused = shardtune("train", config)
+    assert refused.returncode == 2 and "no weight is held in FP8" in refused.stderr
+    assert "model.base_precision: fp8" in refused.stderr and "Traceback" not in refused.stderr
