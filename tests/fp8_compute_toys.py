@@ -30,7 +30,7 @@ def held_toy(kind: str, dtype: torch.dtype, *, fine: bool = False) -> PreTrained
     make = Mistral4ForCausalLM if kind == "mistral4" else AutoModelForCausalLM.from_config
     model = make(config)
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
+        for parameter in model.parameters():
             if parameter.dim() > 1:
                 parameter.normal_(std=SPREAD * parameter.shape[-1] ** -0.5)
         model.get_input_embeddings().weight.normal_()
