@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -36,6 +37,7 @@ LINEAR = [(256, 512, 512), (8192, 4096, 4096), (8192, 14336, 4096), (8192, 4096,
 # tokens, experts, hidden, intermediate; four experts for each token
 EXPERTS = [(512, 16, 512, 256), (8192, 128, 4096, 2048), (32768, 128, 4096, 2048)]
 LAYER = [(1, 512), (2, 4096), (8, 4096)]  # rows, tokens of each, through one layer of Mistral Small 4
+BEGUN = "begun"
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,9 @@ def run_case(name: str, device: str, tiny: bool, limit: float) -> None:
     import shardtune.adapters.fused  # noqa: F401
 
     sys.stdin.readline()
-    faulthandler.dump_traceback_later(max(1.0, limit - 5), file=sys.stderr)
+    print(BEGUN, flush=True)
+    # Several times: a place that stays is where it hangs, one that moves is slow.
+    faulthandler.dump_traceback_later(max(1.0, (limit - 3) / 3), repeat=True, file=sys.stderr)
     torch.manual_seed(0)
     subject, variant, compiled = next(case for case in CASES if name_of(case) == name)
     measure = {"passes": passes, "linear": linear, "experts": experts, "layer": layer}[subject]
@@ -230,23 +234,23 @@ def experts(variant: str, compiled: bool, device: str, tiny: bool) -> Iterator[L
         return F.silu(left) * right
 
     # Compiled, the real size alone: each size is compiled anew.
-    for tokens, number, hidden, inner in [(96, 8, 64, 32)] if tiny else EXPERTS[-1:] if compiled else EXPERTS:
+    for count, number, hidden, inner in [(96, 8, 64, 32)] if tiny else EXPERTS[-1:] if compiled else EXPERTS:
         shapes = (number, 2 * inner, hidden), (number, hidden, inner)
         held = [(*codes_and_scales(shape, (1, shape[-1]), device), (1, shape[-1])) for shape in shapes]
         # Experts that few tokens want, and some that many want.
-        liking = torch.randn(tokens, number, device=device) + torch.randn(number, device=device)
+        liking = torch.randn(count, number, device=device) + torch.randn(number, device=device)
         weights, index = liking.softmax(-1).topk(4, dim=-1)
         weights = weights.bfloat16()
-        x = torch.randn(tokens, hidden, device=device).bfloat16().requires_grad_()
+        x = torch.randn(count, hidden, device=device).bfloat16().requires_grad_()
 
         def of(both: list[ExpertWeight], index: Any = index, weights: Any = weights) -> Callable[[Any], Any]:
-            return lambda x: routed_experts(x, index, weights, *both, gate)
+            return lambda tokens: routed_experts(tokens, index, weights, *both, gate)
 
         twin = [ExpertWeight(*one) for one in held]
         own = [ExpertWeight(*one, multiply_codes=variant == "fp8") for one in held]
         if variant == "bf16":
             own = [ExpertWeight(one.values(torch.bfloat16)) for one in twin]
-        yield compare(of(own), of(twin), x, compiled, device, f"{tokens}t {number}e {hidden}x{inner}")
+        yield compare(of(own), of(twin), x, compiled, device, f"{count}t {number}e {hidden}x{inner}")
 
 
 def layer(variant: str, compiled: bool, device: str, tiny: bool) -> Iterator[Line]:
@@ -332,12 +336,18 @@ class Child:
 
     def __init__(self, name: str, asked: argparse.Namespace, limit: float, **environment: str) -> None:
         self.name, self.limit = name, limit
-        self.log = Path(tempfile.mkstemp(prefix=f"{name}-", suffix=".log")[1])
+        # What a killed process was compiling stays in its caches half written: every case has its own.
+        self.folder = Path(tempfile.mkdtemp(prefix=f"{name}-"))
+        self.log = self.folder / "log"
+        caches = {
+            "TORCHINDUCTOR_CACHE_DIR": str(self.folder / "inductor"),
+            "TRITON_CACHE_DIR": str(self.folder / "triton"),
+        }
         words = [sys.executable, __file__, "--case", name, "--device", asked.device, "--limit", str(limit)]
         with self.log.open("w") as out:
             self.process = subprocess.Popen(
                 [*words, *(["--tiny"] if asked.tiny else [])], stdin=subprocess.PIPE, stdout=out,
-                stderr=subprocess.STDOUT, start_new_session=True, env={**os.environ, **environment},
+                stderr=subprocess.STDOUT, start_new_session=True, env={**os.environ, **caches, **environment},
             )  # fmt: skip
 
     def finish(self) -> tuple[list[dict[str, Any]], str]:
@@ -347,7 +357,12 @@ class Child:
         try:
             self.process.stdin.write(b"go\n")
             self.process.stdin.close()
-            code = self.process.wait(self.limit + 15)  # it may still be importing
+            deadline = time.monotonic() + 20  # it may still be importing
+            while BEGUN not in self.log.read_text(errors="replace") and self.process.poll() is None:
+                if time.monotonic() > deadline:
+                    raise subprocess.TimeoutExpired("import", 20)
+                time.sleep(0.05)
+            code = self.process.wait(self.limit)
             why = f"exit code {code}" if code else ""
         except subprocess.TimeoutExpired:
             why = f"not done after {self.limit:.0f} s"
@@ -356,6 +371,7 @@ class Child:
         finally:
             self.end()
         text = self.log.read_text(errors="replace")
+        shutil.rmtree(self.folder, ignore_errors=True)
         lines = [json.loads(line.removeprefix("LINE ")) for line in text.splitlines() if line.startswith("LINE ")]
         return lines, why and f"{why}\n{tail(text)}"
 
@@ -366,9 +382,12 @@ class Child:
 
 
 def tail(text: str) -> str:
-    """The end of a log; from the stack dump on where there is one."""
-    found = text.rfind("Timeout (")
-    return text[found : found + 6000] if found >= 0 else text[-2500:]
+    """The end of a log; where there are stack dumps, where each of them stood, and the last one whole."""
+    dumps = text.split("Timeout (")[1:]
+    if not dumps:
+        return text[-2500:]
+    places = [[line.strip() for line in dump.splitlines() if line.strip().startswith("File")][:2] for dump in dumps]
+    return "\n".join(f"stood at {' < '.join(place)}" for place in places) + "\n" + dumps[-1][:6000]
 
 
 def show(line: dict[str, Any]) -> None:
@@ -388,7 +407,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--tiny", action="store_true", help="toy sizes, to try the script itself")
     parser.add_argument("--limit", type=float, default=40, help="seconds a case may take once it has begun")
-    parser.add_argument("--budget", type=float, default=220, help="seconds after which no case is begun")
+    parser.add_argument("--budget", type=float, default=195, help="seconds after which no case is begun")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--case", help=argparse.SUPPRESS)
     asked = parser.parse_args()
@@ -406,10 +425,11 @@ def main() -> None:
             ahead = Child(wanted[number + 1], asked, asked.limit)
         if time.monotonic() - began > asked.budget:
             now.end()
+            shutil.rmtree(now.folder, ignore_errors=True)
             print(f"{name:27} not begun: the budget of {asked.budget:.0f} s is spent", flush=True)
             continue
         lines, why = now.finish()
-        if why.startswith("not done") and time.monotonic() - began < asked.budget:
+        if why.startswith("not done") and time.monotonic() - began < asked.budget - 30:
             _, again = Child(name, asked, min(25.0, asked.limit), CUDA_LAUNCH_BLOCKING="1").finish()
             why += f"\n---- with blocking launches: {again or 'it ended'}"
         for line in lines:
