@@ -184,3 +184,26 @@ def test_a_base_weight_that_trains_gets_its_gradient() -> None:
 def test_codes_without_scales_are_refused() -> None:
     with pytest.raises(ValueError, match="scales"):
         ExpertWeight(torch.zeros(2, 4, 4).to(fp8.CODES))
+
+
+@pytest.mark.parametrize("multiply_codes", [False, True])
+def test_compiled_experts_keep_codes_for_backward_and_no_values(multiply_codes: bool) -> None:
+    """Traced, dequantising forward and backward is one node of the graph, and its result is kept between them."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    gate_up, down = (
+        ExpertWeight(*fp8.quantize_rows(torch.randn(8, out, into)), (1, into), multiply_codes=multiply_codes)
+        for out, into in ((64, 48), (48, 32))
+    )
+    index, weights = torch.randint(0, 8, (16, 2)), torch.rand(16, 2).bfloat16()
+    x = torch.randn(16, 48).bfloat16().requires_grad_()
+    compiled = torch.compile(
+        lambda x: routed_experts(x, index, weights, gate_up, down, lambda h: h[:, :32] * h[:, 32:]),
+        fullgraph=True,
+        backend="aot_eager_decomp_partition",  # what is kept is chosen as for the real compiler
+    )
+    kept: list[torch.Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        compiled(x).sum().backward()
+    weights_kept = [t.dtype for t in kept if t.numel() >= gate_up.weight.numel() // 2]
+    assert weights_kept and set(weights_kept) == {fp8.CODES}

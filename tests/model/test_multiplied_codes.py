@@ -57,6 +57,16 @@ def test_compiled_layers_compute_the_same_and_are_compiled_once(kind: str, backe
     assert sum(torch._dynamo.utils.counters["graph_break"].values()) == 0
 
 
+def test_the_fused_operator_rounds_as_the_layer_alone_does() -> None:
+    outputs = []
+    for codes_too, fused in ((True, True), (True, False), (False, True)):
+        model = prepared("llama", torch.float32, codes_too=codes_too, fused=fused)
+        layer = model.get_base_model().model.layers[0].self_attn.q_proj
+        outputs.append(layer(torch.linspace(-1, 1, 5 * 64).sin().view(5, 64)))
+    assert torch.allclose(outputs[0], outputs[1], rtol=1e-5, atol=1e-6)
+    assert distance(outputs[0], outputs[2]) > 1e-3
+
+
 def test_a_step_of_training_leaves_every_code_and_scale_as_it_was() -> None:
     model = prepared("mistral4", torch.float32, codes_too=True)
     before = {n: p.detach().clone().view(torch.uint8) for n, p in model.named_parameters() if not p.requires_grad}
