@@ -57,6 +57,22 @@ def test_compiled_layers_compute_the_same_and_are_compiled_once(kind: str, backe
     assert sum(torch._dynamo.utils.counters["graph_break"].values()) == 0
 
 
+def test_layers_that_are_alike_are_compiled_once() -> None:
+    model = prepared("mistral4", torch.bfloat16, codes_too=True)
+    model.enable_input_require_grads()  # the first layer's input is like the others'
+    torch._dynamo.reset()
+    graphs: list[object] = []
+
+    def backend(graph: torch.fx.GraphModule, _: object) -> object:
+        graphs.append(graph)
+        return graph.forward
+
+    for layer in model.get_base_model().model.layers:
+        layer.forward = torch.compile(layer.forward, backend=backend)
+    model(input_ids=IDS, use_cache=False)
+    assert len(graphs) == 1
+
+
 def test_the_fused_operator_rounds_as_the_layer_alone_does() -> None:
     outputs = []
     for codes_too, fused in ((True, True), (True, False), (False, True)):
