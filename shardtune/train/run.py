@@ -44,6 +44,7 @@ from shardtune.train.account import introduce, take_over, tell_end, tell_notices
 from shardtune.train.choices import (
     FLAT_ATTENTION,
     fp8_blocks,
+    masks_are_transformers,
     settle_autos,
     settle_kernels,
     settle_packing,
@@ -106,16 +107,16 @@ def train(resolved: ResolvedConfig, *, run_id: str | None = None, stop: StopRequ
             hold_in_fp8(blueprint.model, fp8_blocks(blueprint))
         model, coverage, notices = add_lora(blueprint.model, config.lora, blueprint.family)
         resolved = settle_kernels(resolved, blueprint.model, processes.device)
-        if resolved.config.train.fused_lora:
-            use_fused_lora(model)
+        fused = use_fused_lora(model) if resolved.config.train.fused_lora else None
         if resolved.config.train.fused_loss:
-            use_fused_loss(blueprint.model)
+            use_fused_loss(blueprint.model, causal=masks_are_transformers(blueprint.model))
         tell_notices(scene, notices)
         tokenizer = load_tokenizer(config.model, checkpoint.folder)
         prepared = _prepare_data(scene, config, tokenizer)
         watchdog.enter(LOADING)
         _check_data(scene, blueprint.model, tokenizer, prepared)
-        resolved = settle_packing(resolved, blueprint.model, processes.device)
+        filled = prepared.train.counts.tokens / (prepared.train.counts.rows * config.data.max_length)
+        resolved = settle_packing(resolved, blueprint.model, processes.device, filled)
         config = resolved.config
         data = _lay_out(config, prepared, blueprint.model, tokenizer)
         math = training_math(config.train, rows=len(data.train), tokens=data.tokens, processes=processes.world_size)
@@ -130,7 +131,7 @@ def train(resolved: ResolvedConfig, *, run_id: str | None = None, stop: StopRequ
             blueprint.layer_class,
             compiled=config.train.compile is True,
         )
-        tell_plan(scene, config, prepared, data, math, coverage, sharding)
+        tell_plan(scene, resolved, prepared, data, math, coverage, sharding, fused)
         memory.config = config
         memory.ledger.watch(model)
         _load_weights(scene, config, model, blueprint, checkpoint.way, watchdog)

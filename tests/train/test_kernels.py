@@ -10,6 +10,8 @@ from running import Command, events
 from safetensors.torch import load_file
 from toys import save_toy, toy_config, toy_llama, toy_text_config
 
+from shardtune.config import load_config
+from shardtune.train.choices import settle_packing
 from shardtune.train.fused_loss import why_not
 
 RUNS = {
@@ -18,6 +20,8 @@ RUNS = {
     "lora-only": ["train.fused_loss=false"],
     "loss-only": ["train.fused_lora=false"],
     "compiled": ["train.compile=true"],
+    "eager-unpacked": ["train.kernels=eager", "train.packing=false"],
+    "unpacked": ["train.packing=false"],
 }
 
 
@@ -30,26 +34,69 @@ def runs(shardtune: Command, toy_data: Path, tmp_path_factory: pytest.TempPathFa
         words = [word for override in overrides for word in ("-o", override)]
         result = shardtune("train", config, "--run-id", name, *words)
         assert result.returncode == 0, result.stdout + result.stderr
+        (folder / "runs" / name / "stdout").write_text(result.stdout)
     return {name: folder / "runs" / name for name in RUNS}
 
 
-@pytest.mark.parametrize("other", [name for name in RUNS if name != "eager"])
+@pytest.mark.slow
+@pytest.mark.parametrize("other", [name for name in RUNS if not name.startswith("eager")])
 def test_every_kernel_gives_the_curve_of_its_twin(runs: dict[str, Path], other: str) -> None:
+    twin = runs["eager-unpacked" if other == "unpacked" else "eager"]
     for number in ("loss", "grad_norm", "learning_rate", "tokens"):
-        meant = [event[number] for event in events(runs["eager"], "step")]
+        meant = [event[number] for event in events(twin, "step")]
         assert len(meant) == 8 and [event[number] for event in events(runs[other], "step")] == pytest.approx(
             meant, rel=1e-5
         )
     own = load_file(runs[other] / "final" / "adapter_model.safetensors")
-    for name, tensor in load_file(runs["eager"] / "final" / "adapter_model.safetensors").items():
+    for name, tensor in load_file(twin / "final" / "adapter_model.safetensors").items():
         assert torch.allclose(own[name], tensor, rtol=1e-3, atol=1e-5), name
 
 
+@pytest.mark.slow
 def test_the_saved_config_tells_which_code_ran_and_why(runs: dict[str, Path]) -> None:
     fast, eager = ((runs[name] / "config.yaml").read_text() for name in ("fast", "eager"))
     assert "fused_lora: true" in fast and "fused_loss: true" in fast and "compile: false" in fast
     assert "compiling pays on a GPU" in fast
     assert "fused_lora: false" in eager and "train.kernels is eager" in eager
+
+
+@pytest.mark.slow
+def test_the_run_says_which_code_it_takes(runs: dict[str, Path]) -> None:
+    def said(name: str) -> str:
+        lines = (runs[name] / "stdout").read_text().splitlines()
+        return next(line for line in lines if line.startswith("kernels")).removeprefix("kernels").strip()
+
+    assert said("fast") == ("fused: LoRA on 4 layers, loss; eager: layers (compiling pays on a GPU); attention: sdpa")
+    why = "train.kernels is eager"
+    assert said("eager") == f"eager: LoRA ({why}), loss ({why}), layers ({why}); attention: sdpa"
+    assert said("loss-only").startswith("fused: loss; eager: LoRA (train.fused_lora is false), ")
+    assert said("compiled") == "fused: LoRA on 4 layers, loss, compiled layers; attention: sdpa"
+
+
+@pytest.mark.slow
+def test_layers_that_keep_pefts_own_code_are_counted(shardtune: Command, toy_data: Path, tmp_path: Path) -> None:
+    config = toy_config(tmp_path, toy_llama(tmp_path / "model"), toy_data, train={"max_steps": 1})
+    result = shardtune("train", config, "-o", "model.base_precision=fp8")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "fused: LoRA on 0 of 4 layers (else PEFT's own), loss;" in result.stdout
+
+
+@pytest.mark.parametrize(("filled", "gpu", "packed"), [(0.99, True, False), (0.5, True, True), (0.99, False, True)])
+def test_nearly_full_rows_are_not_packed_on_a_gpu(
+    toy_model: Path, toy_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    filled: float, gpu: bool, packed: bool,
+) -> None:  # fmt: skip
+    from transformers import AutoModelForCausalLM
+
+    monkeypatch.setattr("shardtune.kernels.varlen.usable", lambda device, dtype: gpu)
+    monkeypatch.setattr("transformers.PreTrainedModel.set_attn_implementation", lambda *_: None)
+    model = AutoModelForCausalLM.from_config(toy_text_config("llama"))
+    resolved = load_config(toy_config(tmp_path, toy_model, toy_data))
+    settled = settle_packing(resolved, model, torch.device("cpu"), filled)
+    assert settled.config.train.packing is packed
+    assert settled.config.model.attn_implementation == ("shardtune_varlen" if gpu and packed else "sdpa")
+    asked = load_config(toy_config(tmp_path, toy_model, toy_data), ["train.packing=true"])
+    assert settle_packing(asked, model, torch.device("cpu"), filled).config.train.packing is True
 
 
 def test_a_model_with_something_between_head_and_loss_keeps_its_own_loss(tmp_path: Path) -> None:
