@@ -282,7 +282,8 @@ class TrainSection(Section):
     )
     optim: str = Field(
         default="adamw_torch",
-        description="Optimizer: adamw_torch, adamw_torch_fused or sgd (those that handle sharded tensors).",
+        description="Optimizer: adamw_torch (fused on a GPU), adamw_torch_fused or sgd (those that handle sharded "
+        "tensors).",
     )
     learning_rate: Float = Field(default=1e-4, gt=0, description="Peak learning rate.")
     lr_scheduler_type: Literal[
