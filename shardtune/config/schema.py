@@ -115,11 +115,11 @@ class ModelSection(Section):
         description="The key/value cache of generation. Useless in training; true is answered with a notice.",
     )
     attn_implementation: Literal[
-        "auto", "eager", "sdpa", "flash_attention_2", "flash_attention_3", "shardtune_varlen"
+        "auto", "eager", "sdpa", "flash_attention_2", "flash_attention_3", "shardtune_varlen", "shardtune_whole_rows"
     ] = Field(
         default="auto",
-        description="Attention code of transformers. `auto` = sdpa, or variable-length attention for packed rows on a "
-        "GPU (shardtune_varlen).",
+        description="Attention code of transformers. `auto` = sdpa; on a GPU variable-length attention for packed rows "
+        "(shardtune_varlen), or sdpa that never asks for a mask (shardtune_whole_rows).",
     )
     trust_remote_code: bool = Field(
         default=False, description="Run Python code that ships with the checkpoint. Only for sources you trust."

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
 from shardtune.errors import UserInputError
-from shardtune.kernels import varlen
 from shardtune.model.quantized import fp8_candidates
 from shardtune.plan.precision import base_precision
 from shardtune.train.fused_loss import why_not as why_not_fused
@@ -21,11 +19,6 @@ if TYPE_CHECKING:
     from shardtune.config import ResolvedConfig
     from shardtune.model.blueprint import Blueprint
     from shardtune.parallel.processes import Processes
-
-# From here on padding costs less than variable-length attention does (measured: 8 % of a 7B model's step).
-NEARLY_FULL = 0.95
-# Attention codes that take the documents' bounds instead of a mask.
-FLAT_ATTENTION = (varlen.NAME, "flash_attention_2", "flash_attention_3")
 
 
 def settle_autos(resolved: ResolvedConfig, *, device: str, processes_here: int) -> ResolvedConfig:
@@ -44,42 +37,6 @@ def settle_autos(resolved: ResolvedConfig, *, device: str, processes_here: int) 
             "train.eval_strategy", "steps" if given else "no", f"data.val_split is {'given' if given else 'null'}"
         )
     return resolved
-
-
-def settle_packing(
-    resolved: ResolvedConfig, model: PreTrainedModel, device: torch.device, filled: float
-) -> ResolvedConfig:
-    """Whether rows are packed, and which attention code keeps them apart. Changes the model's attention where needed.
-
-    Args:
-        filled: How much of `data.max_length` a row takes on average.
-
-    Raises:
-        UserInputError: packing was asked for, and the model would let documents read each other.
-    """
-    config = resolved.config
-    apart = masks_are_transformers(model)
-    computed_in = torch.bfloat16 if resolved.config.train.bf16 else model.dtype
-    on_gpu = varlen.usable(device, computed_in)
-    if config.train.packing == "auto":
-        full = on_gpu and filled >= NEARLY_FULL
-        why = "documents stay apart" if apart else f"{type(model).__name__} would let documents read each other"
-        if full:
-            why = f"rows fill {filled:.1%} of data.max_length, and attention over whole rows is faster"
-        resolved = resolved.with_auto("train.packing", apart and not full, why)
-    elif config.train.packing and not apart:
-        raise UserInputError(
-            f"train.packing is true, but {type(model).__name__} would let the documents of a row read each other.",
-            why="It does not build its attention mask from positions.",
-            fix="Set train.packing: auto or false.",
-        )
-    if config.model.attn_implementation != "auto":
-        return resolved
-    if resolved.config.train.packing and on_gpu:
-        varlen.register()
-        model.set_attn_implementation(varlen.NAME)
-        return resolved.with_auto("model.attn_implementation", varlen.NAME, "packed rows on a GPU in half precision")
-    return resolved.with_auto("model.attn_implementation", "sdpa", "torch's own fused attention")
 
 
 def settle_kernels(resolved: ResolvedConfig, model: PreTrainedModel, device: torch.device) -> ResolvedConfig:
@@ -144,13 +101,6 @@ def _memory(device: torch.device) -> int:
         return torch.cuda.get_device_properties(device).total_memory
     host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return host // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-
-
-def masks_are_transformers(model: PreTrainedModel) -> bool:
-    """Whether attention is causal, and documents stay apart, by masks that transformers makes from positions."""
-    # transformers' mask functions derive the blocks from positions that restart; a model with masks of its own may not.
-    module = sys.modules[type(model).__module__]
-    return any(hasattr(module, name) for name in ("create_causal_mask", "create_sliding_window_causal_mask"))
 
 
 def slow_precision_notice(torch_dtype: str, device: str) -> str | None:

@@ -41,13 +41,11 @@ from shardtune.parallel.processes import join
 from shardtune.parallel.shard import shard_model
 from shardtune.plan.steps import TrainingMath, training_math
 from shardtune.train.account import introduce, take_over, tell_end, tell_notices, tell_plan, tell_resume, write_config
+from shardtune.train.attention import FLAT_ATTENTION, masks_are_transformers, settle_packing
 from shardtune.train.choices import (
-    FLAT_ATTENTION,
     fp8_blocks,
-    masks_are_transformers,
     settle_autos,
     settle_kernels,
-    settle_packing,
     settle_precision,
 )
 from shardtune.train.fused_loss import use_fused_loss

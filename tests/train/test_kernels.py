@@ -11,7 +11,10 @@ from safetensors.torch import load_file
 from toys import save_toy, toy_config, toy_llama, toy_text_config
 
 from shardtune.config import load_config
-from shardtune.train.choices import settle_packing
+from shardtune.errors import UserInputError
+from shardtune.model.blueprint import draw_up
+from shardtune.model.stored import read_headers
+from shardtune.train.attention import settle_packing
 from shardtune.train.fused_loss import why_not
 
 RUNS = {
@@ -94,9 +97,39 @@ def test_nearly_full_rows_are_not_packed_on_a_gpu(
     resolved = load_config(toy_config(tmp_path, toy_model, toy_data))
     settled = settle_packing(resolved, model, torch.device("cpu"), filled)
     assert settled.config.train.packing is packed
-    assert settled.config.model.attn_implementation == ("shardtune_varlen" if gpu and packed else "sdpa")
+    here = ("shardtune_varlen" if packed else "shardtune_whole_rows") if gpu else "sdpa"
+    assert settled.config.model.attn_implementation == here
     asked = load_config(toy_config(tmp_path, toy_model, toy_data), ["train.packing=true"])
     assert settle_packing(asked, model, torch.device("cpu"), filled).config.train.packing is True
+
+
+@pytest.mark.parametrize(
+    ("name", "packing"), [("shardtune_varlen", "false"), ("shardtune_whole_rows", "true"), ("shardtune_varlen", "auto")]
+)
+def test_an_attention_code_of_ours_that_does_not_fit_is_refused(
+    toy_model: Path, toy_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, packing: str
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    monkeypatch.setattr("shardtune.kernels.varlen.usable", lambda device, dtype: packing != "auto")
+    model = AutoModelForCausalLM.from_config(toy_text_config("llama"))
+    asked = load_config(
+        toy_config(tmp_path, toy_model, toy_data), [f"model.attn_implementation={name}", f"train.packing={packing}"]
+    )
+    with pytest.raises(UserInputError, match="which this run cannot use"):
+        settle_packing(asked, model, torch.device("cpu"), 0.5)
+
+
+@pytest.mark.parametrize(("name", "packed"), [("shardtune_varlen", True), ("shardtune_whole_rows", False)])
+def test_a_saved_config_that_names_our_attention_trains_again(
+    toy_model: Path, toy_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, packed: bool
+) -> None:
+    monkeypatch.setattr("shardtune.kernels.varlen.usable", lambda device, dtype: True)
+    asked = load_config(toy_config(tmp_path, toy_model, toy_data), [f"model.attn_implementation={name}"])
+    model = draw_up(asked.config.model, toy_model, read_headers(toy_model)).model
+    settled = settle_packing(asked, model, torch.device("cpu"), 0.5)
+    assert settled.config.train.packing is packed
+    assert model.config._attn_implementation == settled.config.model.attn_implementation == name
 
 
 def test_a_model_with_something_between_head_and_loss_keeps_its_own_loss(tmp_path: Path) -> None:
