@@ -94,6 +94,7 @@ def tell_plan(
         "eval": summary.data_line(prepared.val.counts) if prepared.val else "none (data.val_split is null)",
         "packing": summary.packing_line(data.train, config.data.max_length),
         "sharding": summary.sharding_line(sharding, scene.processes),
+        "recompute": summary.recompute_line(config.train.gradient_checkpointing),
         "batch": batch,
         "steps": steps,
     }
