@@ -1,4 +1,4 @@
-"""Which operators cost too much to be computed twice? Matrix products, attention and routing: all else is cheap.
+"""Which operators cost too much to be computed twice? Matrix products, attention, sorting: all else is cheap.
 
 Selective recomputation keeps what these return and computes the rest of a layer (norms, rotary embeddings, activation
 functions, sums, dropout, products of low rank) again in the backward pass.
@@ -17,8 +17,9 @@ _PRODUCTS = {
     "aten::_scaled_grouped_mm_v2": 0, "aten::_int_mm": 0,
 }  # fmt: skip
 _OTHER_PRODUCTS = frozenset({"aten::linear", "aten::matmul", "aten::convolution"})
-# Which experts a token visits, and in which order: a few numbers for a token, slow to make, and the same ones twice.
-_ROUTING = frozenset({"aten::topk", "aten::sort"})
+# Tokens by their experts: a few numbers for a token, and slow to make. Which experts those are (`topk`) is made again,
+# the same from the router's kept product: several models divide what it returns in place, and a kept value must stay.
+_ROUTING = frozenset({"aten::sort"})
 # Ours. A new operator goes into one of the two.
 OWN_KEPT = frozenset({"shardtune::lora_linear"})
 OWN_RECOMPUTED = frozenset({"shardtune::lora_linear_backward"})  # never part of a forward pass

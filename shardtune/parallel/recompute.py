@@ -22,7 +22,7 @@ _CACHES = ("past_key_values", "layer_past")
 
 
 def keep_products(layers: list[nn.Module]) -> None:
-    """Let each layer keep its products, attention and routing, and compute the rest again in the backward pass.
+    """Let each layer keep its products and attention, and compute the rest again in the backward pass.
 
     To be called before the layers are compiled and sharded. Where no gradient is wanted nothing changes.
     """
