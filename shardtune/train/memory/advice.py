@@ -185,7 +185,7 @@ def _recompute(phase: str, config: RunConfig, model: Model, held: Mapping[str, i
     full = Advice(_CHECKPOINTING, "full", text, {"activations": kept})
     if now == "selective":
         return [full]
-    text = "Keep results of matrix products and attention alone, and recompute what is cheap: a few percent more time."
+    text = "Keep results of matrix products and attention; the rest of a layer is recomputed, which is cheap."
     return [Advice(_CHECKPOINTING, "selective", text, {"activations": _PRODUCTS_SHARE}), full]
 
 
