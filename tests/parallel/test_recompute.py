@@ -317,6 +317,34 @@ def test_the_compiler_sees_what_is_kept(case: str) -> None:
     assert again["aten::rsqrt"] > once["aten::rsqrt"]
 
 
+def test_keywords_get_through_to_compiled_code() -> None:
+    """As attention over flat rows gets them: a pair of tensors, bounds of documents, and a length that changes."""
+
+    class Takes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one = nn.Linear(8, 8)
+
+        def forward(
+            self, x: Tensor, *, pair: tuple[Tensor, Tensor], bounds: Tensor, longest: int, **rest: Any
+        ) -> Tensor:
+            assert rest == {"word": None}
+            return torch.sin(self.one(x) * pair[0] + pair[1]) * bounds.sum() / longest
+
+    found = []
+    for way in ("none", "selective"):
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        layer, x, pair = Takes(), torch.randn(3, 8), (torch.randn(8, requires_grad=True), torch.randn(8))
+        if way == "selective":
+            keep_products([layer])
+            layer.forward = torch.compile(layer.forward, backend="aot_eager", fullgraph=True)
+        for longest in (5, 6, 7):
+            layer(x, pair=pair, bounds=torch.tensor([0, longest]), longest=longest, word=None).sum().backward()
+        found.append([pair[0].grad, *(p.grad for p in layer.parameters())])
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
 def test_compiled_code_for_evaluation_recomputes_nothing() -> None:
     model, graphs = compiled("llama", "selective")
     model.eval()
