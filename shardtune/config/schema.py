@@ -40,6 +40,11 @@ def _off_word(value: Any) -> Any:
     return "off" if value is False or _is_no(value) else value
 
 
+def _all_or_nothing(value: Any) -> Any:
+    # TRL's switch says true and false; `full` and `none` mean the same.
+    return {"full": True, "none": False}.get(value.lower(), value) if isinstance(value, str) else value
+
+
 def _comma_list(value: Any) -> Any:
     # `-o lora.target_modules=q_proj,v_proj` is how people write a list on a command line. A regular expression may
     # hold a comma too (`.{1,2}_proj`), so only plain names are taken apart.
@@ -52,6 +57,7 @@ Int = Annotated[int, BeforeValidator(_not_a_bool)]
 Float = Annotated[float, BeforeValidator(_not_a_bool)]
 Strategy = Annotated[Literal["no", "steps", "epoch"], BeforeValidator(_yaml_no)]
 AutoStrategy = Annotated[Literal["auto", "no", "steps", "epoch"], BeforeValidator(_yaml_no)]
+Checkpointing = Annotated[bool | Literal["none", "selective", "full"], BeforeValidator(_all_or_nothing)]
 # What a guard does. A step can only be left out before the optimizer has taken it, so not every guard can skip.
 SpikeAction = Annotated[Literal["off", "warn", "skip-step", "rollback", "stop"], BeforeValidator(_off_word)]
 TrendAction = Annotated[Literal["off", "warn", "rollback", "stop"], BeforeValidator(_off_word)]
@@ -277,8 +283,11 @@ class TrainSection(Section):
         ge=1,
         description="Forward passes per optimizer step. Effective batch = per-device × processes × this.",
     )
-    gradient_checkpointing: bool = Field(
-        default=True, description="Recompute activations in the backward pass: less memory, about a third more compute."
+    gradient_checkpointing: Checkpointing = Field(
+        default=True,
+        description="What the backward pass computes again to save memory: all of a layer (`full`, or true: about a "
+        "third more compute), what is cheap (`selective`: results of matrix products and attention are kept), or "
+        "nothing (`none`, or false).",
     )
     optim: str = Field(
         default="adamw_torch",

@@ -91,6 +91,15 @@ def kernels_line(resolved: ResolvedConfig, fused_lora: tuple[int, int] | None) -
     return "; ".join([*told, f"attention: {resolved.config.model.attn_implementation}"])
 
 
+def recompute_line(checkpointing: bool | str) -> str:
+    """What the backward pass computes again."""
+    if checkpointing == "selective":
+        return "selective: results of matrix products and attention are kept, the rest of a layer is computed again"
+    if checkpointing:
+        return "full: of each layer its input is kept, all of it is computed again in the backward pass"
+    return "none: everything the backward pass needs is kept"
+
+
 def weights_lines(loaded: Loaded, blueprint: Blueprint) -> list[str]:
     """What was read by this rank, how fast, and what was left where it is."""
     if loaded.way == "random":

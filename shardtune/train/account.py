@@ -96,6 +96,7 @@ def tell_plan(
         "packing": summary.packing_line(data.train, config.data.max_length),
         "sharding": summary.sharding_line(sharding, scene.processes),
         "kernels": summary.kernels_line(resolved, fused),
+        "recompute": summary.recompute_line(config.train.gradient_checkpointing),
         "batch": batch,
         "steps": steps,
     }

@@ -127,6 +127,7 @@ def train(resolved: ResolvedConfig, *, run_id: str | None = None, stop: StopRequ
             processes.mesh,
             compute_dtype,
             blueprint.layer_class,
+            selective=config.train.gradient_checkpointing == "selective",
             compiled=config.train.compile is True,
         )
         tell_plan(scene, resolved, prepared, data, math, coverage, sharding, fused)

@@ -29,8 +29,9 @@ def trainer_settings(config: RunConfig, run_folder: Path, math: TrainingMath, *,
         "per_device_train_batch_size": train.per_device_train_batch_size,
         "per_device_eval_batch_size": train.per_device_eval_batch_size,
         "gradient_accumulation_steps": train.gradient_accumulation_steps,
-        "gradient_checkpointing": train.gradient_checkpointing,
-        "gradient_checkpointing_kwargs": {"use_reentrant": False} if train.gradient_checkpointing else None,
+        # Selective recomputation is on the layers already (parallel/recompute.py): transformers is not told of it.
+        "gradient_checkpointing": train.gradient_checkpointing is True,
+        "gradient_checkpointing_kwargs": {"use_reentrant": False} if train.gradient_checkpointing is True else None,
         # The same optimizer with the same state in one kernel; the two switch over freely.
         "optim": "adamw_torch_fused" if train.optim == "adamw_torch" and not on_cpu else train.optim,
         "learning_rate": train.learning_rate,
