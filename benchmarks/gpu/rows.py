@@ -114,7 +114,13 @@ def _verdict(row: Row, bar: Bar, measured: Measurements) -> Verdict:
             return Verdict(row, bar, None, f"not measured ({name}: {why})")
         numbers.append(float(found[_FIELDS[bar.measure]]))
     value = numbers[0] / numbers[1] if bar.against is not None else numbers[0]
-    return Verdict(row, bar, value, _word(bar, value))
+    return Verdict(row, bar, value, _word(bar, value) + _unequal(row, bar, measured))
+
+
+def _unequal(row: Row, bar: Bar, measured: Measurements) -> str:
+    """A ratio means little where not the same adapters were trained."""
+    sizes = {measured[name]["trainable"] for name in (row.ours, bar.against) if name and "trainable" in measured[name]}
+    return f", but adapters differ: {' and '.join(map(str, sorted(sizes)))} parameters" if len(sizes) > 1 else ""
 
 
 def _word(bar: Bar, value: float) -> str:

@@ -97,8 +97,6 @@ class Harness:
             return None
         if self.unsloth_site is None:
             return "no --unsloth-site"
-        if self.tiny:
-            return "Unsloth needs a GPU"
         return None if (self.unsloth_site / "unsloth").is_dir() else f"no unsloth in {self.unsloth_site}"
 
     def _measured(self, label: str, case: Case, overrides: list[str], limit: float, notes: list[str]) -> Result:

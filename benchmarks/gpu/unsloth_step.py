@@ -53,11 +53,12 @@ def measure(settings: Settings) -> None:
     optimizer = torch.optim.AdamW(trained, lr=1e-4, fused=True)
     log = WindowLog(Path(settings.out), settings.window)
     tokens = 0
-    trainable = sum(p.numel() for p in trained)
-    torch.cuda.reset_peak_memory_stats()
+    trainable, device = sum(p.numel() for p in trained), next(model.parameters()).device
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
     for step in range(1, settings.steps + 1):
-        ids = torch.randint(10, model.config.vocab_size - 1, (settings.batch, settings.length), device="cuda")
-        with torch.autocast("cuda", dtype=torch.bfloat16):
+        ids = torch.randint(10, model.config.vocab_size - 1, (settings.batch, settings.length), device=device)
+        with torch.autocast(device.type, dtype=torch.bfloat16):
             loss = model(input_ids=ids, labels=ids).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(trained, 1.0)
