@@ -76,8 +76,8 @@ class Case:
         return self.short and (self.by == "ours" or bool(self.sets.get("packing")))
 
     def tiny(self) -> Case:
-        small = {"batch": min(self.batch, 2), "accumulation": min(self.accumulation, 2)}
-        return replace(self, length=self.length // 64, scale=64, **small)
+        batch, accumulation = min(self.batch, 2), min(self.accumulation, 2)
+        return replace(self, length=self.length // 64, scale=64, batch=batch, accumulation=accumulation)
 
 
 def stock(model: str, *, by: Literal["stock", "unsloth"] = "stock", **given: Any) -> Case:
@@ -126,9 +126,10 @@ def shape_of(model: str, *, tiny: bool = False) -> dict[str, object]:
     from transformers import Mistral4Config
 
     layers = 2 if tiny else int(model.removeprefix("moe"))
-    changes = {**_TINY, **_TINY_MOE} if tiny else {"dtype": "bfloat16"}
-    changes |= {"num_hidden_layers": layers, "pad_token_id": 1, "use_cache": False}
-    config: dict[str, object] = Mistral4Config(**changes).to_dict()  # type: ignore[arg-type]
+    changes: dict[str, Any] = {"num_hidden_layers": layers, "pad_token_id": 1, "use_cache": False, "dtype": "bfloat16"}
+    if tiny:
+        changes |= {**_TINY, **_TINY_MOE}
+    config: dict[str, object] = Mistral4Config(**changes).to_dict()
     return {**config, "architectures": ["Mistral4ForCausalLM"], "dtype": changes["dtype"]}
 
 

@@ -79,7 +79,7 @@ def told_settings(folder: Path) -> dict[str, Any]:
         "data": ("max_length",),
         "train": (
             "per_device_train_batch_size", "gradient_accumulation_steps", "gradient_checkpointing", "packing", "optim",
-            "kernels", "fused_lora", "fused_loss", "compile",
+            "kernels", "fused_lora", "fused_loss", "compile", "fp8_compute",
         ),
     }  # fmt: skip
     return {f"{s}.{key}": config[s][key] for s, keys in wanted.items() for key in keys if key in config.get(s, {})}

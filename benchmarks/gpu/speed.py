@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import signal
 import sys
 import tempfile
@@ -180,7 +181,7 @@ def reference_settings(case: Case, folder: Path, pace: Pace, *, tiny: bool, over
 def why_it_failed(log: Path, code: int) -> str:
     """The cause, in a few words, of a process that ended before it had a number."""
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    if any("out of memory" in line.lower() for line in lines):
+    if any(re.search(r"out of (GPU )?memory", line, re.IGNORECASE) for line in lines):
         return "out of memory"
     errors = [line for line in lines if "error" in line.lower()]
     return ((errors or lines or [f"exit code {code}"])[-1])[:300]

@@ -41,9 +41,9 @@ def markdown_table(told: Mapping[str, Any]) -> str:
 def _markdown_rows(row: Row, measured: Measurements) -> list[str]:
     own = measured.get(row.ours, {})
     first = [row.title, _said(own), _gib(own)]
-    others = list(dict.fromkeys(bar.against for bar in row.bars if bar.against is not None))
+    others: dict[str | None, None] = dict.fromkeys(bar.against for bar in row.bars if bar.against is not None)
     lines = []
-    for name in others or [None]:
+    for name in others or (None,):
         other = measured.get(name, {}) if name is not None else {}
         theirs = [LABELS[name], _said(other), _gib(other)] if name is not None else ["–", "", ""]
         lines.append("| " + " | ".join([*first, *theirs, _ratios(row, name, measured)]) + " |")

@@ -27,7 +27,9 @@ def draw(model: str, folder: str) -> None:
     from transformers import AutoTokenizer
 
     random_model(model).save_pretrained(folder)
-    AutoTokenizer.from_pretrained(model).save_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    tokenizer.bos_token = "3"  # Unsloth looks for one; any token will do
+    tokenizer.save_pretrained(folder)
 
 
 def adapted_model(folder: Path, settings: Settings) -> Any:

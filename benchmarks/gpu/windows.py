@@ -45,7 +45,7 @@ def read_windows(file: Path, warm: int) -> dict[str, object]:
     rates = [(b["tokens"] - a["tokens"]) / (b["seconds"] - a["seconds"]) for a, b in pairs]
     if not rates:
         return {}
-    told = {key: lines[-1][key] for key in ("trainable", "loss") if key in lines[-1]}
+    told: dict[str, object] = {"trainable": lines[-1]["trainable"]} if "trainable" in lines[-1] else {}
     return {**summed_up(rates, pairs[-1][1]["step"] - pairs[0][0]["step"]), **memory(lines), **told}
 
 

@@ -104,6 +104,7 @@ def test_what_was_cut_short_keeps_the_steps_it_has(harness: Callable[..., speed.
     ("said", "why"),
     [
         ("torch.OutOfMemoryError: CUDA out of memory. Tried …\nbye\n", "out of memory"),
+        ("Error: Rank 0 ran out of GPU memory in the forward pass of step 1: 2 GB were wanted.\n", "out of memory"),
         ("Traceback\nValueError: no such thing\n\nand words\n", "ValueError: no such thing"),
         ("only words\n", "only words"),
         ("", "exit code 1"),
