@@ -332,7 +332,7 @@ class TrainSection(Section):
     )
     compile: bool | Literal["auto"] = Field(
         default="auto",
-        description="Compile each decoder layer with torch.compile, at the first step. `auto` = on a GPU, unless "
+        description="Compile each decoder layer with torch.compile, at the first step. `auto` = on a GPU in half precision, unless "
         "kernels is eager.",
     )
     packing: bool | Literal["auto"] = Field(

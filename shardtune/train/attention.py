@@ -56,9 +56,15 @@ def settle_packing(
         return resolved
     packed = resolved.config.train.packing is True
     name = varlen.NAME if packed else whole_rows.NAME
-    fits = on_gpu and (packed or (apart and whole_rows.usable(model.config, resolved.config.data.max_length)))
+    eager = resolved.config.train.kernels == "eager" and asked == "auto"
+    fits = (
+        on_gpu
+        and not eager
+        and (packed or (apart and whole_rows.usable(model.config, resolved.config.data.max_length)))
+    )
     if asked == "auto" and not fits:
-        return resolved.with_auto(_ATTENTION, "sdpa", "torch's own fused attention")
+        why = "train.kernels is eager" if eager else "torch's own fused attention"
+        return resolved.with_auto(_ATTENTION, "sdpa", why)
     if asked not in ("auto", name) or not fits:
         raise UserInputError(
             f"{_ATTENTION} is {asked}, which this run cannot use.",

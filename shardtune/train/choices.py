@@ -54,7 +54,8 @@ def settle_kernels(resolved: ResolvedConfig, model: PreTrainedModel, device: tor
             why=obstacle + ".",
             fix="Set train.fused_loss: auto or false.",
         )
-    on_gpu = None if device.type == "cuda" else "compiling pays on a GPU"
+    halves = resolved.config.train.bf16 or model.dtype in (torch.bfloat16, torch.float16)
+    on_gpu = None if device.type == "cuda" and halves else "compiling pays on a GPU in half precision"
     for key, why in (
         ("fused_lora", eager),
         ("fused_loss", eager or obstacle),

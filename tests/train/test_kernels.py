@@ -69,7 +69,9 @@ def test_the_run_says_which_code_it_takes(runs: dict[str, Path]) -> None:
         lines = (runs[name] / "stdout").read_text().splitlines()
         return next(line for line in lines if line.startswith("kernels")).removeprefix("kernels").strip()
 
-    assert said("fast") == ("fused: LoRA on 4 layers, loss; eager: layers (compiling pays on a GPU); attention: sdpa")
+    assert said("fast") == (
+        "fused: LoRA on 4 layers, loss; eager: layers (compiling pays on a GPU in half precision); attention: sdpa"
+    )
     why = "train.kernels is eager"
     assert said("eager") == f"eager: LoRA ({why}), loss ({why}), layers ({why}); attention: sdpa"
     assert said("loss-only").startswith("fused: loss; eager: LoRA (train.fused_lora is false), ")
@@ -99,8 +101,10 @@ def test_nearly_full_rows_are_not_packed_on_a_gpu(
     assert settled.config.train.packing is packed
     here = ("shardtune_varlen" if packed else "shardtune_whole_rows") if gpu else "sdpa"
     assert settled.config.model.attn_implementation == here
-    asked = load_config(toy_config(tmp_path, toy_model, toy_data), ["train.packing=true"])
-    assert settle_packing(asked, model, torch.device("cpu"), filled).config.train.packing is True
+    asked = load_config(toy_config(tmp_path, toy_model, toy_data), ["train.packing=true", "train.kernels=eager"])
+    settled = settle_packing(asked, model, torch.device("cpu"), filled)
+    assert settled.config.train.packing is True
+    assert settled.config.model.attn_implementation == "sdpa"
 
 
 @pytest.mark.parametrize(
