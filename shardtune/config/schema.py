@@ -332,8 +332,8 @@ class TrainSection(Section):
     )
     compile: bool | Literal["auto"] = Field(
         default="auto",
-        description="Compile each decoder layer with torch.compile, at the first step. `auto` = on a GPU in half precision, unless "
-        "kernels is eager.",
+        description="Compile each decoder layer with torch.compile, at the first step. `auto` = on a GPU in half "
+        "precision, unless kernels is eager.",
     )
     packing: bool | Literal["auto"] = Field(
         default="auto",
