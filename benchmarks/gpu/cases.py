@@ -86,7 +86,8 @@ def stock(model: str, *, by: Literal["stock", "unsloth"] = "stock", **given: Any
 
 
 FP8 = {"model": {"base_precision": "fp8"}}
-CHECKPOINTED = {"train": {"gradient_checkpointing": True}}
+CHECKPOINTED = {"train": {"gradient_checkpointing": "full"}}
+SELECTIVE = {"train": {"gradient_checkpointing": "selective"}}
 EXPERTS = {"lora": {"target_modules": ["attention", "mlp"], "experts": True}}
 # With 16 on every expert of 36 layers the adapters alone, their gradients and moments are 17 GB beside 119 GB of codes.
 FEW_EXPERTS = {"lora": {**EXPERTS["lora"], "expert_r": 4}}
@@ -99,8 +100,10 @@ CASES: dict[str, Case] = {
     "dense-short": Case("dense", short=True),
     "dense-fp8": Case("dense", sets=FP8),
     "dense-16k": Case("dense", batch=4),
+    "dense-16k-selective": Case("dense", batch=4, sets=SELECTIVE),
     "dense-16k-ckpt": Case("dense", batch=4, sets=CHECKPOINTED),
     "moe8": Case("moe8", batch=4),
+    "moe8-selective": Case("moe8", batch=4, sets=SELECTIVE),
     "moe8-ckpt": Case("moe8", batch=4, sets=CHECKPOINTED),
     "moe8-experts": Case("moe8", batch=4, sets=EXPERTS),
     "moe8-experts-ckpt": Case("moe8", batch=4, sets=EXPERTS | CHECKPOINTED),
