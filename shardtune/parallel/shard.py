@@ -21,6 +21,7 @@ from shardtune.parallel.recompute import keep_products
 if TYPE_CHECKING:
     from peft import PeftModel
 
+_COMPILED_VERSIONS = 64  # of a layer's code
 _REDUCE_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -92,8 +93,11 @@ def shard_model(
 def compile_layers(layers: list[nn.Module]) -> None:
     """Compile what a layer computes, not what sharding and full activation checkpointing hang around it.
 
-    All layers share one compiled code: its first run compiles, the others find it.
+    All layers share one compiled code: its first run compiles, the others find it. Training, evaluation and a smaller
+    last batch each want some of their own, and past its limit torch falls back to uncompiled code, which recomputation
+    does not survive: what is kept then differs from one pass to the other.
     """
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _COMPILED_VERSIONS)
     for layer in layers:
         layer.forward = torch.compile(layer.forward)
 

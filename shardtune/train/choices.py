@@ -56,6 +56,9 @@ def settle_kernels(resolved: ResolvedConfig, model: PreTrainedModel, device: tor
         )
     halves = resolved.config.train.bf16 or model.dtype in (torch.bfloat16, torch.float16)
     on_gpu = None if device.type == "cuda" and halves else "compiling pays on a GPU in half precision"
+    if resolved.config.model.base_precision == "fp8":
+        # The compiler finds that forward and backward dequantise the same weight, and keeps it from one to the other.
+        on_gpu = on_gpu or "compiled layers would keep dequantised weights until the backward pass"
     for key, why in (
         ("fused_lora", eager),
         ("fused_loss", eager or obstacle),

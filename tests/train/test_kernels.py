@@ -15,6 +15,7 @@ from shardtune.errors import UserInputError
 from shardtune.model.blueprint import draw_up
 from shardtune.model.stored import read_headers
 from shardtune.train.attention import settle_packing
+from shardtune.train.choices import settle_kernels
 from shardtune.train.fused_loss import why_not
 
 RUNS = {
@@ -134,6 +135,29 @@ def test_a_saved_config_that_names_our_attention_trains_again(
     settled = settle_packing(asked, model, torch.device("cpu"), 0.5)
     assert settled.config.train.packing is packed
     assert model.config._attn_implementation == settled.config.model.attn_implementation == name
+
+
+@pytest.mark.parametrize(
+    ("device", "overrides", "compiled", "why"),
+    [
+        ("cuda", ["train.bf16=true"], True, "this machine and model have it"),
+        ("cuda", ["train.bf16=false"], False, "in half precision"),
+        ("cpu", ["train.bf16=true"], False, "on a GPU"),
+        ("cuda", ["train.bf16=true", "model.base_precision=fp8"], False, "dequantised weights"),
+        ("cuda", ["train.bf16=true", "train.kernels=eager"], False, "train.kernels is eager"),
+        ("cpu", ["train.compile=true"], True, ""),
+    ],
+)
+def test_layers_are_compiled_where_it_pays(
+    toy_model: Path, toy_data: Path, tmp_path: Path, device: str, overrides: list[str], compiled: bool, why: str
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_config(toy_text_config("llama")).float().requires_grad_(False)
+    resolved = load_config(toy_config(tmp_path, toy_model, toy_data), overrides)
+    settled = settle_kernels(resolved, model, torch.device(device))
+    assert settled.config.train.compile is compiled
+    assert why in settled.origins["train.compile"].where
 
 
 def test_a_model_with_something_between_head_and_loss_keeps_its_own_loss(tmp_path: Path) -> None:
