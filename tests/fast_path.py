@@ -115,7 +115,7 @@ def build(
     layout, fill_to = ("flat", length) if fast else ("packed", None)
     if fast:
         use_fused_lora(adapted)
-        use_fused_loss(model)
+        use_fused_loss(model, causal=True)
         varlen.register()
         model.set_attn_implementation(varlen.NAME)
     else:
