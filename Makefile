@@ -32,7 +32,7 @@ browser:
 	@command -v chromium >/dev/null || { timeout 240 apt-get install -qq -y chromium >/dev/null 2>&1; true; }
 
 test: lint types namespaces browser
-	$(OFFLINE) $(BIN)/python -m pytest -q -m "not slow and not gpu"
+	$(OFFLINE) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not slow and not gpu"  # toys: threads cost more than they gain
 
 slow: $(VENV)/.weights namespaces browser
 	$(OFFLINE) $(BIN)/python -m pytest -q -m "slow and not gpu"
