@@ -41,6 +41,7 @@ VERDICTS: dict[str, Verdict] = {
     "model.base_precision": Verdict(
         "told", "the frozen weights are held differently: an FP8 checkpoint's same values, any other's rounded"
     ),
+    "model.weights": _MODEL,
     "model.load": _FREE,
     "model.ignore_tensors": _MODEL,
     "model.device_map": _FREE,
@@ -89,6 +90,10 @@ VERDICTS: dict[str, Verdict] = {
     "train.max_grad_norm": Verdict("told", "gradients are clipped at the new norm from here on"),
     "train.bf16": _ROUNDING,
     "train.fp16": _FREE,
+    "train.kernels": _ROUNDING,
+    "train.fused_lora": _ROUNDING,
+    "train.fused_loss": _ROUNDING,
+    "train.compile": _ROUNDING,
     "train.packing": _DATA,
     "train.logging_steps": _FREE,
     "train.eval_strategy": _FREE,

@@ -11,6 +11,7 @@ import torch
 
 from shardtune.data.tokens import IGNORED
 
+SUPERVISED, TARGETS = "supervised", "targets"  # where something is predicted (flat positions), and what
 REAL_TOKENS = "real_tokens"  # rides along for counting; the trainer takes it out before the model sees the batch
 Row = tuple[np.ndarray, np.ndarray]  # token ids, labels
 
@@ -24,23 +25,34 @@ class Collator:
       from that. Padding at the end of a row is a document of its own that carries no loss.
     - `flat`: all documents of the batch in one row without any padding, with their bounds, for variable-length kernels.
 
+    Args:
+        fill_to: A flat batch is filled up with padding to so many tokens per row, and attention is told that no
+            document is longer, whatever this batch has: compiled code then sees one shape (packed rows are nearly
+            full).
+        fused_loss: Batches say where something is predicted, and what.
+
     A label at the first token of a document is taken out: nothing that stands before it may predict it.
     """
 
     pad_token_id: int
     layout: Literal["padded", "packed", "flat"]
+    fill_to: int | None = None
+    fused_loss: bool = False
 
     def __call__(self, rows: Sequence[Sequence[Row]]) -> dict[str, torch.Tensor | int]:
         """`rows`: per row of the batch, its documents."""
         # A document that teaches nothing is a BLANK, which stands for no row at all.
         real = sum(len(ids) for row in rows for ids, labels in row if (labels != IGNORED).any())
         if self.layout == "flat":
-            batch = self._flat([document for row in rows for document in row])
+            batch = self._flat([document for row in rows for document in row], len(rows))
         else:
             batch = self._rows(rows)
+        if self.fused_loss:
+            batch |= _supervised(batch["labels"])
         return {**batch, REAL_TOKENS: real}
 
-    def _flat(self, documents: Sequence[Row]) -> dict[str, torch.Tensor | int]:
+    def _flat(self, documents: Sequence[Row], rows: int) -> dict[str, torch.Tensor | int]:
+        documents = [*documents, *self._filling(rows, sum(len(ids) for ids, _ in documents))]
         lengths = np.array([len(ids) for ids, _ in documents])
         bounds = torch.from_numpy(np.concatenate([[0], lengths.cumsum()]).astype(np.int32))
         ids, labels, positions = _joined(documents)
@@ -50,9 +62,17 @@ class Collator:
             "position_ids": torch.from_numpy(positions)[None],
             "cu_seq_lens_q": bounds,
             "cu_seq_lens_k": bounds,
-            "max_length_q": int(lengths.max()),
-            "max_length_k": int(lengths.max()),
+            "max_length_q": self.fill_to or int(lengths.max()),
+            "max_length_k": self.fill_to or int(lengths.max()),
         }
+
+    def _filling(self, rows: int, tokens: int) -> list[Row]:
+        """Documents of padding, none longer than a row."""
+        if self.fill_to is None:
+            return []
+        left = rows * self.fill_to - tokens
+        lengths = [min(self.fill_to, left - start) for start in range(0, left, self.fill_to)]
+        return [(np.full(length, self.pad_token_id), np.full(length, IGNORED)) for length in lengths]
 
     def _rows(self, rows: Sequence[Sequence[Row]]) -> dict[str, torch.Tensor | int]:
         width = max(sum(len(ids) for ids, _ in row) for row in rows)
@@ -74,6 +94,14 @@ class Collator:
             # No attention mask: transformers looks for documents in the positions only when there is none.
             return {**batch, "position_ids": torch.from_numpy(positions)}
         return {**batch, "attention_mask": torch.from_numpy(mask)}
+
+
+def _supervised(labels: torch.Tensor | int) -> dict[str, torch.Tensor | int]:
+    """The flat positions whose next token is supervised, and that token: counted here, where nothing has to wait."""
+    assert isinstance(labels, torch.Tensor)
+    following = torch.nn.functional.pad(labels[:, 1:], (0, 1), value=IGNORED).reshape(-1)
+    where = (following != IGNORED).nonzero()[:, 0]
+    return {SUPERVISED: where, TARGETS: following[where]}
 
 
 def _joined(documents: Sequence[Row]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -41,7 +41,8 @@ def start(
         return _work(config, overrides, accelerate_config, run_id, place, environ)
     resolved = load_config(config, overrides, accelerate_config, environ)
     if place.node_rank == 0 or resolved.config.model.load == "read-all":  # others may get the model from rank 0
-        check_model_folder(resolved.config.model.model_name_or_path)
+        model = resolved.config.model
+        check_model_folder(model.model_name_or_path, weights=model.weights == "checkpoint")
     check_dataset_path(resolved.config.data)
     nproc = _processes(place, resolved)
     print(_banner(place, nproc), flush=True)

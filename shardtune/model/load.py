@@ -28,7 +28,8 @@ def model_folder(section: ModelSection) -> Path:
     Raises:
         UserInputError: it is not there.
     """
-    check_model_folder(section.model_name_or_path)
+    stored = section.weights == "checkpoint"
+    check_model_folder(section.model_name_or_path, weights=stored)
     if looks_local(section.model_name_or_path):
         return Path(section.model_name_or_path).expanduser()
     from huggingface_hub import snapshot_download
@@ -37,7 +38,9 @@ def model_folder(section: ModelSection) -> Path:
     code = [] if section.trust_remote_code else ["*.py"]
     try:
         found = snapshot_download(
-            section.model_name_or_path, revision=section.revision or "main", ignore_patterns=[*_OTHER_FORMS, *code]
+            section.model_name_or_path,
+            revision=section.revision or "main",
+            ignore_patterns=[*_OTHER_FORMS, *code, *([] if stored else ["*.safetensors"])],
         )
     except (OSError, ValueError, HfHubHTTPError, HFValidationError) as error:
         raise UserInputError(
@@ -45,7 +48,7 @@ def model_folder(section: ModelSection) -> Path:
             why=first_line(error),
             fix="Check model.model_name_or_path and model.revision; without a network, use a local folder.",
         ) from error
-    check_model_folder(found)
+    check_model_folder(found, weights=stored)
     return Path(found)
 
 

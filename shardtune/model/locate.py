@@ -21,8 +21,11 @@ def local_or_hub(name: str) -> str:
     return str(Path(name).expanduser()) if looks_local(name) else name
 
 
-def check_model_folder(name: str, key: str = _KEY) -> None:
+def check_model_folder(name: str, key: str = _KEY, *, weights: bool = True) -> None:
     """Raise if `name` is a local path that cannot be a model. A hub name passes: only loading can tell.
+
+    Args:
+        weights: Whether a config.json alone is too little.
 
     Raises:
         UserInputError: the path does not exist, is a file, or lacks config.json or safetensors weights.
@@ -58,7 +61,7 @@ def check_model_folder(name: str, key: str = _KEY) -> None:
         raise UserInputError(
             f"'{config}' does not describe a model: it holds no JSON object.", fix="Copy or download the model again."
         )
-    if not any(next(folder.glob(pattern), None) for pattern in _WEIGHT_PATTERNS):
+    if weights and not any(next(folder.glob(pattern), None) for pattern in _WEIGHT_PATTERNS):
         other = ", ".join(sorted(p.name for p in folder.glob("*.bin"))[:3])
         raise UserInputError(
             f"'{name}' has a config.json but no safetensors weights.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from functools import cache
 
 import torch
 from torch import Tensor, nn
@@ -73,7 +74,7 @@ def hold_in_fp8(model: nn.Module, blocks: Mapping[str, fp8.Block]) -> None:
         elif weight.dim() == 3:
             check_experts(owner)
             if not isinstance(owner, Fp8Experts):
-                owner.__class__ = type(f"Fp8{type(owner).__name__}", (Fp8Experts, type(owner)), {})
+                owner.__class__ = _fp8_class(type(owner))  # type: ignore[arg-type]
         else:
             raise ShardtuneError(
                 f"{name} cannot be held in FP8.",
@@ -145,6 +146,12 @@ def check_experts(experts: nn.Module) -> None:
             + "; supported are gated experts without bias, fused as gate_up_proj and down_proj of (experts, out, in).",
             fix="Leave the experts alone: lora.experts: false and model.base_precision: bf16.",
         )  # fmt: skip
+
+
+@cache
+def _fp8_class(experts: type[nn.Module]) -> type[nn.Module]:
+    # One class for all layers: torch.compile compiles a layer anew whose experts are of another class.
+    return type(f"Fp8{experts.__name__}", (Fp8Experts, experts), {})
 
 
 def _differs(experts: nn.Module, name: str, value: object) -> bool:

@@ -16,10 +16,12 @@ from torch.distributed.tensor import DTensor
 
 from shardtune.config.schema import ParallelSection
 from shardtune.errors import ShardtuneError, UserInputError
+from shardtune.parallel.recompute import keep_products
 
 if TYPE_CHECKING:
     from peft import PeftModel
 
+_COMPILED_VERSIONS = 64  # of a layer's code
 _REDUCE_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -39,6 +41,9 @@ def shard_model(
     mesh: DeviceMesh,
     compute_dtype: torch.dtype | None,
     layer_class: str | None = None,
+    *,
+    selective: bool = False,
+    compiled: bool = False,
 ) -> Sharding:
     """Shard `model` in place over `mesh`; a mesh of one takes the same path, so one process computes the same thing.
 
@@ -47,11 +52,16 @@ def shard_model(
         compute_dtype: Parameters are gathered in this dtype (the float32 adapters too; their shards and the optimizer
             stay float32). None keeps each parameter's own.
         layer_class: What the model's family shards layer by layer, where the config does not say.
+        selective: Layers keep what is expensive for the backward pass and compute the rest again.
 
     Returns:
         What was cut and how much this rank holds.
     """
     layers = decoder_layers(model, section.transformer_layer_cls_to_wrap or layer_class)
+    if selective:
+        keep_products(layers)
+    if compiled:
+        compile_layers(layers)
     precision = MixedPrecisionPolicy(
         param_dtype=compute_dtype,
         reduce_dtype=_REDUCE_DTYPES[section.reduce_dtype],
@@ -66,16 +76,43 @@ def shard_model(
             reshard_after_forward=section.reshard_after_forward,
             mp_policy=precision,
             offload_policy=offload,
+            ignored_params=_stays_put(layer, mesh, compute_dtype, section),
         )
     # The root unit holds embeddings, final norm and head. They stay gathered between forward and backward: the head
     # is the first thing backward needs.
-    fully_shard(model, mesh=mesh, mp_policy=precision, offload_policy=offload)
-    _gather_as_stored(model, precision)
+    ignored = _stays_put(model, mesh, compute_dtype, section)
+    fully_shard(model, mesh=mesh, mp_policy=precision, offload_policy=offload, ignored_params=ignored)
+    _gather_as_stored(model, precision, ignored or set())
     _prefetch([cast(FSDPModule, layer) for layer in layers], section.forward_prefetch, section.backward_prefetch)
     # The seam in transformers' Trainer: such a model owns its placement and gradient reduction, so that accelerate
     # neither wraps it in DDP (which it would on CPU) nor moves it.
     model.get_base_model()._is_distributed_loading_by_transformers = True
     return Sharding(type(layers[0]).__name__.removeprefix("FSDP"), len(layers), local_bytes(model), total)
+
+
+def compile_layers(layers: list[nn.Module]) -> None:
+    """Compile what a layer computes, not what sharding and full activation checkpointing hang around it.
+
+    All layers share one compiled code: its first run compiles, the others find it. Training, evaluation and a smaller
+    last batch each want some of their own, and past its limit torch falls back to uncompiled code, which recomputation
+    does not survive: what is kept then differs from one pass to the other.
+    """
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _COMPILED_VERSIONS)
+    for layer in layers:
+        layer.forward = torch.compile(layer.forward)
+
+
+def _stays_put(
+    module: nn.Module, mesh: DeviceMesh, compute_dtype: torch.dtype | None, section: ParallelSection
+) -> set[nn.Parameter] | None:
+    """Frozen parameters that FSDP2 need not touch: with one rank there is nobody to gather from, and a copy of every
+    layer in every pass is what sharding it would come to."""
+    if mesh.size() > 1 or section.offload_params:
+        return None
+    return {
+        p for name, p in module.named_parameters()
+        if not p.requires_grad and (p.dtype == compute_dtype or compute_dtype is None or _is_fp8_part(name, p))
+    }  # fmt: skip
 
 
 def decoder_layers(model: nn.Module, classes: str | list[str] | None) -> list[nn.Module]:
@@ -112,7 +149,7 @@ def let_go(model: nn.Module) -> None:
             module.reshard()
 
 
-def _gather_as_stored(model: nn.Module, precision: MixedPrecisionPolicy) -> None:
+def _gather_as_stored(model: nn.Module, precision: MixedPrecisionPolicy, ignored: set[nn.Parameter]) -> None:
     """Exempt FP8 codes and their scales from the policy's cast: a code in bf16 is no code, a scale in bf16 is rounded.
 
     FSDP2 has one policy for a whole unit and casts every floating-point parameter before the all-gather, float8 too
@@ -130,7 +167,7 @@ def _gather_as_stored(model: nn.Module, precision: MixedPrecisionPolicy) -> None
                     _read_policy, held.init_dtype_attrs, as_stored
                 )
                 exempt += 1
-    expected = sum(_is_fp8_part(name, p) for name, p in model.named_parameters())
+    expected = sum(_is_fp8_part(name, p) for name, p in model.named_parameters() if p not in ignored)
     if exempt != expected:
         raise ShardtuneError(
             f"{expected - exempt} of {expected} FP8 parameters would be cast before they are gathered.",

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
 from shardtune.errors import UserInputError
-from shardtune.kernels import varlen
 from shardtune.model.quantized import fp8_candidates
 from shardtune.plan.precision import base_precision
+from shardtune.train.fused_loss import why_not as why_not_fused
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -20,9 +19,6 @@ if TYPE_CHECKING:
     from shardtune.config import ResolvedConfig
     from shardtune.model.blueprint import Blueprint
     from shardtune.parallel.processes import Processes
-
-# Attention codes that take the documents' bounds instead of a mask.
-FLAT_ATTENTION = (varlen.NAME, "flash_attention_2", "flash_attention_3")
 
 
 def settle_autos(resolved: ResolvedConfig, *, device: str, processes_here: int) -> ResolvedConfig:
@@ -43,31 +39,34 @@ def settle_autos(resolved: ResolvedConfig, *, device: str, processes_here: int) 
     return resolved
 
 
-def settle_packing(resolved: ResolvedConfig, model: PreTrainedModel, device: torch.device) -> ResolvedConfig:
-    """Whether rows are packed, and which attention code keeps them apart. Changes the model's attention where needed.
+def settle_kernels(resolved: ResolvedConfig, model: PreTrainedModel, device: torch.device) -> ResolvedConfig:
+    """Which fused code runs, and where it does not, why.
 
     Raises:
-        UserInputError: packing was asked for, and the model would let documents read each other.
+        UserInputError: the fused loss was asked for, and this model cannot have it.
     """
-    config = resolved.config
-    apart = _keeps_documents_apart(model)
-    if config.train.packing == "auto":
-        why = "documents stay apart" if apart else f"{type(model).__name__} would let documents read each other"
-        resolved = resolved.with_auto("train.packing", apart, why)
-    elif config.train.packing and not apart:
+    train = resolved.config.train
+    eager = "train.kernels is eager" if train.kernels == "eager" else None
+    obstacle = why_not_fused(model)
+    if train.fused_loss is True and obstacle is not None:
         raise UserInputError(
-            f"train.packing is true, but {type(model).__name__} would let the documents of a row read each other.",
-            why="It does not build its attention mask from positions.",
-            fix="Set train.packing: auto or false.",
+            "train.fused_loss is true, but the loss of this model cannot be fused with its head.",
+            why=obstacle + ".",
+            fix="Set train.fused_loss: auto or false.",
         )
-    if config.model.attn_implementation != "auto":
-        return resolved
-    computed_in = torch.bfloat16 if resolved.config.train.bf16 else model.dtype
-    if resolved.config.train.packing and varlen.usable(device, computed_in):
-        varlen.register()
-        model.set_attn_implementation(varlen.NAME)
-        return resolved.with_auto("model.attn_implementation", varlen.NAME, "packed rows on a GPU in half precision")
-    return resolved.with_auto("model.attn_implementation", "sdpa", "torch's own fused attention")
+    halves = resolved.config.train.bf16 or model.dtype in (torch.bfloat16, torch.float16)
+    on_gpu = None if device.type == "cuda" and halves else "compiling pays on a GPU in half precision"
+    if resolved.config.model.base_precision == "fp8":
+        # The compiler finds that forward and backward dequantise the same weight, and keeps it from one to the other.
+        on_gpu = on_gpu or "compiled layers would keep dequantised weights until the backward pass"
+    for key, why in (
+        ("fused_lora", eager),
+        ("fused_loss", eager or obstacle),
+        ("compile", eager or on_gpu),
+    ):
+        if getattr(train, key) == "auto":
+            resolved = resolved.with_auto(f"train.{key}", why is None, why or "this machine and model have it")
+    return resolved
 
 
 def settle_precision(resolved: ResolvedConfig, blueprint: Blueprint, processes: Processes) -> ResolvedConfig:
@@ -106,12 +105,6 @@ def _memory(device: torch.device) -> int:
         return torch.cuda.get_device_properties(device).total_memory
     host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return host // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-
-
-def _keeps_documents_apart(model: PreTrainedModel) -> bool:
-    # transformers' mask functions derive the blocks from positions that restart; a model with masks of its own may not.
-    module = sys.modules[type(model).__module__]
-    return any(hasattr(module, name) for name in ("create_causal_mask", "create_sliding_window_causal_mask"))
 
 
 def slow_precision_notice(torch_dtype: str, device: str) -> str | None:

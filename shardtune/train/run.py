@@ -16,6 +16,7 @@ import torch.distributed as dist
 from rich.markup import escape
 from transformers import set_seed
 
+from shardtune.adapters.fused import use_fused_lora
 from shardtune.adapters.lora import add_lora
 from shardtune.checkpoint.adapter import gather_adapter, put_adapter, read_adapter, write_adapter
 from shardtune.checkpoint.changes import identity
@@ -40,13 +41,14 @@ from shardtune.parallel.processes import join
 from shardtune.parallel.shard import shard_model
 from shardtune.plan.steps import TrainingMath, training_math
 from shardtune.train.account import introduce, take_over, tell_end, tell_notices, tell_plan, tell_resume, write_config
+from shardtune.train.attention import FLAT_ATTENTION, masks_are_transformers, settle_packing
 from shardtune.train.choices import (
-    FLAT_ATTENTION,
     fp8_blocks,
     settle_autos,
-    settle_packing,
+    settle_kernels,
     settle_precision,
 )
+from shardtune.train.fused_loss import use_fused_loss
 from shardtune.train.interrupt import StopRequest
 from shardtune.train.loop import set_up_loop
 from shardtune.train.memory.allocator import allocator_of
@@ -102,20 +104,33 @@ def train(resolved: ResolvedConfig, *, run_id: str | None = None, stop: StopRequ
         if resolved.config.model.base_precision == "fp8":
             hold_in_fp8(blueprint.model, fp8_blocks(blueprint))
         model, coverage, notices = add_lora(blueprint.model, config.lora, blueprint.family)
+        resolved = settle_kernels(resolved, blueprint.model, processes.device)
+        fused = use_fused_lora(model) if resolved.config.train.fused_lora else None
+        if resolved.config.train.fused_loss:
+            use_fused_loss(blueprint.model, causal=masks_are_transformers(blueprint.model))
         tell_notices(scene, notices)
         tokenizer = load_tokenizer(config.model, checkpoint.folder)
         prepared = _prepare_data(scene, config, tokenizer)
         watchdog.enter(LOADING)
         _check_data(scene, blueprint.model, tokenizer, prepared)
-        resolved = settle_packing(resolved, blueprint.model, processes.device)
+        filled = prepared.train.counts.tokens / (prepared.train.counts.rows * config.data.max_length)
+        resolved = settle_packing(resolved, blueprint.model, processes.device, filled)
         config = resolved.config
         data = _lay_out(config, prepared, blueprint.model, tokenizer)
         math = training_math(config.train, rows=len(data.train), tokens=data.tokens, processes=processes.world_size)
         write_config(scene, resolved)
         set_seed(config.train.seed)
         compute_dtype = torch.bfloat16 if config.train.bf16 else None
-        sharding = shard_model(model, config.parallel, processes.mesh, compute_dtype, blueprint.layer_class)
-        tell_plan(scene, config, prepared, data, math, coverage, sharding)
+        sharding = shard_model(
+            model,
+            config.parallel,
+            processes.mesh,
+            compute_dtype,
+            blueprint.layer_class,
+            selective=config.train.gradient_checkpointing == "selective",
+            compiled=config.train.compile is True,
+        )
+        tell_plan(scene, resolved, prepared, data, math, coverage, sharding, fused)
         memory.config = config
         memory.ledger.watch(model)
         _load_weights(scene, config, model, blueprint, checkpoint.way, watchdog)
@@ -211,7 +226,12 @@ def _lay_out(
     return Data(
         train=documents(prepared.train),
         val=documents(prepared.val) if prepared.val is not None else None,
-        collator=Collator(tokenizer.pad_token_id, layout),
+        collator=Collator(
+            tokenizer.pad_token_id,
+            layout,
+            fill_to=config.data.max_length if config.train.compile is True and layout == "flat" else None,
+            fused_loss=config.train.fused_loss is True,
+        ),
     )
 
 

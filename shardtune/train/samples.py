@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -186,7 +186,8 @@ def next_tokens(
 ) -> list[int]:
     """The likeliest next token of each row, by one forward pass of all of them as a batch of training is laid out."""
     documents = [(np.array(row), np.full(len(row), IGNORED)) for row in rows]
-    batch = collator([[document] for document in documents])
+    # Logits are asked for, not a loss; and rows of any length, which compiled code must not be compiled for.
+    batch = replace(collator, fused_loss=False, fill_to=None)([[document] for document in documents])
     inputs = {
         name: value.to(device) if isinstance(value, torch.Tensor) else value
         for name, value in batch.items()
@@ -198,7 +199,7 @@ def next_tokens(
     else:
         at, row_of = lengths - 1, torch.arange(len(rows))
     kept, column = at.unique(return_inverse=True)  # the head runs on the places that are looked at alone
-    with torch.no_grad():
+    with torch.no_grad(), torch.compiler.set_stance("force_eager"):
         logits = model(**inputs, use_cache=False, logits_to_keep=kept.to(device)).logits
     if logits.shape[1] != len(kept):  # a model that does not know the argument
         column = at

@@ -17,10 +17,11 @@ from trl import SFTTrainer
 
 from shardtune.checkpoint.optimizer import put_optimizer
 from shardtune.checkpoint.rng import put_rng
-from shardtune.data.collate import REAL_TOKENS, Collator
+from shardtune.data.collate import REAL_TOKENS, SUPERVISED, Collator
 from shardtune.data.order import Documents, StepLoader, StepOrder
 from shardtune.data.tokens import IGNORED
 from shardtune.parallel.processes import Processes
+from shardtune.train.guards.numbers import HostNumber
 from shardtune.train.guards.pace import TimedBatches
 from shardtune.train.interrupt import StopRequest, ignore_stop_signals
 from shardtune.train.loop_state import put_loss_sum, put_schedule, put_state
@@ -76,8 +77,10 @@ class ShardedSFTTrainer(SFTTrainer):
         self.real_tokens = 0  # trained on so far by this rank, padding not counted
         self.paused_seconds = 0.0  # evaluating and saving, which throughput does not count
         self.data_seconds = 0.0  # waiting for batches
-        self.micro_losses: list[float] = []  # of the step that is computed, on this rank
+        self.micro_losses: list[HostNumber] = []  # of the step that is computed, on this rank
         self.grad_norm: torch.Tensor | None = None  # of the step that is computed, over all ranks, before clipping
+        # By mode: supervised tokens, their predictions' summed entropy, how many were right; since the last log line.
+        self.told = {mode: torch.zeros(3, dtype=torch.float64, device=processes.device) for mode in ("train", "eval")}
         super().__init__(
             model=model,
             args=args,
@@ -147,6 +150,7 @@ class ShardedSFTTrainer(SFTTrainer):
         for name in ("optimizer", "lr_scheduler"):
             setattr(self, name, None)
         self._metrics["train"].clear()
+        self.told["train"].zero_()
         self.model.zero_grad()
 
     def _init_training_state(self, max_steps: int, num_update_steps_per_epoch: int, *args: Any) -> tuple[int, int]:
@@ -249,6 +253,45 @@ class ShardedSFTTrainer(SFTTrainer):
         self.saver.save(self)
         self.paused_seconds += time.perf_counter() - began
 
+    def _loss_of(self, model: Any, inputs: dict[str, Any], return_outputs: bool, num_items_in_batch: Any) -> Any:
+        """Through the fused loss where the batch is made for it, else as TRL does.
+
+        TRL reads entropy, accuracy and token counts back from the device for each batch, and waits for each.
+        """
+        if SUPERVISED not in inputs or return_outputs:
+            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        outputs = model(**inputs, use_cache=False)
+        mode = "train" if self.model.training else "eval"
+        supervised = torch.full((1,), float(len(inputs[SUPERVISED])), device=outputs.told.device)
+        self.told[mode] += torch.cat([supervised, outputs.told]).double()
+        return outputs.loss * self.processes.world_size / num_items_in_batch
+
+    def _prepare_input(self, data: Any) -> Any:
+        """transformers' own copies wait until the device has done all work before them: after each the device would
+        stand idle while the next step's first kernels are launched. From pinned memory nothing has to wait."""
+        if isinstance(data, torch.Tensor):
+            return data.to(self.args.device, non_blocking=data.is_pinned())
+        return super()._prepare_input(data)
+
+    def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> Any:
+        """Over the ranks too. transformers copies the count to the device, and waits there as well."""
+        if not batch_samples or not all(SUPERVISED in batch for batch in batch_samples):
+            return super()._get_num_items_in_batch(batch_samples, device)
+        counted = sum(len(batch[SUPERVISED]) for batch in batch_samples)
+        if self.processes.world_size == 1:
+            return counted
+        pinned = torch.tensor(counted, pin_memory=device.type == "cuda")
+        total = pinned.to(device, non_blocking=True)
+        dist.all_reduce(total)
+        return total
+
+    def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        ready: dict[str, Any] = super()._prepare_inputs(inputs)
+        for name in ("cu_seq_lens_q", "cu_seq_lens_k"):
+            if name in ready:  # their number changes with every batch: not a reason to compile again
+                torch._dynamo.mark_dynamic(ready[name], 0)
+        return ready
+
     def get_batch_samples(self, epoch_iterator: Any, *args: Any) -> tuple[list[Any], Any]:
         timed = TimedBatches(epoch_iterator)
         found: tuple[list[Any], Any] = super().get_batch_samples(timed, *args)
@@ -264,11 +307,12 @@ class ShardedSFTTrainer(SFTTrainer):
         loss: torch.Tensor = super().training_step(model, inputs, *args, **kwargs)
         return loss
 
-    def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        loss = super().compute_loss(model, inputs, *args, **kwargs)
+    def compute_loss(
+        self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        loss = self._loss_of(model, inputs, return_outputs, num_items_in_batch)
         if self.model.training:
-            # TRL has just waited for the device to count tokens, so that this costs no further wait.
-            self.micro_losses.append(float(loss.detach()))
+            self.micro_losses.append(HostNumber(loss))
             if self.ledger is not None:
                 self.ledger.enter(BACKWARD)
         return loss
@@ -299,9 +343,19 @@ class ShardedSFTTrainer(SFTTrainer):
             self._metrics["train"]["num_tokens"] = [int(counted)]
             if self.guards is not None and self.guards.left_out:
                 logs.pop("grad_norm", None)  # of a step that was not taken
+        self._tell_predictions("train" if "loss" in logs else "eval")
         super().log(logs, start_time)
         if self.guards is not None and "eval_loss" in logs:
             self.guards.evaluated(self.state.global_step, logs["eval_loss"])
+
+    def _tell_predictions(self, mode: str) -> None:
+        """Entropy and accuracy since the last line, under the names TRL gives them."""
+        sums = self.told[mode].cpu()
+        dist.all_reduce(sums, group=self.processes.control)
+        self.told[mode].zero_()
+        if sums[0] > 0:
+            self._metrics[mode]["entropy"] = [float(sums[1] / sums[0])]
+            self._metrics[mode]["mean_token_accuracy"] = [float(sums[2] / sums[0])]
 
 
 class StopAtStep(TrainerCallback):

@@ -18,6 +18,7 @@ from shardtune.config.schema import ModelSection
 from shardtune.errors import ShardtuneError, UserInputError
 from shardtune.model.fill import Slot, fill, hand_out, jobs, materialise, slots, take
 from shardtune.model.load import model_folder
+from shardtune.model.random_weights import draw_base
 from shardtune.model.reading import ShardReader
 from shardtune.model.stored import StoredTensor, read_headers
 from shardtune.observe.host_meter import host_peak_bytes
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
     from shardtune.model.blueprint import Blueprint
 
-Way = Literal["read-all", "rank0-broadcast"]
+Way = Literal["read-all", "rank0-broadcast", "random"]
 _SMALL_FILE = 64 << 20
 _SMALL = (".json", ".jinja", ".txt", ".model", ".py", ".tiktoken")
 _MESSAGE = 256 << 20  # gloo sends are cut to this
@@ -63,6 +64,8 @@ def find_checkpoint(section: ModelSection, processes: Processes) -> Checkpoint:
         UserInputError: nobody has it, rank 0 does not, or the ranks that should read it have different ones.
     """
     missing: UserInputError | None = None
+    if section.weights == "random":
+        return Checkpoint(model_folder(section), {}, "random")
     try:
         folder = model_folder(section)
         stored = read_headers(folder)
@@ -111,6 +114,8 @@ def bring_in(
     began = time.perf_counter()
     device = torch.device("cpu") if on_host else processes.device
     materialise(model, blueprint.model, device)
+    if way == "random":
+        return _draw(model, blueprint, processes, seed, began)
     own = slots(model, blueprint.assembly)
     total = 0
     with ShardReader(blueprint.assembly, told=lambda done: told(done, total)) as reader:
@@ -133,6 +138,14 @@ def bring_in(
         quantisation_error=error.relative if error.size else None,
         worst_quantised=f"{error.worst[1]} ({error.worst[0]:.2%})" if error.size else "",
     )
+
+
+def _draw(model: PeftModel, blueprint: Blueprint, processes: Processes, seed: int, began: float) -> Loaded:
+    held = draw_base(model, seed, getattr(blueprint.model.config, "initializer_range", 0.02))
+    _refuse_different_adapters(draw_adapters(model, seed), processes)
+    if processes.device.type == "cuda":
+        torch.cuda.synchronize(processes.device)
+    return Loaded("random", 0, time.perf_counter() - began, held, host_peak_bytes())
 
 
 def _spread(own: list[Slot], reader: ShardReader, processes: Processes) -> None:

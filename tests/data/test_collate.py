@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import numpy as np
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
 from transformers import LlamaConfig, LlamaForCausalLM, Mistral4Config, Mistral4ForCausalLM, PreTrainedModel
 
-from shardtune.data.collate import REAL_TOKENS, Collator
+from shardtune.data.collate import REAL_TOKENS, SUPERVISED, TARGETS, Collator
 from shardtune.data.tokens import IGNORED
 
 
@@ -127,3 +129,33 @@ def test_a_flat_batch_has_no_padding_and_says_where_documents_end() -> None:
     assert batch["cu_seq_lens_q"].dtype == torch.int32
     assert batch["max_length_q"] == batch["max_length_k"] == 4
     assert batch["position_ids"].tolist() == [[0, 1, 2, 3, 0, 1, 2, 0, 1]]
+
+
+def whole(*lengths: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Token n of all is n + 10, and every token is supervised."""
+    ids = [np.arange(length) + 10 for length in lengths]
+    return [(own, own.copy()) for own in ids]
+
+
+def test_a_flat_batch_can_be_filled_up_to_one_shape() -> None:
+    rows = [whole(5, 3), whole(9)]
+    batch = Collator(0, "flat", fill_to=12)(rows)
+    bare = Collator(0, "flat")(rows)
+    assert batch["input_ids"].shape == (1, 24) and bare["input_ids"].shape == (1, 17)
+    assert torch.equal(batch["input_ids"][:, :17], bare["input_ids"])
+    assert torch.equal(batch["labels"][:, :17], bare["labels"]) and (batch["labels"][:, 17:] == IGNORED).all()
+    assert batch["cu_seq_lens_q"].tolist() == [0, 5, 8, 17, 24] and batch["max_length_q"] == 12
+    assert batch[REAL_TOKENS] == bare[REAL_TOKENS] == 17
+    longer = Collator(0, "flat", fill_to=12)([whole(1), whole(1)])
+    assert longer["cu_seq_lens_q"].diff().max() == 12  # no document of padding is longer than a row
+
+
+@pytest.mark.parametrize("layout", ["padded", "packed", "flat"])
+def test_a_batch_says_where_something_is_predicted_and_what(layout: Literal["padded", "packed", "flat"]) -> None:
+    ids = np.arange(6) + 10
+    labels = np.where(ids >= 13, ids, IGNORED)
+    rows = [[(ids, labels)], [(ids[:4], labels[:4])]]
+    batch = Collator(0, layout, fused_loss=True)(rows)
+    flat_ids, where = batch["input_ids"].flatten(), batch[SUPERVISED]
+    assert flat_ids[where].tolist() == [12, 13, 14, 12]  # each the token before a supervised one
+    assert batch[TARGETS].tolist() == [13, 14, 15, 13]

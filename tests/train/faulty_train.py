@@ -23,17 +23,16 @@ def spoil() -> None:
     import torch
     from spoilt import not_a_number
     from transformers.models.llama.modeling_llama import LlamaDecoderLayer
-    from trl import SFTTrainer
 
     from shardtune.train.trainer import ShardedSFTTrainer
 
-    loss, layer, batches = SFTTrainer.compute_loss, LlamaDecoderLayer.forward, ShardedSFTTrainer.get_batch_samples
+    loss, layer, batches = ShardedSFTTrainer._loss_of, LlamaDecoderLayer.forward, ShardedSFTTrainer.get_batch_samples
     running: list[Any] = []
 
     def at() -> int:
         return running[0].state.global_step + 1 if running else 0
 
-    def compute_loss(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def loss_of(self: Any, *args: Any, **kwargs: Any) -> Any:
         running[:] = [self]
         found = loss(self, *args, **kwargs)
         return not_a_number(found) if KIND == "nan" and at() == int(STEP) and len(self.micro_losses) == 1 else found
@@ -54,8 +53,8 @@ def spoil() -> None:
         late = KIND == "starve" and self.state.global_step + 1 >= int(STEP)
         return batches(self, slowly() if late else batches_of_epoch, *args)
 
-    SFTTrainer.compute_loss, LlamaDecoderLayer.forward = compute_loss, forward
-    ShardedSFTTrainer.get_batch_samples = get_batch_samples  # type: ignore[method-assign]
+    LlamaDecoderLayer.forward = forward
+    ShardedSFTTrainer._loss_of, ShardedSFTTrainer.get_batch_samples = loss_of, get_batch_samples  # type: ignore[method-assign]
 
 
 if os.environ.get("RANK", "0" if "--nproc" not in sys.argv else "") == RANK:

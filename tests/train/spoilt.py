@@ -1,4 +1,4 @@
-"""Losses and gradients as a test wants them: what TRL computes is spoilt in chosen steps, on all ranks or one."""
+"""Losses and gradients as a test wants them: what is computed is spoilt in chosen steps, on all ranks or one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from trl import SFTTrainer
+
+from shardtune.train.trainer import ShardedSFTTrainer
 
 Spoil = Callable[[torch.Tensor], torch.Tensor]
 
@@ -41,14 +42,14 @@ def infinite_gradient(loss: torch.Tensor) -> torch.Tensor:
 @contextmanager
 def spoilt(steps: dict[int, Spoil], rank: int | None = None, micro: int | None = None) -> Iterator[None]:
     """`steps`: by number, what happens to the loss; of one rank or micro-batch, where given."""
-    honest = SFTTrainer.compute_loss
+    honest = ShardedSFTTrainer._loss_of
 
-    def compute_loss(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def loss_of(self: Any, *args: Any, **kwargs: Any) -> Any:
         loss = honest(self, *args, **kwargs)
         spoil = steps.get(self.state.global_step + 1)
         mine = rank in (None, int(os.environ.get("RANK", "0"))) and micro in (None, len(self.micro_losses))
         return spoil(loss) if self.model.training and spoil is not None and mine else loss
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(SFTTrainer, "compute_loss", compute_loss)
+        patch.setattr(ShardedSFTTrainer, "_loss_of", loss_of)
         yield

@@ -93,6 +93,7 @@ class Undo:
         self._trainer = trainer
         self._loss_sum = trainer._tr_loss.clone()
         self._tokens = trainer.real_tokens
+        self._told = trainer.told["train"].clone()
         self._metrics = {name: len(values) for name, values in trainer._metrics["train"].items()}
 
     def __call__(self) -> None:
@@ -101,6 +102,7 @@ class Undo:
         trainer.model.zero_grad()  # to None: the optimizer passes over a parameter without a gradient
         trainer._tr_loss.copy_(self._loss_sum)
         trainer.real_tokens = self._tokens
+        trainer.told["train"].copy_(self._told)
         for name, values in trainer._metrics["train"].items():
             del values[self._metrics.get(name, 0) :]
         for name in [name for name, values in trainer._metrics["train"].items() if not values]:

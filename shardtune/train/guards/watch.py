@@ -28,8 +28,8 @@ _QUIET = 10  # steps for which a guard that has warned does not warn again
 class Guards(TrainerCallback):
     """Looks at every step before the optimizer takes it, and now and then at the machine. Comes first of the callbacks.
 
-    Losses are read where TRL waits for the device anyway. The gradient's norm is not waited for: a step's norm is
-    looked at while the next one is computed, or before anything is logged, evaluated or saved. Until then the device
+    Losses are read when the backward pass is queued behind them. The gradient's norm is not waited for: a step's norm
+    is looked at while the next one is computed, or before anything is logged, evaluated or saved. Until then the device
     itself keeps gradients that are no numbers from the optimizer. Only `skip-step` by the norm has to wait for it.
     """
 
@@ -82,7 +82,9 @@ class Guards(TrainerCallback):
             self._leave_out()
             return
         norm = self.trainer.grad_norm
-        seen = exchange(state.global_step + 1, self.trainer.micro_losses, norm, self.processes)
+        # The device is still busy with the backward pass when its losses are asked for: nothing stands still.
+        losses = [loss.value() for loss in self.trainer.micro_losses]
+        seen = exchange(state.global_step + 1, losses, norm, self.processes)
         if any(micro >= 0 for micro in seen.bad) or self.waits:
             self._judge(seen)
             return

@@ -1,0 +1,88 @@
+"""How is the loss taken without ever holding all logits? Head and cross entropy together, some rows at a time.
+
+Only supervised positions are multiplied with the head. The gradient of a chunk's logits is known as soon as they are,
+so it is multiplied back at once and the logits are dropped: what stays is one gradient of the hidden states' size. The
+eager twin is `linear_cross_entropy_reference`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+_CHUNK_BYTES = 512 << 20  # of logits in the hidden states' dtype
+
+
+def linear_cross_entropy(hidden: Tensor, head: Tensor, where: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """The cross entropies of `hidden[where] @ head.T` against `labels`, summed, in float32.
+
+    Args:
+        hidden: (positions, hidden size).
+        head: (vocabulary, hidden size), frozen.
+        where: (n,), the positions that predict something, each once.
+        labels: (n,), what they have to predict.
+
+    Returns:
+        The summed loss; and, without a gradient, (2,): the summed entropy of the predictions and how many labels were
+        the likeliest token.
+    """
+    loss, told = _LinearCrossEntropy.apply(hidden, head, where, labels)
+    return loss, told
+
+
+def linear_cross_entropy_reference(
+    hidden: Tensor, head: Tensor, where: Tensor, labels: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The meaning of `linear_cross_entropy`."""
+    logits = F.linear(hidden[where], head).float()
+    spread = logits.detach().log_softmax(dim=-1)
+    entropy = -(spread.exp() * spread).sum()
+    right = (logits.detach().amax(dim=-1) == logits.detach().gather(-1, labels[:, None])[:, 0]).sum()
+    return F.cross_entropy(logits, labels, reduction="sum"), torch.stack([entropy, right.float()])
+
+
+def _loss_and_gradient(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The summed loss, (entropy, right), and the loss's gradient for the logits in their own dtype."""
+    values = logits.float()
+    top = values.amax(dim=-1, keepdim=True)
+    weights = (values - top).exp()
+    total = weights.sum(dim=-1, keepdim=True)
+    sum_of_logs = total.log() + top
+    label = values.gather(-1, labels[:, None])
+    entropy = sum_of_logs - (weights * values).sum(dim=-1, keepdim=True) / total
+    columns = torch.arange(logits.shape[-1], device=logits.device)
+    gradient = weights / total - (columns == labels[:, None]).float()
+    told = torch.stack([entropy.sum(), (label == top).float().sum()])
+    return (sum_of_logs - label).sum(), told, gradient.to(logits.dtype)
+
+
+_compiled = torch.compile(_loss_and_gradient, dynamic=True)
+
+
+class _LinearCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, head: Tensor, where: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        step = _compiled if hidden.is_cuda else _loss_and_gradient
+        rows = -(-_CHUNK_BYTES // (head.shape[0] * hidden.element_size() * 128)) * 128
+        total = torch.zeros((), dtype=torch.float32, device=hidden.device)
+        told = torch.zeros(2, dtype=torch.float32, device=hidden.device)
+        gradient = torch.zeros_like(hidden) if ctx.needs_input_grad[0] else None
+        for positions, tokens in zip(where.split(rows), labels.split(rows), strict=True):
+            loss, also, grad_logits = step(hidden.index_select(0, positions) @ head.t(), tokens)
+            total += loss
+            told += also
+            if gradient is not None:
+                gradient.index_copy_(0, positions, grad_logits @ head)
+        ctx.save_for_backward(gradient)
+        ctx.mark_non_differentiable(told)
+        return total, told
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor, _told: Tensor) -> tuple[Tensor | None, None, None, None]:
+        (gradient,) = ctx.saved_tensors
+        return (gradient * grad if gradient is not None else None), None, None, None

@@ -1,0 +1,72 @@
+"""How does a model give its loss without its logits? Its forward, for batches that say where something is predicted."""
+
+from __future__ import annotations
+
+import functools
+import types
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+from transformers.utils.generic import ModelOutput
+
+from shardtune.data.collate import SUPERVISED, TARGETS
+from shardtune.kernels.cross_entropy import linear_cross_entropy
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+@dataclass
+class FusedOutput(ModelOutput):
+    """The summed loss of a batch; and, summed too, the predictions' entropy and how many labels were the likeliest."""
+
+    loss: Tensor | None = None
+    told: Tensor | None = None
+
+
+# What models do between head and loss, by the name in their config; the fused loss does none of it.
+_BETWEEN = ("final_logit_softcapping", "logit_scale", "output_multiplier", "lm_head_multiplier", "logits_scaling")
+
+
+def why_not(model: PreTrainedModel) -> str | None:
+    """Why this model's loss cannot be fused with its head; None = it can."""
+    config = model.config
+    for name in _BETWEEN:
+        if getattr(config, name, None) not in (None, 1, 1.0):
+            return f"{type(model).__name__} has {name} between its head and its loss"
+    if getattr(config, "output_router_logits", False):
+        return "the router's balancing loss is asked for (output_router_logits)"
+    head = model.get_output_embeddings()
+    if head is None or getattr(head, "bias", None) is not None:
+        return f"the head of {type(model).__name__} is not a plain matrix"
+    if any(p.requires_grad for p in head.parameters()):
+        return "the head itself is trained"
+    return None
+
+
+def use_fused_loss(model: PreTrainedModel, *, causal: bool) -> None:
+    """From now on a batch with `supervised` and `targets` is answered with the summed loss, and no logits.
+
+    Args:
+        causal: No token sees one behind it. Padding stands at the end of rows, so such a model needs no mask for it,
+            and without one attention takes its fastest kernel, whatever the rows' lengths.
+    """
+    stock = model.forward
+
+    @functools.wraps(type(model).forward)
+    def forward(self: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
+        where, targets = kwargs.pop(SUPERVISED, None), kwargs.pop(TARGETS, None)
+        if where is None:
+            return stock(*args, **kwargs)
+        kwargs.pop("labels", None)
+        if causal:
+            kwargs.pop("attention_mask", None)
+        hidden = self.base_model(*args, **kwargs).last_hidden_state
+        # Looked up now: sharding has put the gathered weight in its place.
+        head = self.get_output_embeddings().weight
+        loss, told = linear_cross_entropy(hidden.flatten(0, -2), head, where, targets)
+        return FusedOutput(loss=loss, told=told)
+
+    model.forward = types.MethodType(forward, model)
+    model.calls_no_submodules = True  # type: ignore[assignment]  # the head is multiplied with, not called
