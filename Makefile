@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Nothing here may ask a hub; a model or dataset that is not on this disk is an error, not a download.
 OFFLINE := HF_HUB_OFFLINE=1 HF_DATASETS_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 
-.PHONY: install quickstart test lint types slow soak namespaces browser reference clean
+.PHONY: install quickstart test lint types slow soak namespaces browser reference speed-table clean
 
 install: $(VENV)/.installed
 
@@ -32,7 +32,7 @@ browser:
 	@command -v chromium >/dev/null || { timeout 240 apt-get install -qq -y chromium >/dev/null 2>&1; true; }
 
 test: lint types namespaces browser
-	$(OFFLINE) $(BIN)/python -m pytest -q -m "not slow and not gpu"
+	$(OFFLINE) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not slow and not gpu"  # toys: threads cost more than they gain
 
 slow: $(VENV)/.weights namespaces browser
 	$(OFFLINE) $(BIN)/python -m pytest -q -m "slow and not gpu"
@@ -56,6 +56,11 @@ reference: install
 	$(BIN)/python -m shardtune.config.accelerate_file > docs/accelerate-files.md
 	$(BIN)/python -m shardtune.model.families.page > docs/families.md
 	$(BIN)/python -m shardtune.observe.schema > docs/events.md
+
+# What `python benchmarks/gpu/speed.py --out runs/speed` has measured, as the README's table.
+SPEED ?= runs/speed/speed.json
+speed-table:
+	$(PYTHON) benchmarks/gpu/table.py $(SPEED) --readme README.md
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -1,6 +1,11 @@
-"""How fast is it? Each case through `shardtune train`: `benchmarks/gpu/speed.py dense-4k moe8,train.compile=false`.
+"""How fast is it, and against what? Every row of the speed table, ours and its references, in one run on one machine.
 
-Tokens per second are real tokens (no padding) over wall time between two log lines, median of the lines after warm-up.
+    python benchmarks/gpu/speed.py --out DIR [--rows dense,moe8] [--budget 540] [--quick] [--unsloth-site DIR]
+    python benchmarks/gpu/speed.py dense-4k moe8,train.compile=false     # single cases, with settings
+
+Ours go through `shardtune train`, the references through the libraries alone; each is a process of its own.
+DIR/speed.json is written after every measurement, so that what is cut short keeps what it has; `--resume` goes on from
+it. Tokens per second are real tokens (no padding) over wall time, the median of windows of steps after warm-up.
 """
 
 from __future__ import annotations
@@ -8,126 +13,235 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import statistics
-import subprocess
+import re
+import signal
 import sys
 import tempfile
 import time
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 sys.path.insert(0, str(Path(__file__).parent))
-from cases import DENSE_7B, mistral4, write_model, write_rows
+import ours
+from apart import Ended, MemoryInUse, nobody_tells, nvml_memory, run_apart, wait_for_memory
+from cases import (
+    CASES,
+    DENSE_TARGETS,
+    END,
+    EXPERT_PARAMETERS,
+    MOE_TARGETS,
+    QUICK,
+    TINY,
+    Case,
+    Pace,
+    shape_of,
+    write_model,
+    write_rows,
+)
+from machine import about_machine, has_module
+from rows import ROWS, cases_of
+from stock import Settings
+from table import text_table
+from windows import read_windows
+
+ROOT = Path(__file__).parent.parent.parent
+_LEAST = 15.0  # seconds below which nothing is begun any more
+Result = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Case:
-    model: str
-    length: int = 4096
-    batch: int = 2
-    short: bool = False
-    steps: int = 25
-    sets: dict[str, dict[str, Any]] = field(default_factory=dict)
+@dataclass
+class Harness:
+    """Measures cases one after the other, and keeps what is known so far in `out`/speed.json.
+
+    Args:
+        limit: Seconds one measurement may take.
+        deadline: On the monotonic clock; what is not begun by then is not measured.
+    """
+
+    out: Path
+    about: Mapping[str, Any]
+    pace: Pace = field(default_factory=Pace)
+    tiny: bool = False
+    limit: float = 300.0
+    deadline: float = float("inf")
+    unsloth_site: Path | None = None
+    in_use: MemoryInUse = nobody_tells
+    run: Callable[..., Ended] = run_apart
+    measurements: dict[str, Result] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.free = self.in_use()
+
+    def measure(self, label: str) -> Result:
+        """One case by its name, perhaps with settings behind it; the result is in the file when this returns."""
+        name, *overrides = label.split(",")
+        case = CASES[name].tiny() if self.tiny else CASES[name]
+        left = self.deadline - time.monotonic()
+        obstacle = self._obstacle(case) or ("budget" if left < _LEAST else None)
+        result: Result = {"by": case.by, "overrides": overrides}
+        if obstacle is not None:
+            result["why"] = obstacle
+        else:
+            notes = [] if wait_for_memory(self.in_use, self.free) else ["the device's memory was not free"]
+            result |= self._measured(label, case, overrides, min(self.limit, left), notes)
+        self.measurements[label] = {**result, "commit": self.about["commit"]}
+        self.write()
+        return self.measurements[label]
+
+    def _obstacle(self, case: Case) -> str | None:
+        """Why a case cannot be measured here."""
+        if case.sets.get("liger") is True and not has_module("liger_kernel"):
+            return "liger-kernel is not installed"
+        if case.by != "unsloth":
+            return None
+        if self.unsloth_site is None:
+            return "no --unsloth-site"
+        return None if (self.unsloth_site / "unsloth").is_dir() else f"no unsloth in {self.unsloth_site}"
+
+    def _measured(self, label: str, case: Case, overrides: list[str], limit: float, notes: list[str]) -> Result:
+        log = self.out / f"{label.replace('/', '_')}.log"
+        with tempfile.TemporaryDirectory(prefix="speed-") as place:
+            folder = Path(place)
+            read = self._lay_out_ours if case.by == "ours" else self._lay_out_reference
+            command, settings, numbers_of = read(case, overrides, folder)
+            ended = self.run(command, log, limit, self._environment(case))
+            numbers, settled = numbers_of(), settings()
+        result: Result = {"settings": settled, **numbers, "wall_seconds": round(ended.seconds, 1)}
+        short_of_time = "budget" if limit < self.limit else f"took longer than {limit:.0f} s"
+        if not numbers:
+            result["why"] = short_of_time if ended.code is None else why_it_failed(log, ended.code)
+        elif ended.code != 0:
+            notes.append(f"cut short: {short_of_time if ended.code is None else why_it_failed(log, ended.code)}")
+        return {**result, "notes": notes} if notes else result
+
+    def _lay_out_ours(self, case: Case, overrides: list[str], folder: Path) -> Any:
+        config = ours.config_of(case, folder, self.pace, tiny=self.tiny)
+        run = ours.run_folder(folder)
+        return (
+            ours.command(config, overrides), lambda: ours.told_settings(run),
+            lambda: ours.read_run(run, self.pace.warm),
+        )  # fmt: skip
+
+    def _lay_out_reference(self, case: Case, overrides: list[str], folder: Path) -> Any:
+        # Nothing is compiled in the references: one window warms them up.
+        pace = replace(self.pace, warm=self.pace.window)
+        settings = reference_settings(case, folder, pace, tiny=self.tiny, overrides=overrides)
+        file = folder / "settings.json"
+        file.write_text(json.dumps(asdict(settings)))
+        script = {"stock": "stock.py", "unsloth": "unsloth_step.py"}[case.by]
+        told = {k: v for k, v in asdict(settings).items() if k not in ("model", "rows", "out", "end")}
+        return (
+            [sys.executable, str(Path(__file__).parent / script), str(file)], lambda: told,
+            lambda: read_windows(Path(settings.out), pace.warm),
+        )  # fmt: skip
+
+    def _environment(self, case: Case) -> dict[str, str]:
+        first = str(self.unsloth_site) if case.by == "unsloth" else str(ROOT)
+        threads = {"OMP_NUM_THREADS": "1"} if self.tiny else {}  # toys lose more by sharing work than they gain
+        return {
+            **os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [first, os.environ.get("PYTHONPATH")])),
+            "PYTORCH_ALLOC_CONF": "expandable_segments:True", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false",
+            "UNSLOTH_DISABLE_STATISTICS": "1", **threads,
+        }  # fmt: skip
+
+    def told(self) -> dict[str, Any]:
+        return {"about": dict(self.about), "measurements": self.measurements}
+
+    def write(self) -> None:
+        new = self.out / "speed.json.new"
+        new.write_text(json.dumps(self.told(), indent=2))
+        new.replace(self.out / "speed.json")  # at once: whoever ends this process finds the old or the new one
 
 
-def train(**given: Any) -> dict[str, dict[str, Any]]:
-    return {"train": given}
-
-
-CASES = {
-    "dense-4k": Case("dense"),
-    "dense-4k-unpacked": Case("dense", sets=train(packing=False)),
-    "dense-4k-eager": Case("dense", batch=1, sets=train(kernels="eager")),
-    "dense-4k-nocompile": Case("dense", sets=train(compile=False)),
-    "dense-fp8": Case("dense", sets={"model": {"base_precision": "fp8"}, "train": {"packing": False}}),
-    "dense-short": Case("dense", short=True),
-    "moe8": Case("moe8", batch=4),
-    "moe8-ckpt": Case("moe8", batch=4, sets=train(gradient_checkpointing=True)),
-    "moe8-fp8": Case(
-        "moe8", batch=4, sets={"model": {"base_precision": "fp8"}, "train": {"gradient_checkpointing": True}}
-    ),
-    "moe36-fp8": Case(
-        "moe36", batch=8, steps=10, sets={"model": {"base_precision": "fp8"}, "train": {"gradient_checkpointing": True}}
-    ),
-}
-LOG, WARM = 3, 6
-
-
-def config_of(case: Case, folder: Path) -> Path:
-    shape = DENSE_7B if case.model == "dense" else mistral4(int(case.model.removeprefix("moe")))
-    model = write_model(folder / case.model, shape)
-    tokens = case.batch * case.length * case.steps
-    rows = tokens // 200 if case.short else tokens // case.length
-    data = write_rows(
-        folder / "rows.jsonl", rows=rows, length=case.length, short=case.short, vocabulary=int(str(shape["vocab_size"]))
+def reference_settings(case: Case, folder: Path, pace: Pace, *, tiny: bool, overrides: list[str]) -> Settings:
+    """The case as `stock.Settings`, with its model and rows written into `folder`."""
+    shape = shape_of(case.model, tiny=tiny)
+    given = dict(case.sets)
+    given["parameters"] = EXPERT_PARAMETERS if given.pop("experts", False) else []
+    if given.get("liger") == "if there":
+        given["liger"] = has_module("liger_kernel")
+    given |= {key: json.loads(value) for key, value in (override.split("=") for override in overrides)}
+    return Settings(
+        model=str(write_model(folder / case.model, shape)),
+        rows=str(write_rows(folder / "rows.jsonl", case, pace.steps, int(str(shape["vocab_size"])))),
+        out=str(folder / "windows.jsonl"),
+        end=END,
+        length=case.length,
+        batch=case.batch,
+        accumulation=case.accumulation,
+        steps=pace.steps,
+        window=pace.window,
+        targets=DENSE_TARGETS if case.model == "dense" else MOE_TARGETS,
+        **given,
     )
-    config: dict[str, Any] = {
-        "model": {"model_name_or_path": str(model), "weights": "random"},
-        "data": {"dataset_name_or_path": str(data), "max_length": case.length},
-        "lora": {"r": 16, "lora_alpha": 32, "lora_dropout": 0.0},
-        "train": {
-            "output_dir": str(folder / "runs"), "max_steps": case.steps, "per_device_train_batch_size": case.batch,
-            "gradient_checkpointing": False, "optim": "adamw_torch_fused", "save_strategy": "no", "logging_steps": LOG,
-            "debug_freq": 6,
-        },
-    }  # fmt: skip
-    for section, values in case.sets.items():
-        config[section] |= values
-    path = folder / "run.yaml"
-    path.write_text(yaml.safe_dump(config))
-    return path
 
 
-def measure(name: str, overrides: list[str], keep: Path | None, limit: float) -> dict[str, Any]:
-    case = CASES[name]
-    with tempfile.TemporaryDirectory() as place:
-        config = config_of(case, Path(place))
-        words = [sys.executable, "-m", "shardtune", "train", str(config), "--run-id", "bench"]
-        for override in overrides:
-            words += ["-o", override]
-        environment = {**os.environ, "PYTORCH_ALLOC_CONF": "expandable_segments:True"}
-        began = time.time()
-        log = (keep or Path(place)) / f"{name}.log"
-        with log.open("w") as out:
-            try:
-                code = subprocess.run(
-                    words, stdout=out, stderr=subprocess.STDOUT, env=environment, timeout=limit
-                ).returncode
-            except subprocess.TimeoutExpired:
-                code = -1
-        events = Path(place) / "runs/bench/events-rank0.jsonl"
-        if code != 0 and not events.exists():
-            return {"case": name, "error": (log.read_text().strip().splitlines() or ["?"])[-1][:300]}
-        lines = [json.loads(line) for line in events.read_text().splitlines()]
-    steps = [line for line in lines if line["event"] == "step" and line["step"] > WARM]
-    if not steps:
-        return {"case": name, "error": "no step after warm-up", "last": lines[-1]}
-    profile = [line for line in lines if line["event"] == "profile"]
-    rates = [line["tokens_per_second"] for line in steps]
+def why_it_failed(log: Path, code: int) -> str:
+    """The cause, in a few words, of a process that ended before it had a number."""
+    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    if any(re.search(r"out of (GPU )?memory", line, re.IGNORECASE) for line in lines):
+        return "out of memory"
+    errors = [line for line in lines if "error" in line.lower()]
+    return ((errors or lines or [f"exit code {code}"])[-1])[:300]
+
+
+def taken_over(file: Path, about: Mapping[str, Any]) -> dict[str, Result]:
+    """What need not be measured again: it was, on this machine with these libraries, and ours at this commit."""
+    if not file.exists():
+        return {}
+    told = json.loads(file.read_text())
+    same = all(told["about"].get(key) == about[key] for key in ("chip", "versions", "tiny"))
+    found = told["measurements"] if same else {}
     return {
-        "case": name, "overrides": overrides, "tokens_per_second": round(statistics.median(rates)),
-        "slowest": round(min(rates)), "fastest": round(max(rates)), "loss": steps[-1]["loss"],
-        "peak_gib": round(max(line["memory"]["peak"] for line in profile) / 2**30, 1),
-        "wall_seconds": round(time.time() - began, 1),
+        label: one for label, one in found.items()
+        if "tokens_per_second" in one and (one["by"] != "ours" or one["commit"] == about["commit"])
     }  # fmt: skip
+
+
+def asked_for() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("cases", nargs="*", help=f"instead of rows: {', '.join(CASES)}; perhaps with settings behind")
+    parser.add_argument("--rows", help=f"some of: {', '.join(row.name for row in ROWS)} (all, if not given)")
+    parser.add_argument("--out", type=Path, default=Path("runs/speed"), help="folder for speed.json and logs")
+    parser.add_argument("--limit", type=float, default=300, help="seconds one measurement may take")
+    parser.add_argument("--budget", type=float, default=float("inf"), help="seconds all of them may take")
+    parser.add_argument("--quick", action="store_true", help="fewer steps")
+    parser.add_argument("--tiny", action="store_true", help="toys on a CPU: tests the harness, measures nothing")
+    parser.add_argument("--resume", action="store_true", help="keep what speed.json has of this machine and commit")
+    parser.add_argument("--unsloth-site", type=Path, help="a folder from which unsloth can be imported")
+    parser.add_argument("--commit", help="what is measured, where git cannot tell")
+    asked = parser.parse_args()
+    known = {row.name for row in ROWS}
+    wrong = [name for name in (asked.rows or "").split(",") if name and name not in known]
+    wrong += [label for label in asked.cases if label.split(",")[0] not in CASES]
+    if wrong:
+        parser.error(f"unknown: {', '.join(wrong)}")
+    return asked
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("cases", nargs="+", help="names, perhaps with settings: dense-4k,train.compile=false")
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--limit", type=float, default=240, help="seconds a case may take")
-    asked = parser.parse_args()
-    found = []
-    for word in asked.cases:
-        name, *overrides = word.split(",")
-        found.append(measure(name, overrides, asked.out, asked.limit))
-        print("RESULT " + json.dumps(found[-1]), flush=True)
-    if asked.out is not None:
-        (asked.out / "speed.json").write_text(json.dumps(found, indent=2))
+    asked = asked_for()
+    # An exception, so that what is being measured is ended too.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    pace = TINY if asked.tiny else QUICK if asked.quick else Pace()
+    deadline = time.monotonic() + asked.budget
+    asked.out.mkdir(parents=True, exist_ok=True)
+    about = {**about_machine(asked.commit, ROOT, asked.unsloth_site), "tiny": asked.tiny, "pace": asdict(pace)}
+    harness = Harness(
+        asked.out.resolve(), about, pace, tiny=asked.tiny, limit=asked.limit, deadline=deadline,
+        unsloth_site=asked.unsloth_site and asked.unsloth_site.resolve(), in_use=nvml_memory(),
+    )  # fmt: skip
+    if asked.resume:
+        harness.measurements |= taken_over(asked.out / "speed.json", about)
+    chosen = tuple(row for row in ROWS if not asked.rows or row.name in asked.rows.split(","))
+    for label in asked.cases or cases_of(chosen):
+        if label not in harness.measurements:
+            print("RESULT " + json.dumps({"case": label, **harness.measure(label)}), flush=True)
+    harness.write()
+    if not asked.cases:
+        print(text_table(harness.told()))
 
 
 if __name__ == "__main__":

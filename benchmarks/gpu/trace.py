@@ -10,7 +10,8 @@ from collections import defaultdict
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
-from speed import CASES, config_of
+from cases import CASES
+from ours import config_of
 
 FIRST, STEPS = 8, 3
 

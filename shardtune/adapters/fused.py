@@ -15,24 +15,26 @@ if TYPE_CHECKING:
     from peft import PeftModel
 
 
-def use_fused_lora(model: PeftModel) -> int:
+def use_fused_lora(model: PeftModel) -> tuple[int, int]:
     """Switch every plain LoRA layer on a linear layer, also one held in FP8, to one operator; call it before sharding.
 
     A layer with a variant such as DoRA, or on anything else, keeps PEFT's own forward.
 
     Returns:
-        How many layers were switched.
+        How many layers were switched, and how many linear layers with LoRA there are.
     """
-    found = [module for module in model.modules() if type(module) is Linear and _is_plain(module)]
-    for layer in found:
+    found = [module for module in model.modules() if isinstance(module, Linear)]
+    plain = [layer for layer in found if _is_plain(layer)]
+    for layer in plain:
         layer.__class__ = FusedLoraLinear
-    return len(found)
+    return len(plain), len(found)
 
 
 def _is_plain(layer: Linear) -> bool:
     names = list(layer.lora_A)
     return (
-        type(layer.base_layer) in (nn.Linear, Fp8Linear)
+        type(layer) is Linear
+        and type(layer.base_layer) in (nn.Linear, Fp8Linear)
         and len(names) == 1
         and not layer.lora_variant
         and not layer.lora_bias[names[0]]

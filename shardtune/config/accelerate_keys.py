@@ -477,7 +477,10 @@ _TOP_KEYS = (
             ("deepspeed_config", "Belongs to distributed_type: DEEPSPEED."),
             ("megatron_lm_config", "Belongs to distributed_type: MEGATRON_LM."),
             ("fp8_config", "Belongs to mixed_precision: fp8, which is not in this version."),
-            ("dynamo_config", "The model is not compiled in this version: same results, another speed."),
+            (
+                "dynamo_config",
+                "Accelerate would compile the whole model; layers are compiled one by one: train.compile.",
+            ),
             ("mpirun_config", "Processes are started by torch's elastic launcher, not by mpirun."),
         )
     ),
@@ -489,8 +492,8 @@ _TOP_KEYS = (
         "dynamo_backend",
         "anything",
         {
-            "NO": _honoured("The model is not compiled."),
-            ANY: _nothing("The model is not compiled in this version: same results, another speed."),
+            "NO": _nothing("Accelerate compiles nothing; whether layers are compiled one by one is train.compile."),
+            ANY: _nothing("Accelerate would compile the whole model; layers are compiled one by one: train.compile."),
         },
     ),
     *(

@@ -40,6 +40,11 @@ def _off_word(value: Any) -> Any:
     return "off" if value is False or _is_no(value) else value
 
 
+def _all_or_nothing(value: Any) -> Any:
+    # TRL's switch says true and false; `full` and `none` mean the same.
+    return {"full": True, "none": False}.get(value.lower(), value) if isinstance(value, str) else value
+
+
 def _comma_list(value: Any) -> Any:
     # `-o lora.target_modules=q_proj,v_proj` is how people write a list on a command line. A regular expression may
     # hold a comma too (`.{1,2}_proj`), so only plain names are taken apart.
@@ -52,6 +57,7 @@ Int = Annotated[int, BeforeValidator(_not_a_bool)]
 Float = Annotated[float, BeforeValidator(_not_a_bool)]
 Strategy = Annotated[Literal["no", "steps", "epoch"], BeforeValidator(_yaml_no)]
 AutoStrategy = Annotated[Literal["auto", "no", "steps", "epoch"], BeforeValidator(_yaml_no)]
+Checkpointing = Annotated[bool | Literal["none", "selective", "full"], BeforeValidator(_all_or_nothing)]
 # What a guard does. A step can only be left out before the optimizer has taken it, so not every guard can skip.
 SpikeAction = Annotated[Literal["off", "warn", "skip-step", "rollback", "stop"], BeforeValidator(_off_word)]
 TrendAction = Annotated[Literal["off", "warn", "rollback", "stop"], BeforeValidator(_off_word)]
@@ -115,11 +121,11 @@ class ModelSection(Section):
         description="The key/value cache of generation. Useless in training; true is answered with a notice.",
     )
     attn_implementation: Literal[
-        "auto", "eager", "sdpa", "flash_attention_2", "flash_attention_3", "shardtune_varlen"
+        "auto", "eager", "sdpa", "flash_attention_2", "flash_attention_3", "shardtune_varlen", "shardtune_whole_rows"
     ] = Field(
         default="auto",
-        description="Attention code of transformers. `auto` = sdpa, or variable-length attention for packed rows on a "
-        "GPU (shardtune_varlen).",
+        description="Attention code of transformers. `auto` = sdpa; on a GPU variable-length attention for packed rows "
+        "(shardtune_varlen), or sdpa that never asks for a mask (shardtune_whole_rows).",
     )
     trust_remote_code: bool = Field(
         default=False, description="Run Python code that ships with the checkpoint. Only for sources you trust."
@@ -277,12 +283,16 @@ class TrainSection(Section):
         ge=1,
         description="Forward passes per optimizer step. Effective batch = per-device × processes × this.",
     )
-    gradient_checkpointing: bool = Field(
-        default=True, description="Recompute activations in the backward pass: less memory, about a third more compute."
+    gradient_checkpointing: Checkpointing = Field(
+        default=True,
+        description="What the backward pass computes again to save memory: all of a layer (`full`, or true: about a "
+        "third more compute), what is cheap (`selective`: results of matrix products and attention are kept), or "
+        "nothing (`none`, or false).",
     )
     optim: str = Field(
         default="adamw_torch",
-        description="Optimizer: adamw_torch, adamw_torch_fused or sgd (those that handle sharded tensors).",
+        description="Optimizer: adamw_torch (fused on a GPU), adamw_torch_fused or sgd (those that handle sharded "
+        "tensors).",
     )
     learning_rate: Float = Field(default=1e-4, gt=0, description="Peak learning rate.")
     lr_scheduler_type: Literal[
@@ -329,8 +339,8 @@ class TrainSection(Section):
     )
     compile: bool | Literal["auto"] = Field(
         default="auto",
-        description="Compile each decoder layer with torch.compile, at the first step. `auto` = on a GPU, unless "
-        "kernels is eager.",
+        description="Compile each decoder layer with torch.compile, at the first step. `auto` = on a GPU in half "
+        "precision, unless kernels is eager.",
     )
     packing: bool | Literal["auto"] = Field(
         default="auto",

@@ -37,7 +37,7 @@ OWNED: dict[str, str] = {
     "torch_compile_backend": "accelerate would compile the whole model after it was sharded",
     "torch_compile_mode": "accelerate would compile the whole model after it was sharded",
     "gradient_checkpointing_kwargs": "only the non-reentrant form works with FSDP2; `train.gradient_checkpointing` "
-    "switches it on and off",
+    "says what is recomputed",
     # It halves the batch and wraps the model a second time, which a sharded model does not survive.
     "auto_find_batch_size": "a batch size tried after sharding would differ between ranks; set "
     "`train.per_device_train_batch_size`",

@@ -14,10 +14,11 @@ NAME = "shardtune_varlen"
 
 def register() -> None:
     """Make `attn_implementation: shardtune_varlen` known to transformers. Safe to call again."""
-    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers import AttentionInterface
 
+    # No mask function beside it: transformers then makes no mask at all. With one, it first looks for documents in the
+    # positions and reads the answer back, and the host waits for the GPU in every pass.
     AttentionInterface.register(NAME, varlen_attention)
-    AttentionMaskInterface.register(NAME, _no_mask)
 
 
 def usable(device: torch.device, dtype: torch.dtype) -> bool:
@@ -58,7 +59,3 @@ def varlen_attention(
     out = varlen_attn(q, k, v, bounds, bounds, longest, longest, scale=scaling, window_size=window)
     assert isinstance(out, torch.Tensor)
     return out[..., :value_dim].unsqueeze(0), None
-
-
-def _no_mask(*args: Any, **kwargs: Any) -> None:
-    return None

@@ -15,6 +15,7 @@ from packaging.version import Version
 
 from shardtune.config.schema import ModelSection
 from shardtune.errors import UserInputError
+from shardtune.kernels import varlen, whole_rows
 from shardtune.model.assembly import Assembly, assemble
 from shardtune.model.families.family import Family, Wrapper
 from shardtune.model.families.registry import family_for, family_of, wrapper_for
@@ -146,9 +147,11 @@ def _build(
     if hasattr(config, "quantization_config"):
         del config.quantization_config  # we read the codes ourselves; Trainer refuses a model that says it is quantised
     dtype = _DTYPES.get(section.torch_dtype) or _dtype(config.dtype) or _commonest(stored)
+    # Ours are put in place when it is known how rows are laid out (train/attention.py).
+    ours = section.attn_implementation in ("auto", varlen.NAME, whole_rows.NAME)
     settings: dict[str, Any] = {
         "dtype": dtype,
-        "attn_implementation": "sdpa" if section.attn_implementation == "auto" else section.attn_implementation,
+        "attn_implementation": "sdpa" if ours else section.attn_implementation,
     }
     try:
         with torch.device("meta"):

@@ -24,7 +24,9 @@ class FlopRecorder:
 
     Args:
         model: What the trainer calls, adapters on it.
-        recomputed: Layers are computed again in the backward pass. Only asked for where nothing can be watched.
+        recomputed: Layers are computed again in the backward pass, in full. Only asked for where nothing can be
+            watched. Layers that keep what is expensive say so themselves: their `recomputes_product` tells from the
+            inner and outer width of a product whether it is made again.
     """
 
     def __init__(self, model: nn.Module, recomputed: bool = False) -> None:
@@ -35,6 +37,7 @@ class FlopRecorder:
         self._head: Product | None = None
         self._tokens = 0
         self._forward_is_over = False
+        self._makes_again = _selection(model)
         # Hooks would be compiled into the model, and taking them away would compile it again.
         self.watches = not any(_is_compiled(module) for module in model.modules())
         self._find()
@@ -42,18 +45,21 @@ class FlopRecorder:
     def _find(self) -> None:
         head = _output_layer(self.model)
         inside: set[int] = set()
+        in_one: set[int] = set()  # parts of modules that compute them all in one operator
         self._hook(self.model.register_forward_pre_hook, self._on_begin, with_kwargs=True)
         self._hook(self.model.register_forward_hook, self._on_end)
         for module in self.model.modules():
             if id(module) in inside:
                 continue
+            if getattr(module, "calls_no_submodules", False):
+                in_one |= {id(part) for part in module.modules()}
             if hasattr(module, "parameter_name") and hasattr(module, "lora_A"):  # PEFT's wrapper of a parameter
                 inside |= {id(part) for part in module.modules()}
                 self._take_wrapped(module)
             elif _fused(module):
                 self._take_experts(module, module, {})
             elif (matrix := _matrix(module)) is not None:
-                product = self._take_matrix(module, matrix)
+                product = self._take_matrix(module, matrix, is_part=id(module) in in_one)
                 if module is head or getattr(head, "base_layer", None) is module:
                     self._head = product
                     self._products.remove(product)
@@ -89,10 +95,11 @@ class FlopRecorder:
     def _on_end(self, *_: object) -> None:
         self._forward_is_over = True
 
-    def _take_matrix(self, module: nn.Module, matrix: Tensor) -> Product:
-        product = Product(matrix.numel(), matrix.requires_grad)
-        self._products.append(product)
+    def _take_matrix(self, module: nn.Module, matrix: Tensor, *, is_part: bool) -> Product:
         width = int(getattr(module, "in_features", matrix.shape[-1]))
+        kept = self._is_kept(width, matrix.numel() // width, is_part)
+        product = Product(matrix.numel(), matrix.requires_grad, is_kept=kept)
+        self._products.append(product)
 
         def ran(_: nn.Module, args: tuple[Any, ...], __: object) -> None:
             # After it, not before: recomputation stops within the last module of a layer, and does not finish it.
@@ -125,7 +132,12 @@ class FlopRecorder:
         for name, weight in _weights(holds):
             experts, behind = weight.shape[0] if weight.dim() == 3 else 1, "down" in name
             matrices = [weight, *(getattr(factor, "weight") for factor in factors.get(name, ()))]  # noqa: B009
-            parts = [Product(matrix.numel() / experts, matrix.requires_grad, experts) for matrix in matrices]
+            parts = [
+                Product(
+                    m.numel() / experts, m.requires_grad, experts, self._is_kept(inner, m.numel() // experts // inner)
+                )
+                for m, inner in zip(matrices, _inner_widths(matrices, experts), strict=True)
+            ]
             for index, part in enumerate(parts):
                 comes_out_of_a = index == 2 and parts[1].trains
                 part.input_gradient = comes_out_of_a or (behind and upstream_trains)
@@ -148,10 +160,10 @@ class FlopRecorder:
         self._attention.append(scores)
 
         def ran(*_: object) -> None:
-            if self._forward_is_over:
-                scores.runs_again += 1
-            else:
+            if not self._forward_is_over:
                 scores.runs += 1
+            elif self._makes_again is None:
+                scores.runs_again += 1
 
         self._hook(module.register_forward_hook, ran)
         for name, child in module.named_children():
@@ -160,11 +172,14 @@ class FlopRecorder:
                 self._hook(child.register_forward_hook, _note_gradient(scores, letters))
 
     def _add(self, product: Product, rows: float, needs_gradient: bool) -> None:
-        if self._forward_is_over:
-            product.rows_again += rows
-        else:
+        if not self._forward_is_over:
             product.rows += rows
+        elif not product.is_kept:
+            product.rows_again += rows
         product.input_gradient = product.input_gradient or needs_gradient
+
+    def _is_kept(self, inner: int, out: int, is_part: bool = False) -> bool:
+        return self._makes_again is not None and (is_part or not self._makes_again(inner, out))
 
     def _assume(self) -> None:
         """A compiled model is not watched: every product once per token, and every input needs a gradient."""
@@ -173,7 +188,8 @@ class FlopRecorder:
         visited = next((getattr(config, name) for name in _VISITED if getattr(config, name, None)), None)
         for product in self._products:
             product.rows = float(visited if visited and product.experts > 1 else product.experts)
-            product.rows_again = product.rows if self._recomputed else 0.0
+            again = self._recomputed or (self._makes_again is not None and not product.is_kept)
+            product.rows_again = product.rows if again else 0.0
             product.input_gradient = True
         if self._head is not None:
             self._head.rows, self._head.input_gradient = 1.0, True
@@ -189,6 +205,12 @@ def _is_compiled(module: nn.Module) -> bool:
         or hasattr(module.__dict__.get("forward"), "_torchdynamo_orig_callable")
         or getattr(module, "calls_no_submodules", False)
     )
+
+
+def _selection(model: nn.Module) -> Callable[[int, int], bool] | None:
+    """Which products are made again, where layers are recomputed selectively."""
+    asked = (getattr(module, "recomputes_product", None) for module in model.modules())
+    return next((answer for answer in asked if answer is not None), None)
 
 
 def _output_layer(model: nn.Module) -> nn.Module | None:
@@ -216,6 +238,11 @@ def _weights(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     for name, weight in module._parameters.items():
         if weight is not None and (_is_fused(name, weight) or (name == "weight" and weight.dim() == 2)):
             yield name, weight
+
+
+def _inner_widths(matrices: list[Tensor], experts: int) -> list[int]:
+    """Of a weight, its A and its B (see PEFT: A holds the ranks of all experts in its rows, B in its columns)."""
+    return [int(m.shape[-1]) // (experts if index == 2 else 1) for index, m in enumerate(matrices)]
 
 
 def _visited(given: list[Any], experts: int) -> int:

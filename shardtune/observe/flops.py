@@ -76,11 +76,13 @@ class Product:
         rows_again: Rows it was applied to again in the backward pass.
         trains: The weights get a gradient.
         input_gradient: Its input gets one.
+        is_kept: Its result is kept for the backward pass, so that it is not made again where its layer is recomputed.
     """
 
     weights: float
     trains: bool
     experts: int = 1
+    is_kept: bool = False
     input_gradient: bool = False
     rows: float = 0.0
     rows_again: float = 0.0

@@ -10,6 +10,7 @@ from rich.table import Table
 
 if TYPE_CHECKING:
     from shardtune.adapters.coverage import Coverage
+    from shardtune.config import ResolvedConfig
     from shardtune.data.order import Documents
     from shardtune.data.prepared import PreparedCounts
     from shardtune.model.blueprint import Blueprint
@@ -66,6 +67,37 @@ def sharding_line(sharding: Sharding, processes: Processes) -> str:
         f"{sharding.layer_class}; "
         f"this rank holds {size(sharding.local_bytes)} of {size(sharding.total_bytes)}"
     )
+
+
+def kernels_line(resolved: ResolvedConfig, fused_lora: tuple[int, int] | None) -> str:
+    """Which fused code runs, and where its eager twin does, why.
+
+    Args:
+        fused_lora: Linear layers with LoRA that compute in one operator, of how many; None = the switch is off.
+    """
+    train = resolved.config.train
+    twins = []
+    for key, name in (("fused_lora", "LoRA"), ("fused_loss", "loss"), ("compile", "layers")):
+        if not getattr(train, key):
+            origin = resolved.origins.get(f"train.{key}")
+            why = origin.where if origin is not None and origin.source == "auto" else f"train.{key} is false"
+            twins.append(f"{name} ({why})")
+    here, of = fused_lora or (0, 0)
+    fast = [f"LoRA on {of} layers" if here == of else f"LoRA on {here} of {of} layers (else PEFT's own)"] * (of > 0)
+    fast += ["loss"] * bool(train.fused_loss) + ["compiled layers"] * bool(train.compile)
+    told = [f"fused: {', '.join(fast)}"] if fast else []
+    if twins:
+        told.append(f"eager: {', '.join(twins)}")
+    return "; ".join([*told, f"attention: {resolved.config.model.attn_implementation}"])
+
+
+def recompute_line(checkpointing: bool | str) -> str:
+    """What the backward pass computes again."""
+    if checkpointing == "selective":
+        return "selective: results of matrix products and attention are kept, the rest of a layer is computed again"
+    if checkpointing:
+        return "full: of each layer its input is kept, all of it is computed again in the backward pass"
+    return "none: everything the backward pass needs is kept"
 
 
 def weights_lines(loaded: Loaded, blueprint: Blueprint) -> list[str]:

@@ -16,10 +16,12 @@ from torch.distributed.tensor import DTensor
 
 from shardtune.config.schema import ParallelSection
 from shardtune.errors import ShardtuneError, UserInputError
+from shardtune.parallel.recompute import keep_products
 
 if TYPE_CHECKING:
     from peft import PeftModel
 
+_COMPILED_VERSIONS = 64  # of a layer's code
 _REDUCE_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -40,6 +42,7 @@ def shard_model(
     compute_dtype: torch.dtype | None,
     layer_class: str | None = None,
     *,
+    selective: bool = False,
     compiled: bool = False,
 ) -> Sharding:
     """Shard `model` in place over `mesh`; a mesh of one takes the same path, so one process computes the same thing.
@@ -49,11 +52,14 @@ def shard_model(
         compute_dtype: Parameters are gathered in this dtype (the float32 adapters too; their shards and the optimizer
             stay float32). None keeps each parameter's own.
         layer_class: What the model's family shards layer by layer, where the config does not say.
+        selective: Layers keep what is expensive for the backward pass and compute the rest again.
 
     Returns:
         What was cut and how much this rank holds.
     """
     layers = decoder_layers(model, section.transformer_layer_cls_to_wrap or layer_class)
+    if selective:
+        keep_products(layers)
     if compiled:
         compile_layers(layers)
     precision = MixedPrecisionPolicy(
@@ -85,10 +91,13 @@ def shard_model(
 
 
 def compile_layers(layers: list[nn.Module]) -> None:
-    """Compile what a layer computes, not what sharding and activation checkpointing hang around it.
+    """Compile what a layer computes, not what sharding and full activation checkpointing hang around it.
 
-    All layers share one compiled code: its first run compiles, the others find it.
+    All layers share one compiled code: its first run compiles, the others find it. Training, evaluation and a smaller
+    last batch each want some of their own, and past its limit torch falls back to uncompiled code, which recomputation
+    does not survive: what is kept then differs from one pass to the other.
     """
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _COMPILED_VERSIONS)
     for layer in layers:
         layer.forward = torch.compile(layer.forward)
 

@@ -22,7 +22,6 @@ from shardtune.train.scene import Data, Scene
 
 if TYPE_CHECKING:
     from shardtune.adapters.coverage import Coverage
-    from shardtune.config.schema import RunConfig
     from shardtune.data.prepare import PreparedSet
     from shardtune.parallel.shard import Sharding
     from shardtune.plan.steps import TrainingMath
@@ -77,13 +76,15 @@ def tell_notices(scene: Scene, notices: list[str], about: str = "lora") -> None:
 
 def tell_plan(
     scene: Scene,
-    config: RunConfig,
+    resolved: ResolvedConfig,
     prepared: PreparedSet,
     data: Data,
     math: TrainingMath,
     coverage: Coverage,
     sharding: Sharding,
+    fused: tuple[int, int] | None,
 ) -> None:
+    config = resolved.config
     batch, steps = summary.math_lines(math, "sequences" if config.train.packing else "rows")
     frozen = coverage.total - coverage.trainable
     compute = "bfloat16" if config.train.bf16 else config.model.torch_dtype
@@ -94,6 +95,8 @@ def tell_plan(
         "eval": summary.data_line(prepared.val.counts) if prepared.val else "none (data.val_split is null)",
         "packing": summary.packing_line(data.train, config.data.max_length),
         "sharding": summary.sharding_line(sharding, scene.processes),
+        "kernels": summary.kernels_line(resolved, fused),
+        "recompute": summary.recompute_line(config.train.gradient_checkpointing),
         "batch": batch,
         "steps": steps,
     }

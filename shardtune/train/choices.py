@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from shardtune.errors import UserInputError
-from shardtune.kernels import fp8_products, varlen
+from shardtune.kernels import fp8_products
 from shardtune.model.quantized import fp8_candidates
 from shardtune.plan.precision import base_precision
 from shardtune.train.fused_loss import why_not as why_not_fused
@@ -22,9 +21,6 @@ if TYPE_CHECKING:
     from shardtune.config import ResolvedConfig
     from shardtune.model.blueprint import Blueprint
     from shardtune.parallel.processes import Processes
-
-# Attention codes that take the documents' bounds instead of a mask.
-FLAT_ATTENTION = (varlen.NAME, "flash_attention_2", "flash_attention_3")
 
 
 def settle_autos(resolved: ResolvedConfig, *, device: str, processes_here: int) -> ResolvedConfig:
@@ -43,33 +39,6 @@ def settle_autos(resolved: ResolvedConfig, *, device: str, processes_here: int) 
             "train.eval_strategy", "steps" if given else "no", f"data.val_split is {'given' if given else 'null'}"
         )
     return resolved
-
-
-def settle_packing(resolved: ResolvedConfig, model: PreTrainedModel, device: torch.device) -> ResolvedConfig:
-    """Whether rows are packed, and which attention code keeps them apart. Changes the model's attention where needed.
-
-    Raises:
-        UserInputError: packing was asked for, and the model would let documents read each other.
-    """
-    config = resolved.config
-    apart = _keeps_documents_apart(model)
-    if config.train.packing == "auto":
-        why = "documents stay apart" if apart else f"{type(model).__name__} would let documents read each other"
-        resolved = resolved.with_auto("train.packing", apart, why)
-    elif config.train.packing and not apart:
-        raise UserInputError(
-            f"train.packing is true, but {type(model).__name__} would let the documents of a row read each other.",
-            why="It does not build its attention mask from positions.",
-            fix="Set train.packing: auto or false.",
-        )
-    if config.model.attn_implementation != "auto":
-        return resolved
-    computed_in = torch.bfloat16 if resolved.config.train.bf16 else model.dtype
-    if resolved.config.train.packing and varlen.usable(device, computed_in):
-        varlen.register()
-        model.set_attn_implementation(varlen.NAME)
-        return resolved.with_auto("model.attn_implementation", varlen.NAME, "packed rows on a GPU in half precision")
-    return resolved.with_auto("model.attn_implementation", "sdpa", "torch's own fused attention")
 
 
 def settle_kernels(resolved: ResolvedConfig, model: PreTrainedModel, device: torch.device) -> ResolvedConfig:
@@ -98,7 +67,8 @@ def settle_kernels(resolved: ResolvedConfig, model: PreTrainedModel, device: tor
     if train.fp8_compute == "auto":
         reason = "it rounds activations to float8: to be asked for" if held == "fp8" else f"the base is {held}"
         resolved = resolved.with_auto("train.fp8_compute", False, reason)
-    on_gpu = None if device.type == "cuda" else "compiling pays on a GPU"
+    halves = resolved.config.train.bf16 or model.dtype in (torch.bfloat16, torch.float16)
+    on_gpu = None if device.type == "cuda" and halves else "compiling pays on a GPU in half precision"
     for key, why in (
         ("fused_lora", eager),
         ("fused_loss", eager or obstacle),
@@ -155,12 +125,6 @@ def _memory(device: torch.device) -> int:
         return torch.cuda.get_device_properties(device).total_memory
     host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return host // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-
-
-def _keeps_documents_apart(model: PreTrainedModel) -> bool:
-    # transformers' mask functions derive the blocks from positions that restart; a model with masks of its own may not.
-    module = sys.modules[type(model).__module__]
-    return any(hasattr(module, name) for name in ("create_causal_mask", "create_sliding_window_causal_mask"))
 
 
 def slow_precision_notice(torch_dtype: str, device: str) -> str | None:

@@ -45,8 +45,13 @@ def why_not(model: PreTrainedModel) -> str | None:
     return None
 
 
-def use_fused_loss(model: PreTrainedModel) -> None:
-    """From now on a batch with `supervised` and `targets` is answered with the summed loss, and no logits."""
+def use_fused_loss(model: PreTrainedModel, *, causal: bool) -> None:
+    """From now on a batch with `supervised` and `targets` is answered with the summed loss, and no logits.
+
+    Args:
+        causal: No token sees one behind it. Padding stands at the end of rows, so such a model needs no mask for it,
+            and without one attention takes its fastest kernel, whatever the rows' lengths.
+    """
     stock = model.forward
 
     @functools.wraps(type(model).forward)
@@ -55,6 +60,8 @@ def use_fused_loss(model: PreTrainedModel) -> None:
         if where is None:
             return stock(*args, **kwargs)
         kwargs.pop("labels", None)
+        if causal:
+            kwargs.pop("attention_mask", None)
         hidden = self.base_model(*args, **kwargs).last_hidden_state
         # Looked up now: sharding has put the gathered weight in its place.
         head = self.get_output_embeddings().weight

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,15 +24,16 @@ if TYPE_CHECKING:
 
 # A shard of experts may see no token in a step; after so many steps it is reported as unproven instead of waited for.
 _PATIENCE = 20
-_PIECE = 1 << 22
+_PIECE = 1 << 21
 
 
 class ProofOfTraining(TrainerCallback):
     """Checks, for every shard on its rank: adapters received a gradient and changed, frozen weights did not.
 
     A's gradient is zero by construction while B is zero, so B is proven in the first step and A in the next. Steps
-    whose learning rate is zero (the first of a warm-up) prove gradients but no change. A shard of routed experts
-    without a token waits for one. Changes are seen by checksums (the sum of the bytes as integers), not by copies.
+    whose learning rate is zero (the first of a warm-up) prove gradients but no change, and updates too small to move
+    A's values are waited out. A shard of routed experts without a token waits for one. Changes are seen by checksums
+    (`checksum`), not by copies.
 
     A step that a guard leaves out (`left_out`) proves nothing, and disproves nothing.
 
@@ -89,6 +91,8 @@ class ProofOfTraining(TrainerCallback):
             return
         self.steps += 1
         same = [name for name in self.moved if checksum(self.waiting[name]) == self.before[name]]
+        self.moved -= {name for name in same if _too_small(self.waiting[name], optimizer)}
+        same = [name for name in same if name in self.moved]
         self._stop_if(f"'{same[0]}' received a gradient and did not change" if same else "", state)
         for name in self.moved:
             del self.waiting[name]
@@ -129,7 +133,7 @@ class ProofOfTraining(TrainerCallback):
             f"{proven:,} of {shards:,} adapter shards received a gradient and changed, {frozen:,} frozen ones did not"
         )
         if proven < shards:
-            text += " (the others had no token yet, or wait for a step more)"
+            text += " (the others had no token yet, or wait for a step more or for a larger learning rate)"
         ranks = summary.count(self.processes.world_size, "rank")
         summary.say(self.console, "proof", f"{text} (steps {self.first_step}–{state.global_step + 1}, {ranks})")
         self.events.write(
@@ -140,12 +144,25 @@ class ProofOfTraining(TrainerCallback):
 
 
 def checksum(tensor: torch.Tensor) -> int:
-    """The bytes of this rank's shard, summed up as integers. One changed value changes it; nothing large is copied."""
+    """One number for the bytes of this rank's shard: read as 64-bit integers, each weighted by its place, summed up.
+
+    One changed value changes it; small changes up and down do not cancel out, as they do in a plain sum; and nothing
+    large is copied.
+    """
     flat = local(tensor).detach().reshape(-1).view(torch.uint8)
-    whole = len(flat) // 4 * 4
-    # In pieces: on a CPU the sum makes a copy of its operand in int64.
-    parts = [part.sum(dtype=torch.int64) for part in (*flat[:whole].view(torch.int32).split(_PIECE), flat[whole:])]
-    return int(torch.stack(parts).sum())
+    if flat.storage_offset() % 8:
+        flat = flat.clone()
+    whole = len(flat) // 8 * 8
+    pieces = (*flat[:whole].view(torch.int64).split(_PIECE), flat[whole:].to(torch.int64))
+    weights = _weights_of_places(flat.device)
+    return int(torch.stack([(part * weights[: len(part)]).sum() for part in pieces]).sum())
+
+
+@lru_cache(maxsize=1)
+def _weights_of_places(device: torch.device) -> torch.Tensor:
+    """Random odd numbers: odd, so that no change of a value is multiplied away."""
+    drawn = torch.randint(-(2**62), 2**62, (_PIECE,), generator=torch.Generator().manual_seed(0))
+    return (drawn * 2 + 1).to(device)
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
@@ -161,3 +178,15 @@ def _owned(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
 def _may_wait(name: str, steps: int) -> bool:
     """Whether a gradient of zero is no sign of trouble: A before B has changed, experts without a token."""
     return ".experts." in name or (".lora_A." in name and steps == 0)
+
+
+def _too_small(parameter: torch.Tensor, optimizer: Optimizer) -> bool:
+    """Whether an update is lost in the rounding of the values: early in a long warm-up B is next to nothing, and with
+    it the gradient of A. An update of AdamW is `lr * g / (|g| + eps)` or less."""
+    group = next((one for one in optimizer.param_groups if any(p is parameter for p in one["params"])), None)
+    if group is None or parameter.grad is None:
+        return False
+    largest = float(local(parameter.grad).abs().max())
+    update = float(group["lr"]) * largest / (largest + float(group.get("eps", 0.0)))
+    values = local(parameter).detach().abs()
+    return update < 4 * torch.finfo(values.dtype).eps * float(values.max())

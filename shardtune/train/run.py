@@ -41,13 +41,12 @@ from shardtune.parallel.processes import join
 from shardtune.parallel.shard import shard_model
 from shardtune.plan.steps import TrainingMath, training_math
 from shardtune.train.account import introduce, take_over, tell_end, tell_notices, tell_plan, tell_resume, write_config
+from shardtune.train.attention import FLAT_ATTENTION, masks_are_transformers, settle_packing
 from shardtune.train.choices import (
-    FLAT_ATTENTION,
     fp8_blocks,
     fp8_compute_notice,
     settle_autos,
     settle_kernels,
-    settle_packing,
     settle_precision,
 )
 from shardtune.train.fused_loss import use_fused_loss
@@ -109,16 +108,16 @@ def train(resolved: ResolvedConfig, *, run_id: str | None = None, stop: StopRequ
         resolved = settle_kernels(resolved, blueprint.model, processes.device)
         if resolved.config.train.fp8_compute:
             tell_notices(scene, [fp8_compute_notice(*multiply_codes(model), processes.device)], about="fp8_compute")
-        if resolved.config.train.fused_lora:
-            use_fused_lora(model)
+        fused = use_fused_lora(model) if resolved.config.train.fused_lora else None
         if resolved.config.train.fused_loss:
-            use_fused_loss(blueprint.model)
+            use_fused_loss(blueprint.model, causal=masks_are_transformers(blueprint.model))
         tell_notices(scene, notices)
         tokenizer = load_tokenizer(config.model, checkpoint.folder)
         prepared = _prepare_data(scene, config, tokenizer)
         watchdog.enter(LOADING)
         _check_data(scene, blueprint.model, tokenizer, prepared)
-        resolved = settle_packing(resolved, blueprint.model, processes.device)
+        filled = prepared.train.counts.tokens / (prepared.train.counts.rows * config.data.max_length)
+        resolved = settle_packing(resolved, blueprint.model, processes.device, filled)
         config = resolved.config
         data = _lay_out(config, prepared, blueprint.model, tokenizer)
         math = training_math(config.train, rows=len(data.train), tokens=data.tokens, processes=processes.world_size)
@@ -131,9 +130,10 @@ def train(resolved: ResolvedConfig, *, run_id: str | None = None, stop: StopRequ
             processes.mesh,
             compute_dtype,
             blueprint.layer_class,
+            selective=config.train.gradient_checkpointing == "selective",
             compiled=config.train.compile is True,
         )
-        tell_plan(scene, config, prepared, data, math, coverage, sharding)
+        tell_plan(scene, resolved, prepared, data, math, coverage, sharding, fused)
         memory.config = config
         memory.ledger.watch(model)
         _load_weights(scene, config, model, blueprint, checkpoint.way, watchdog)

@@ -26,7 +26,7 @@ def test_the_model_computes_the_same_with_and_without_adapters() -> None:
         meant = model(IDS).logits
         with model.disable_adapter():
             bare = model(IDS).logits
-        assert use_fused_lora(model) == 4
+        assert use_fused_lora(model) == (4, 4)
         assert torch.allclose(model(IDS).logits, meant, atol=1e-6) and not torch.allclose(meant, bare, atol=1e-3)
         with model.disable_adapter():
             assert torch.equal(model(IDS).logits, bare)
@@ -56,7 +56,7 @@ def test_dropout_acts_on_the_adapter_alone() -> None:
 
 def test_what_is_not_plain_lora_keeps_pefts_own_forward() -> None:
     model = adapted(use_dora=True)
-    assert use_fused_lora(model) == 0
+    assert use_fused_lora(model) == (0, 4)
 
 
 def test_a_second_adapter_that_is_made_active_is_the_one_that_counts() -> None:

@@ -136,7 +136,7 @@ def test_a_sharded_model_gives_whole_tensors_and_takes_them(tmp_path: Path, monk
     with join(section) as processes:
         for model in (plain, other):
             shard_model(model, section, processes.mesh, None)
-            assert all(isinstance(parameter, DTensor) for parameter in model.parameters())
+            assert all(isinstance(p, DTensor) for p in model.parameters() if p.requires_grad)
         gathered = gather_adapter(plain)
         assert not any(isinstance(tensor, DTensor) for tensor in gathered.values())
         assert gathered.keys() == wanted.keys()

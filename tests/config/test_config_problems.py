@@ -154,6 +154,17 @@ def test_a_switch_still_takes_yes_and_no(load: Load, word: str, value: bool) -> 
     assert load(SMALLEST + f"train: {{gradient_checkpointing: {word}}}\n").config.train.gradient_checkpointing is value
 
 
+@pytest.mark.parametrize(("word", "value"), [("none", False), ("full", True), ("selective", "selective")])
+def test_checkpointing_has_words_beside_the_switch(load: Load, word: str, value: bool | str) -> None:
+    assert load(SMALLEST + f"train: {{gradient_checkpointing: {word}}}\n").config.train.gradient_checkpointing == value
+
+
+def test_a_word_that_is_nearly_one_is_answered_with_the_words_there_are(load: Load) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(SMALLEST + "train: {gradient_checkpointing: selektive}\n")
+    assert "selective" in str(caught.value)
+
+
 def test_a_comma_list_of_names_is_a_list_but_a_regular_expression_is_not(load: Load) -> None:
     assert load(SMALLEST + "lora: {target_modules: 'q_proj, v_proj'}\n").config.lora.target_modules == [
         "q_proj",

@@ -9,7 +9,7 @@ from torch import nn
 
 from shardtune.errors import ShardtuneError
 from shardtune.kernels import fp8
-from shardtune.model.quantized import Fp8Linear, fp8_candidates, hold_in_fp8
+from shardtune.model.quantized import Fp8Experts, Fp8Linear, fp8_candidates, hold_in_fp8
 
 
 @pytest.mark.parametrize("kind", TOYS)
@@ -88,6 +88,14 @@ def test_one_expert_weight_may_be_held_alone() -> None:
         part.get_parameter(name + "_scale_inv").copy_(scale)
         full.get_parameter(name).copy_(fp8.dequantize(codes, scale, (1, 24), torch.float32))
         assert distance(part(token_ids()).logits, full(token_ids()).logits) < 1e-5
+
+
+def test_experts_of_all_layers_are_of_one_class() -> None:
+    # Compiled code is shared by layers that are alike, down to the classes of their parts.
+    model = toy_mistral4()
+    hold_in_fp8(model, toy_blocks(model))
+    first, second = (layer.mlp.experts for layer in model.model.layers)
+    assert isinstance(first, Fp8Experts) and type(first) is type(second)
 
 
 def test_a_weight_nobody_filled_shows_as_nan() -> None:

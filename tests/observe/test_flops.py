@@ -18,10 +18,12 @@ from toys import toy_text_config
 from transformers import AutoModelForCausalLM, LlamaForCausalLM, Mistral4ForCausalLM, MixtralForCausalLM
 
 from shardtune.adapters.experts import use_grouped_products
+from shardtune.adapters.fused import use_fused_lora
 from shardtune.observe.batches import BatchCount, attended_pairs, count_batch
 from shardtune.observe.chips import peak_tflops
 from shardtune.observe.flop_recorder import FlopRecorder
 from shardtune.observe.flops import Cost, FlopFormula
+from shardtune.parallel.recompute import keep_products
 
 CLASSES = {"llama": LlamaForCausalLM, "mistral4": Mistral4ForCausalLM, "mixtral": MixtralForCausalLM}
 ROWS, LENGTH = 2, 40
@@ -76,20 +78,24 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("checkpointing", [False, True], ids=["kept", "recomputed"])
+@pytest.mark.parametrize("checkpointing", ["none", "selective", "full"])
 @pytest.mark.parametrize(("kind", "modules", "parameters"), CASES)
 def test_the_formula_agrees_with_torchs_counter(
-    kind: str, modules: list[str], parameters: list[str] | None, checkpointing: bool
+    kind: str, modules: list[str], parameters: list[str] | None, checkpointing: str
 ) -> None:
     model = adapted(toy(kind), modules, parameters)
-    if checkpointing:
+    if checkpointing == "selective":
+        keep_products(list(model.get_base_model().model.layers))
+    if checkpointing == "full":
         model.enable_input_require_grads()
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     model.train()
     ids = torch.randint(3, 70, (ROWS, LENGTH))
     formula, counted = watched(model, input_ids=ids, labels=ids.clone())
     assert as_eager_computes(formula, ROWS * LENGTH, ROWS * LENGTH**2) == pytest.approx(counted, rel=0.02)
-    assert (formula.token.again > 0) == checkpointing
+    frozen = sum(p.numel() for n, p in model.named_parameters() if "layers" in n and not p.requires_grad)
+    again = formula.token.again
+    assert {"none": again == 0, "selective": again < 0.1 * frozen, "full": again > 0.5 * frozen}[checkpointing]
 
 
 def test_packed_documents_cost_attention_within_themselves_alone() -> None:
@@ -208,6 +214,22 @@ def test_a_compiled_model_is_not_touched_and_still_counted() -> None:
         assumed = recorder.formula()
         assert assumed is not None and assumed.token.forward == pytest.approx(plain.token.forward)
         assert assumed.token.backward > plain.token.backward  # also below the first adapter
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_of_a_compiled_model_that_keeps_its_products_low_rank_alone_is_counted_again(fused: bool) -> None:
+    model = adapted(toy("mixtral"), ["q_proj"], EXPERTS)
+    layers = model.get_base_model().model.layers
+    if fused:
+        use_fused_lora(model)
+    keep_products(list(layers))
+    for layer in layers:
+        layer.forward = torch.compile(layer.forward)
+    found = FlopRecorder(model).formula()
+    assert found is not None and all(cost.again == 0 for cost in found.pairs.values())
+    rank, visited, outs = 4, 2, 2 * 96 + 64
+    expected = 2 * len(layers) * rank * (visited * outs + (0 if fused else 64))
+    assert found.token.again == pytest.approx(expected)
 
 
 def test_no_hook_is_left_behind() -> None:

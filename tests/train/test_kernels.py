@@ -10,6 +10,12 @@ from running import Command, events
 from safetensors.torch import load_file
 from toys import save_toy, toy_config, toy_llama, toy_text_config
 
+from shardtune.config import load_config
+from shardtune.errors import UserInputError
+from shardtune.model.blueprint import draw_up
+from shardtune.model.stored import read_headers
+from shardtune.train.attention import settle_packing
+from shardtune.train.choices import settle_kernels
 from shardtune.train.fused_loss import why_not
 
 RUNS = {
@@ -18,6 +24,8 @@ RUNS = {
     "lora-only": ["train.fused_loss=false"],
     "loss-only": ["train.fused_lora=false"],
     "compiled": ["train.compile=true"],
+    "eager-unpacked": ["train.kernels=eager", "train.packing=false"],
+    "unpacked": ["train.packing=false"],
 }
 
 
@@ -30,26 +38,126 @@ def runs(shardtune: Command, toy_data: Path, tmp_path_factory: pytest.TempPathFa
         words = [word for override in overrides for word in ("-o", override)]
         result = shardtune("train", config, "--run-id", name, *words)
         assert result.returncode == 0, result.stdout + result.stderr
+        (folder / "runs" / name / "stdout").write_text(result.stdout)
     return {name: folder / "runs" / name for name in RUNS}
 
 
-@pytest.mark.parametrize("other", [name for name in RUNS if name != "eager"])
+@pytest.mark.slow
+@pytest.mark.parametrize("other", [name for name in RUNS if not name.startswith("eager")])
 def test_every_kernel_gives_the_curve_of_its_twin(runs: dict[str, Path], other: str) -> None:
+    twin = runs["eager-unpacked" if other == "unpacked" else "eager"]
     for number in ("loss", "grad_norm", "learning_rate", "tokens"):
-        meant = [event[number] for event in events(runs["eager"], "step")]
+        meant = [event[number] for event in events(twin, "step")]
         assert len(meant) == 8 and [event[number] for event in events(runs[other], "step")] == pytest.approx(
             meant, rel=1e-5
         )
     own = load_file(runs[other] / "final" / "adapter_model.safetensors")
-    for name, tensor in load_file(runs["eager"] / "final" / "adapter_model.safetensors").items():
+    for name, tensor in load_file(twin / "final" / "adapter_model.safetensors").items():
         assert torch.allclose(own[name], tensor, rtol=1e-3, atol=1e-5), name
 
 
+@pytest.mark.slow
 def test_the_saved_config_tells_which_code_ran_and_why(runs: dict[str, Path]) -> None:
     fast, eager = ((runs[name] / "config.yaml").read_text() for name in ("fast", "eager"))
     assert "fused_lora: true" in fast and "fused_loss: true" in fast and "compile: false" in fast
     assert "compiling pays on a GPU" in fast
     assert "fused_lora: false" in eager and "train.kernels is eager" in eager
+
+
+@pytest.mark.slow
+def test_the_run_says_which_code_it_takes(runs: dict[str, Path]) -> None:
+    def said(name: str) -> str:
+        lines = (runs[name] / "stdout").read_text().splitlines()
+        return next(line for line in lines if line.startswith("kernels")).removeprefix("kernels").strip()
+
+    assert said("fast") == (
+        "fused: LoRA on 4 layers, loss; eager: layers (compiling pays on a GPU in half precision); attention: sdpa"
+    )
+    why = "train.kernels is eager"
+    assert said("eager") == f"eager: LoRA ({why}), loss ({why}), layers ({why}); attention: sdpa"
+    assert said("loss-only").startswith("fused: loss; eager: LoRA (train.fused_lora is false), ")
+    assert said("compiled") == "fused: LoRA on 4 layers, loss, compiled layers; attention: sdpa"
+
+
+@pytest.mark.slow
+def test_lora_on_weights_held_in_fp8_takes_one_operator_too(shardtune: Command, toy_data: Path, tmp_path: Path) -> None:
+    config = toy_config(tmp_path, toy_llama(tmp_path / "model"), toy_data, train={"max_steps": 1})
+    result = shardtune("train", config, "-o", "model.base_precision=fp8")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "fused: LoRA on 4 layers, loss;" in result.stdout
+
+
+@pytest.mark.parametrize(("filled", "gpu", "packed"), [(0.99, True, False), (0.5, True, True), (0.99, False, True)])
+def test_nearly_full_rows_are_not_packed_on_a_gpu(
+    toy_model: Path, toy_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    filled: float, gpu: bool, packed: bool,
+) -> None:  # fmt: skip
+    from transformers import AutoModelForCausalLM
+
+    monkeypatch.setattr("shardtune.kernels.varlen.usable", lambda device, dtype: gpu)
+    monkeypatch.setattr("transformers.PreTrainedModel.set_attn_implementation", lambda *_: None)
+    model = AutoModelForCausalLM.from_config(toy_text_config("llama"))
+    resolved = load_config(toy_config(tmp_path, toy_model, toy_data))
+    settled = settle_packing(resolved, model, torch.device("cpu"), filled)
+    assert settled.config.train.packing is packed
+    here = ("shardtune_varlen" if packed else "shardtune_whole_rows") if gpu else "sdpa"
+    assert settled.config.model.attn_implementation == here
+    asked = load_config(toy_config(tmp_path, toy_model, toy_data), ["train.packing=true", "train.kernels=eager"])
+    settled = settle_packing(asked, model, torch.device("cpu"), filled)
+    assert settled.config.train.packing is True
+    assert settled.config.model.attn_implementation == "sdpa"
+
+
+@pytest.mark.parametrize(
+    ("name", "packing"), [("shardtune_varlen", "false"), ("shardtune_whole_rows", "true"), ("shardtune_varlen", "auto")]
+)
+def test_an_attention_code_of_ours_that_does_not_fit_is_refused(
+    toy_model: Path, toy_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, packing: str
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    monkeypatch.setattr("shardtune.kernels.varlen.usable", lambda device, dtype: packing != "auto")
+    model = AutoModelForCausalLM.from_config(toy_text_config("llama"))
+    asked = load_config(
+        toy_config(tmp_path, toy_model, toy_data), [f"model.attn_implementation={name}", f"train.packing={packing}"]
+    )
+    with pytest.raises(UserInputError, match="which this run cannot use"):
+        settle_packing(asked, model, torch.device("cpu"), 0.5)
+
+
+@pytest.mark.parametrize(("name", "packed"), [("shardtune_varlen", True), ("shardtune_whole_rows", False)])
+def test_a_saved_config_that_names_our_attention_trains_again(
+    toy_model: Path, toy_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, packed: bool
+) -> None:
+    monkeypatch.setattr("shardtune.kernels.varlen.usable", lambda device, dtype: True)
+    asked = load_config(toy_config(tmp_path, toy_model, toy_data), [f"model.attn_implementation={name}"])
+    model = draw_up(asked.config.model, toy_model, read_headers(toy_model)).model
+    settled = settle_packing(asked, model, torch.device("cpu"), 0.5)
+    assert settled.config.train.packing is packed
+    assert model.config._attn_implementation == settled.config.model.attn_implementation == name
+
+
+@pytest.mark.parametrize(
+    ("device", "overrides", "compiled", "why"),
+    [
+        ("cuda", ["train.bf16=true"], True, "this machine and model have it"),
+        ("cuda", ["train.bf16=false"], False, "in half precision"),
+        ("cpu", ["train.bf16=true"], False, "on a GPU"),
+        ("cuda", ["train.bf16=true", "model.base_precision=fp8"], True, "this machine and model have it"),
+        ("cuda", ["train.bf16=true", "train.kernels=eager"], False, "train.kernels is eager"),
+        ("cpu", ["train.compile=true"], True, ""),
+    ],
+)
+def test_layers_are_compiled_where_it_pays(
+    toy_model: Path, toy_data: Path, tmp_path: Path, device: str, overrides: list[str], compiled: bool, why: str
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_config(toy_text_config("llama")).float().requires_grad_(False)
+    resolved = load_config(toy_config(tmp_path, toy_model, toy_data), overrides)
+    settled = settle_kernels(resolved, model, torch.device(device))
+    assert settled.config.train.compile is compiled
+    assert why in settled.origins["train.compile"].where
 
 
 def test_a_model_with_something_between_head_and_loss_keeps_its_own_loss(tmp_path: Path) -> None:

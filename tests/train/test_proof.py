@@ -125,6 +125,29 @@ def test_a_warm_up_that_begins_at_zero_is_waited_for(llama: Any, tmp_path: Path)
     assert events(tmp_path, "proof")[0]["step"] == 3
 
 
+def test_a_learning_rate_too_small_to_move_a_is_waited_out(llama: Any, tmp_path: Path) -> None:
+    with torch.no_grad():
+        for name, weight in llama.named_parameters():
+            if ".lora_A." in name:
+                weight.fill_(0.5)
+    loop = Loop(llama, tmp_path, lr=1e-9)
+
+    def grow(step: int) -> None:
+        loop.optimizer.param_groups[0]["lr"] = 1e-9 if step < 3 else 1e-3
+
+    assert "4 of 4 adapter shards" in loop.run(6, before=grow)
+    assert events(tmp_path, "proof")[0]["step"] == 4
+
+
+def test_a_learning_rate_that_stays_too_small_is_said(llama: Any, tmp_path: Path) -> None:
+    with torch.no_grad():
+        for name, weight in llama.named_parameters():
+            if ".lora_A." in name:
+                weight.fill_(0.5)
+    told = Loop(llama, tmp_path, lr=1e-9).run(22)
+    assert "2 of 4 adapter shards" in told and "or for a larger learning rate" in told
+
+
 def test_a_run_of_one_step_says_what_is_not_proven_yet(llama: Any, tmp_path: Path) -> None:
     assert "2 of 4 adapter shards received a gradient" in Loop(llama, tmp_path).run(1)
     assert len(events(tmp_path, "proof")[0]["unproven"]) == 2
@@ -149,10 +172,20 @@ def test_experts_without_a_token_are_waited_for_and_then_reported(tmp_path: Path
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn])
 def test_a_checksum_sees_one_value_of_any_dtype(dtype: torch.dtype) -> None:
-    tensor = torch.arange(1, 24, dtype=torch.float32).to(dtype)
+    tensor = torch.arange(24, dtype=torch.float32).to(dtype)[1:]  # not where a 64-bit integer may begin
     before = checksum(tensor)
     assert checksum(tensor.clone()) == before
-    tensor[22] = 1.0
+    for place in (0, 5, 22):
+        changed = tensor.clone()
+        changed[place] = -1.0
+        assert checksum(changed) != before
+
+
+def test_changes_up_and_down_do_not_cancel_out_in_a_checksum() -> None:
+    tensor = torch.full((8,), 0.75)
+    before = checksum(tensor)
+    tensor[1] += 2**-20
+    tensor[5] -= 2**-20
     assert checksum(tensor) != before
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 from shardtune.config.schema import RunConfig
@@ -16,6 +17,9 @@ _WANTS = {  # what an allocation is for, by the phase it happens in
     "optimizer": "optimizer", "loading": "weights",
 }  # fmt: skip
 _SHARDED = ("weights", "adapters", "gradients", "optimizer")
+_CHECKPOINTING = "train.gradient_checkpointing"
+# What results of products and attention are of all that a layer keeps otherwise (docs/activations.md has the counts).
+_PRODUCTS_SHARE = 0.7
 
 
 @dataclass(frozen=True)
@@ -77,15 +81,16 @@ def advise(short: Shortage, config: RunConfig, model: Model, processes: int) -> 
     def freed(*some: Advice) -> int:
         total = 0.0
         for part, count in held.items():
-            left = 1.0
+            # Of two values of one setting, the one that saves more.
+            strongest: dict[str, float] = {}
             for one in some:
-                left *= one.keeps.get(part, 1.0)
-            total += count * (1 - left)
+                strongest[one.setting] = min(strongest.get(one.setting, 1.0), one.keeps.get(part, 1.0))
+            total += count * (1 - prod(strongest.values()))
         return int(total)
 
     found = _options(short.phase, config, model, processes, needed, held)
     options = [Advice(**{**vars(one), "frees": freed(one)}) for one in found]
-    useful = [one for one in options if one.frees >= 0.01 * needed and one.frees > 0]
+    useful = _without_half_measures([one for one in options if one.frees >= 0.01 * needed and one.frees > 0], needed)
     enough = [one for one in useful if one.frees >= needed]
     ordered = enough + [one for one in useful if one.frees < needed]
     return Answer(needed, tuple(ordered), _told(enough, ordered, needed, freed))
@@ -97,7 +102,7 @@ def _projected(short: Shortage, config: RunConfig, model: Model) -> dict[str, in
     held = dict(short.held)
     part = _WANTS.get(short.phase, "other")
     held[part] = held.get(part, 0) + short.wanted
-    recomputed = config.train.gradient_checkpointing or short.phase == "evaluation"
+    recomputed = config.train.gradient_checkpointing is True or short.phase == "evaluation"
     if short.layers_done is not None and not recomputed and short.layers_done < model.layers:
         held["activations"] = held.get("activations", 0) * model.layers // (short.layers_done + 1)
     return held
@@ -123,7 +128,7 @@ def _options(
     found: list[Advice | None] = [
         _smaller_batch(phase, config, growing, needed),
         _reshard(config, model),
-        _recompute(phase, config, model, held),
+        *_recompute(phase, config, model, held),
         _fp8(config, model),
         _offload(config),
         _shorter(phase, config),
@@ -167,15 +172,29 @@ def _reshard(config: RunConfig, model: Model) -> Advice | None:
     return Advice("parallel.reshard_after_forward", "true", text, {"gathered": kept})
 
 
-def _recompute(phase: str, config: RunConfig, model: Model, held: Mapping[str, int]) -> Advice | None:
-    activations = held.get("activations", 0)
-    if config.train.gradient_checkpointing or phase in ("evaluation", "loading", "optimizer") or not activations:
-        return None
+def _recompute(phase: str, config: RunConfig, model: Model, held: Mapping[str, int]) -> list[Advice]:
+    """What is cheap first, then all; where a layer keeps its products already, all."""
+    now, activations = config.train.gradient_checkpointing, held.get("activations", 0)
+    if now is True or phase in ("evaluation", "loading", "optimizer") or not activations:
+        return []
     tokens = config.train.per_device_train_batch_size * config.data.max_length
     inputs = model.layers * model.hidden * tokens * 2  # bf16, one per layer
-    kept = min(1.0, 1 / max(1, model.layers) + inputs / activations)
-    text = "Recompute activations in the backward pass: about a third more compute."
-    return Advice("train.gradient_checkpointing", "true", text, {"activations": kept})
+    share = _PRODUCTS_SHARE if now == "selective" else 1.0
+    kept = min(1.0, 1 / max(1, model.layers) / share + inputs / activations)
+    text = "Recompute all of a layer in the backward pass: about a third more compute."
+    full = Advice(_CHECKPOINTING, "full", text, {"activations": kept})
+    if now == "selective":
+        return [full]
+    text = "Keep results of matrix products and attention; the rest of a layer is recomputed, which is cheap."
+    return [Advice(_CHECKPOINTING, "selective", text, {"activations": _PRODUCTS_SHARE}), full]
+
+
+def _without_half_measures(useful: list[Advice], needed: int) -> list[Advice]:
+    """A value that is not enough gives way to another one of the same setting that frees more."""
+    most = {
+        setting: max(one.frees for one in useful if one.setting == setting) for setting in {u.setting for u in useful}
+    }
+    return [one for one in useful if one.frees >= needed or one.frees == most[one.setting]]
 
 
 def _fp8(config: RunConfig, model: Model) -> Advice | None:

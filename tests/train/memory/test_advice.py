@@ -36,7 +36,10 @@ def test_a_smaller_micro_batch_comes_first_and_is_the_largest_that_fits() -> Non
     assert first.frees == (60 + 4 + 8) * GB // 2
     assert "train.gradient_accumulation_steps: 4" in first.text
     assert "first change is enough" in found.told
-    assert [one.setting for one in found.advice[1:3]] == ["train.gradient_checkpointing", "model.base_precision"]
+    assert [(one.setting, one.value) for one in found.advice[1:4]] == [
+        ("train.gradient_checkpointing", "selective"), ("train.gradient_checkpointing", "full"),
+        ("model.base_precision", "fp8"),
+    ]  # fmt: skip
 
 
 def test_the_batch_is_made_as_small_as_it_has_to_be() -> None:
@@ -59,9 +62,25 @@ def test_checkpointing_leaves_one_layer_and_the_inputs_of_all() -> None:
     found = answer(
         "backward", {"activations": 64 * GB}, 0, train=train, data={"dataset_name_or_path": "d", "max_length": 8192}
     )
-    (recompute,) = (one for one in found.advice if one.setting == "train.gradient_checkpointing")
+    selective, full = (one for one in found.advice if one.setting == "train.gradient_checkpointing")
     inputs = 32 * 4096 * 8192 * 2
-    assert recompute.frees == pytest.approx(64 * GB - 2 * GB - inputs, rel=1e-6)
+    assert (full.value, full.frees) == ("full", pytest.approx(64 * GB - 2 * GB - inputs, rel=1e-6))
+    assert (selective.value, selective.frees) == ("selective", pytest.approx(0.3 * 64 * GB, rel=1e-6))
+
+
+def test_selective_recomputation_gives_way_to_full_where_it_is_not_enough() -> None:
+    train = {"per_device_train_batch_size": 1, "gradient_checkpointing": "none"}
+    found = answer("backward", {"weights": 40 * GB, "activations": 30 * GB}, 12 * GB, train=train)
+    values = [one.value for one in found.advice if one.setting == "train.gradient_checkpointing"]
+    assert values == ["full"]  # 0.3 × 42 GB are less than the 13.6 GB that are missing
+
+
+def test_where_recomputation_is_selective_full_comes_next_and_activations_still_pile_up() -> None:
+    train = {"per_device_train_batch_size": 1, "gradient_checkpointing": "selective"}
+    found = answer("forward", {"weights": 10 * GB, "activations": 7 * GB}, 1 * GB, done=7, train=train)
+    assert found.needed == (7 + 1) * 32 // 8 * GB - 7 * GB + 1.6 * GB
+    values = [one.value for one in found.advice if one.setting == "train.gradient_checkpointing"]
+    assert values == ["full"]
 
 
 def test_what_is_on_already_or_cannot_help_is_not_advised() -> None:

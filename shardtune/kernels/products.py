@@ -1,0 +1,51 @@
+"""Which operators cost too much to be computed twice? Matrix products, attention, sorting: all else is cheap.
+
+Selective recomputation keeps what these return and computes the rest of a layer (norms, rotary embeddings, activation
+functions, sums, dropout, products of low rank) again in the backward pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+# By name, because not every torch has all of them; with the place of the left factor among their arguments, the right
+# one behind it, both as in `(…, inner) @ (…, inner, out)`.
+_PRODUCTS = {
+    "aten::mm": 0, "aten::bmm": 0, "aten::_grouped_mm": 0, "aten::addmm": 1, "aten::baddbmm": 1,
+    "aten::_addmm_activation": 1, "aten::_scaled_mm": 0, "aten::_scaled_mm_v2": 0, "aten::_scaled_grouped_mm": 0,
+    "aten::_scaled_grouped_mm_v2": 0, "aten::_int_mm": 0,
+}  # fmt: skip
+_OTHER_PRODUCTS = frozenset({"aten::linear", "aten::matmul", "aten::convolution"})
+# Tokens by their experts: a few numbers for a token, and slow to make. Which experts those are (`topk`) is made again,
+# the same from the router's kept product: several models divide what it returns in place, and a kept value must stay.
+_ROUTING = frozenset({"aten::sort"})
+# Ours. A new operator goes into one of the two.
+_OWN = ("lora_linear", "fp8_lora_linear", "fp8_linear", "fp8_grouped_linear")
+OWN_KEPT = frozenset(f"shardtune::{name}" for name in _OWN)
+OWN_RECOMPUTED = frozenset(f"shardtune::{name}_backward" for name in _OWN)  # never part of a forward pass
+
+
+def is_kept(operator: Callable[..., Any], args: Sequence[Any] = ()) -> bool:
+    """Is what this operator returns kept for the backward pass?
+
+    Args:
+        operator: A `torch._ops.OpOverload`, or a higher-order operator such as flex attention.
+        args: What it is called with.
+    """
+    name = str(operator.name()).partition(".")[0]  # type: ignore[attr-defined]  # without its overload
+    if name in _PRODUCTS:
+        left, right = args[_PRODUCTS[name] : _PRODUCTS[name] + 2]
+        return not is_low_rank(left.shape[-1], right.shape[-1])
+    # torch's attention goes by many names, and flash attention comes in packages that register their own.
+    return name in _OTHER_PRODUCTS | _ROUTING | OWN_KEPT or "attention" in name or "attn" in name
+
+
+def is_low_rank(inner: int, out: int) -> bool:
+    """Is a product so flat that making it costs about what writing it down costs?
+
+    An adapter's `(x Aᵀ) Bᵀ` is as wide as the layer, which is a lot to keep, and its inner dimension is the rank, which
+    is next to nothing to multiply. The same goes for the scores of plain attention over long rows.
+    """
+    # A size that the compiler leaves open is not asked: the answer would bind the compiled code to it.
+    return isinstance(inner, int) and isinstance(out, int) and 8 * inner <= out

@@ -1,0 +1,102 @@
+"""`train.gradient_checkpointing` in whole runs: none, selective and full end with the same adapter."""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+import torch
+from running import Command, events
+from safetensors.torch import load_file
+from toys import toy_config, toy_llama, toy_mistral4
+
+pytestmark = pytest.mark.slow
+
+WAYS = ("none", "selective", "full")
+
+
+@pytest.fixture(scope="module")
+def config(toy_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Packed rows, dropout, evaluation, a sample."""
+    folder = tmp_path_factory.mktemp("recompute")
+    return toy_config(
+        folder, toy_llama(folder / "model"), toy_data,
+        lora={"lora_dropout": 0.2}, data={"val_split": "validation"}, train={"packing": True, "samples": 1},
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def alone(shardtune: Command, config: Path) -> dict[str, Path]:
+    return {way: _run(shardtune, config, f"{way}-1", way) for way in WAYS}
+
+
+@pytest.fixture(scope="module")
+def sharded(shardtune: Command, config: Path) -> dict[str, Path]:
+    return {way: _run(shardtune, config, f"{way}-2", way, "--nproc", 2) for way in WAYS[:2]}
+
+
+def _run(shardtune: Command, config: Path, name: str, way: str, *words: object) -> Path:
+    result = shardtune(
+        "train", config, "--run-id", name, "-o", f"train.gradient_checkpointing={way}", *words, timeout=300
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert f"recompute {way}:" in result.stdout
+    assert "context_fn" not in result.stdout + result.stderr  # torch's warning for its own developers
+    return config.parent / "runs" / name
+
+
+def _hash(run: Path) -> str:
+    return sha256((run / "final" / "adapter_model.safetensors").read_bytes()).hexdigest()
+
+
+def _assert_same(own: Path, meant: Path) -> None:
+    for number in ("loss", "grad_norm"):
+        curve = [event[number] for event in events(meant, "step")]
+        assert len(curve) == 4 and [event[number] for event in events(own, "step")] == curve
+    (evaluated,) = events(meant, "eval")
+    assert events(own, "eval")[0]["loss"] == evaluated["loss"]
+    assert _hash(own) == _hash(meant)
+
+
+@pytest.mark.parametrize("way", ["selective", "full"])
+def test_the_adapter_is_the_same_file(alone: dict[str, Path], way: str) -> None:
+    _assert_same(alone[way], alone["none"])
+
+
+def test_so_it_is_with_two_processes(sharded: dict[str, Path]) -> None:
+    _assert_same(sharded["selective"], sharded["none"])
+
+
+def test_compiled_it_is_the_same_within_rounding(shardtune: Command, config: Path) -> None:
+    words = [w for o in ("compile=true", "max_steps=2", "samples=0", "eval_strategy=no") for w in ("-o", f"train.{o}")]
+    runs = [_run(shardtune, config, f"{way}-compiled", way, *words) for way in WAYS[:2]]
+    meant, own = (load_file(run / "final" / "adapter_model.safetensors") for run in runs)
+    for name, tensor in meant.items():
+        assert torch.allclose(own[name], tensor, rtol=1e-5, atol=1e-6), name
+
+
+def test_what_is_recomputed_counts_as_executed(alone: dict[str, Path]) -> None:
+    def again(way: str) -> float:
+        """Operations executed for each one needed: a ratio in which the clock drops out."""
+        profile = events(alone[way], "profile")[-1]
+        return float(profile["hardware_tflops"] / profile["tflops"])
+
+    assert again("none") == pytest.approx(again("selective"), rel=1e-2)
+    assert again("full") > 1.1 * again("selective")
+
+
+def test_the_saved_config_says_what_was_asked_for(alone: dict[str, Path]) -> None:
+    said = {"none": "false", "selective": "selective", "full": "true"}
+    for way, word in said.items():
+        assert f"gradient_checkpointing: {word}" in (alone[way] / "config.yaml").read_text()
+
+
+def test_experts_with_adapters_too(shardtune: Command, toy_data: Path, tmp_path: Path) -> None:
+    config = toy_config(
+        tmp_path, toy_mistral4(tmp_path / "model"), toy_data,
+        lora={"target_modules": ["q_a_proj", "o_proj", "experts"]}, train={"max_steps": 2},
+    )  # fmt: skip
+    for way in ("none", "selective"):
+        _run(shardtune, config, way, way)
+    assert _hash(tmp_path / "runs" / "none") == _hash(tmp_path / "runs" / "selective")
