@@ -30,7 +30,10 @@ def test_a_run_without_weights_trains_and_says_so(
     }.items():
         result = shardtune("train", config, "--run-id", name, *words)
         assert result.returncode == 0, result.stdout + result.stderr
-        assert "RANDOM weights" in result.stdout
+        assert result.stdout.count("warning RANDOM weights (model.weights: random)") == 1
+        assert "weights   RANDOM" in result.stdout and "final (of RANDOM weights: good for nothing)" in result.stdout
+        (told,) = events(tmp_path / "runs" / name, "warning")
+        assert told["text"].startswith("RANDOM weights")
     one, again, sharded = (events(tmp_path / "runs" / name, "weights")[0] for name in ("one", "again", "sharded"))
     assert one["way"] == "random" and one["bytes_read"] == 0
     assert sharded["local_bytes"] < 0.7 * one["local_bytes"] == 0.7 * again["local_bytes"]
