@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from interrupted import run
 from running import Command, events
 from safetensors.torch import load_file
 from toys import save_toy, toy_config, toy_llama, toy_text_config
@@ -173,13 +174,14 @@ def test_a_model_with_something_between_head_and_loss_keeps_its_own_loss(tmp_pat
     assert "trained" in str(why_not(plain))
 
 
-def test_asking_for_a_fused_loss_that_cannot_be_is_answered(shardtune: Command, toy_data: Path, tmp_path: Path) -> None:
+def test_asking_for_a_fused_loss_that_cannot_be_is_answered(toy_data: Path, tmp_path: Path) -> None:
     from transformers import Gemma3ForCausalLM
 
     model = save_toy(
         Gemma3ForCausalLM, toy_text_config("gemma3_text", final_logit_softcapping=30.0), tmp_path / "model"
     )
     config = toy_config(tmp_path, model, toy_data, train={"max_steps": 1})
-    refused = shardtune("train", config, "-o", "train.fused_loss=true")
-    assert refused.returncode == 2 and "final_logit_softcapping" in refused.stderr
-    assert shardtune("train", config, "--run-id", "auto").returncode == 0
+    with pytest.raises(UserInputError, match="cannot be fused") as refused:
+        run(config, "train.fused_loss=true")
+    assert "final_logit_softcapping" in refused.value.why
+    assert run(config, run_id="auto") == 0
