@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
 
 import pytest
 import torch
 from interrupted import run
-from running import Command, events
+from running import events
 from safetensors.torch import load_file
 from toys import save_toy, toy_config, toy_llama, toy_text_config
 
@@ -31,15 +35,14 @@ RUNS = {
 
 
 @pytest.fixture(scope="module")
-def runs(shardtune: Command, toy_data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def runs(toy_data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("kernels")
     model = toy_llama(folder / "model")
     config = toy_config(folder, model, toy_data, train={"max_steps": 8, "logging_steps": 1})
     for name, overrides in RUNS.items():
-        words = [word for override in overrides for word in ("-o", override)]
-        result = shardtune("train", config, "--run-id", name, *words)
-        assert result.returncode == 0, result.stdout + result.stderr
-        (folder / "runs" / name / "stdout").write_text(result.stdout)
+        with redirect_stdout(StringIO()) as said:
+            assert run(config, *overrides, run_id=name) == 0
+        (folder / "runs" / name / "stdout").write_text(said.getvalue())
     return {name: folder / "runs" / name for name in RUNS}
 
 
@@ -80,12 +83,12 @@ def test_the_run_says_which_code_it_takes(runs: dict[str, Path]) -> None:
     assert said("compiled") == "fused: LoRA on 4 layers, loss, compiled layers; attention: sdpa"
 
 
-@pytest.mark.slow
-def test_layers_that_keep_pefts_own_code_are_counted(shardtune: Command, toy_data: Path, tmp_path: Path) -> None:
+def test_layers_that_keep_pefts_own_code_are_counted(
+    toy_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     config = toy_config(tmp_path, toy_llama(tmp_path / "model"), toy_data, train={"max_steps": 1})
-    result = shardtune("train", config, "-o", "model.base_precision=fp8")
-    assert result.returncode == 0, result.stdout + result.stderr
-    assert "fused: LoRA on 0 of 4 layers (else PEFT's own), loss;" in result.stdout
+    assert run(config, "model.base_precision=fp8") == 0
+    assert "fused: LoRA on 0 of 4 layers (else PEFT's own), loss;" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("filled", "gpu", "packed"), [(0.99, True, False), (0.5, True, True), (0.99, False, True)])
@@ -159,6 +162,11 @@ def test_layers_are_compiled_where_it_pays(
     settled = settle_kernels(resolved, model, torch.device(device))
     assert settled.config.train.compile is compiled
     assert why in settled.origins["train.compile"].where
+
+
+def test_a_run_without_a_gpu_does_not_load_the_compiler() -> None:
+    code = "import sys, shardtune.train.run; sys.exit('torch._inductor.compile_fx' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0
 
 
 def test_a_model_with_something_between_head_and_loss_keeps_its_own_loss(tmp_path: Path) -> None:
