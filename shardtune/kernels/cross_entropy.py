@@ -7,6 +7,8 @@ eager twin is `linear_cross_entropy_reference`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -60,13 +62,16 @@ def _loss_and_gradient(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, 
     return (sum_of_logs - label).sum(), told, gradient.to(logits.dtype)
 
 
-_compiled = torch.compile(_loss_and_gradient, dynamic=True)
+@cache
+def _compiled() -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]:
+    # Not at import: the compiler takes a second to load, and a CPU does without it.
+    return torch.compile(_loss_and_gradient, dynamic=True)
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, head: Tensor, where: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        step = _compiled if hidden.is_cuda else _loss_and_gradient
+        step = _compiled() if hidden.is_cuda else _loss_and_gradient
         rows = -(-_CHUNK_BYTES // (head.shape[0] * hidden.element_size() * 128)) * 128
         total = torch.zeros((), dtype=torch.float32, device=hidden.device)
         told = torch.zeros(2, dtype=torch.float32, device=hidden.device)

@@ -103,10 +103,7 @@ def recompute_line(checkpointing: bool | str) -> str:
 def weights_lines(loaded: Loaded, blueprint: Blueprint) -> list[str]:
     """What was read by this rank, how fast, and what was left where it is."""
     if loaded.way == "random":
-        return [
-            f"RANDOM weights (model.weights: random), {size(loaded.local_bytes)} drawn here in {loaded.seconds:.1f} s: "
-            "good for speed and memory, nothing that is trained on them means anything"
-        ]
+        return [f"RANDOM, {size(loaded.local_bytes)} drawn here in {loaded.seconds:.1f} s"]
     speed = f"{size(loaded.bytes_read / max(loaded.seconds, 1e-9))}/s"
     lines = [
         f"{size(loaded.bytes_read)} read in {loaded.seconds:.1f} s ({speed}), {size(loaded.local_bytes)} held here; "

@@ -127,7 +127,19 @@ def tell_resume(scene: Scene, resumed: ResumePoint, math: TrainingMath) -> None:
     )
 
 
-def tell_end(scene: Scene, trainer: ShardedSFTTrainer, seconds: float, best: int | None) -> None:
+def warn_of_random_weights(scene: Scene) -> None:
+    """Said where nobody overlooks it, and kept for reports."""
+    text = (
+        "RANDOM weights (model.weights: random): good for speed and memory; nothing that is trained on them means "
+        "anything."
+    )
+    scene.console.print(f"[bold red]warning[/] {escape(text)}", highlight=False, soft_wrap=True)
+    scene.events.write("warning", about="weights", text=text)
+
+
+def tell_end(
+    scene: Scene, trainer: ShardedSFTTrainer, seconds: float, best: int | None, *, on_random: bool = False
+) -> None:
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
     eval_loss = trainer.eval_loss_at(best if best is not None else trainer.state.global_step)
     scene.events.write(
@@ -145,4 +157,5 @@ def tell_end(scene: Scene, trainer: ShardedSFTTrainer, seconds: float, best: int
     if eval_loss is not None:
         text += f", eval loss {eval_loss:.4f}" + (f" (best, step {best})" if best is not None else "")
     summary.say(scene.console, "done", text)
-    summary.say(scene.console, "adapter", str(scene.folder / "final"))
+    where = str(scene.folder / "final")
+    summary.say(scene.console, "adapter", f"{where} (of RANDOM weights: good for nothing)" if on_random else where)

@@ -40,7 +40,16 @@ from shardtune.observe.preparing import PreparingProgress
 from shardtune.parallel.processes import join
 from shardtune.parallel.shard import shard_model
 from shardtune.plan.steps import TrainingMath, training_math
-from shardtune.train.account import introduce, take_over, tell_end, tell_notices, tell_plan, tell_resume, write_config
+from shardtune.train.account import (
+    introduce,
+    take_over,
+    tell_end,
+    tell_notices,
+    tell_plan,
+    tell_resume,
+    warn_of_random_weights,
+    write_config,
+)
 from shardtune.train.attention import FLAT_ATTENTION, masks_are_transformers, settle_packing
 from shardtune.train.choices import (
     fp8_blocks,
@@ -99,6 +108,8 @@ def train(resolved: ResolvedConfig, *, run_id: str | None = None, stop: StopRequ
         watchdog.write_to(scene.folder, scene.events)
         watchdog.enter(PREPARING)
         introduce(scene, resolved)
+        if config.model.weights == "random":
+            warn_of_random_weights(scene)
         checkpoint = find_checkpoint(config.model, processes)
         blueprint = draw_up(config.model, checkpoint.folder, checkpoint.stored)
         resolved = settle_precision(resolved, blueprint, processes)
@@ -301,7 +312,7 @@ def _train_and_save(
     _write_final(scene, model, wrapper, tokenizer)
     seconds = time.perf_counter() - began
     samples.ask("after")
-    tell_end(scene, trainer, seconds, best)
+    tell_end(scene, trainer, seconds, best, on_random=config.model.weights == "random")
     samples.show()
     return 0
 

@@ -49,6 +49,7 @@ def test_a_stopped_worker_is_found_out_and_its_stack_is_kept(networked: Cluster)
     assert {finding["rank"]: finding["kind"] for finding in found["findings"]}[1] == "stopped"
 
 
+@pytest.mark.slow
 def test_a_cut_cable_is_noticed_on_both_sides(networked: Cluster) -> None:
     networked.start_all_toys()
     networked.wait_for_step(40, ranks=3)

@@ -91,6 +91,7 @@ def test_accelerate_launch_starts_workers_and_its_file_is_honoured(config: Path,
     assert sum(share["local_bytes"] for share in shares) == shares[0]["total_bytes"]
 
 
+@pytest.mark.slow
 def test_accelerates_file_given_to_train_does_the_same(config: Path, shardtune: Command) -> None:
     file = config.parent / "fsdp.yaml"
     file.write_text(ACCELERATE_FILE)
@@ -100,6 +101,7 @@ def test_accelerates_file_given_to_train_does_the_same(config: Path, shardtune: 
     assert len(losses(config.parent)) == 2
 
 
+@pytest.mark.slow
 def test_two_pods_of_a_trainjob_become_two_nodes(
     config: Path, environment: dict[str, str], expected: list[float]
 ) -> None:

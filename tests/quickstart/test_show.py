@@ -31,6 +31,7 @@ def test_tiny_takes_the_whole_path_on_two_sharded_processes(shardtune: Command, 
     assert max(map(len, result.stdout.splitlines())) < 140  # only the lines with paths may be longer than the terminal
 
 
+@pytest.mark.slow
 def test_the_printed_command_trains_the_same_run_again(shardtune: Command, tmp_path: Path) -> None:
     done = shardtune("quickstart", "--tiny", "--output-dir", tmp_path / "out", "--seed", 3)
     assert done.returncode == 0, done.stderr

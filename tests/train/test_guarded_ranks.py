@@ -49,6 +49,7 @@ def test_a_loss_that_is_no_number_on_one_rank_stops_both_and_names_its_rows(
     assert [events(run, "run_failed", rank)[-1]["exit_code"] for rank in (0, 1)] == [1, 1]
 
 
+@pytest.mark.slow
 def test_both_ranks_skip_the_step_that_one_of_them_cannot_use(environment: dict[str, str], config: Path) -> None:
     ended = faulty(environment, "nan:1:3", config, "guards.non_finite=skip-step")
     assert ended.returncode == 0, ended.stderr

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
 
 import pytest
 import torch
-from running import Command, events
+from interrupted import run
+from running import events
 from safetensors.torch import load_file
 from toys import save_toy, toy_config, toy_llama, toy_text_config
 
@@ -30,15 +35,14 @@ RUNS = {
 
 
 @pytest.fixture(scope="module")
-def runs(shardtune: Command, toy_data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def runs(toy_data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("kernels")
     model = toy_llama(folder / "model")
     config = toy_config(folder, model, toy_data, train={"max_steps": 8, "logging_steps": 1})
     for name, overrides in RUNS.items():
-        words = [word for override in overrides for word in ("-o", override)]
-        result = shardtune("train", config, "--run-id", name, *words)
-        assert result.returncode == 0, result.stdout + result.stderr
-        (folder / "runs" / name / "stdout").write_text(result.stdout)
+        with redirect_stdout(StringIO()) as said:
+            assert run(config, *overrides, run_id=name) == 0
+        (folder / "runs" / name / "stdout").write_text(said.getvalue())
     return {name: folder / "runs" / name for name in RUNS}
 
 
@@ -79,12 +83,12 @@ def test_the_run_says_which_code_it_takes(runs: dict[str, Path]) -> None:
     assert said("compiled") == "fused: LoRA on 4 layers, loss, compiled layers; attention: sdpa"
 
 
-@pytest.mark.slow
-def test_lora_on_weights_held_in_fp8_takes_one_operator_too(shardtune: Command, toy_data: Path, tmp_path: Path) -> None:
+def test_lora_on_weights_held_in_fp8_takes_one_operator_too(
+    toy_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     config = toy_config(tmp_path, toy_llama(tmp_path / "model"), toy_data, train={"max_steps": 1})
-    result = shardtune("train", config, "-o", "model.base_precision=fp8")
-    assert result.returncode == 0, result.stdout + result.stderr
-    assert "fused: LoRA on 4 layers, loss;" in result.stdout
+    assert run(config, "model.base_precision=fp8") == 0
+    assert "fused: LoRA on 4 layers, loss;" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("filled", "gpu", "packed"), [(0.99, True, False), (0.5, True, True), (0.99, False, True)])
@@ -160,6 +164,11 @@ def test_layers_are_compiled_where_it_pays(
     assert why in settled.origins["train.compile"].where
 
 
+def test_a_run_without_a_gpu_does_not_load_the_compiler() -> None:
+    code = "import sys, shardtune.train.run; sys.exit('torch._inductor.compile_fx' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0
+
+
 def test_a_model_with_something_between_head_and_loss_keeps_its_own_loss(tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM
 
@@ -173,13 +182,14 @@ def test_a_model_with_something_between_head_and_loss_keeps_its_own_loss(tmp_pat
     assert "trained" in str(why_not(plain))
 
 
-def test_asking_for_a_fused_loss_that_cannot_be_is_answered(shardtune: Command, toy_data: Path, tmp_path: Path) -> None:
+def test_asking_for_a_fused_loss_that_cannot_be_is_answered(toy_data: Path, tmp_path: Path) -> None:
     from transformers import Gemma3ForCausalLM
 
     model = save_toy(
         Gemma3ForCausalLM, toy_text_config("gemma3_text", final_logit_softcapping=30.0), tmp_path / "model"
     )
     config = toy_config(tmp_path, model, toy_data, train={"max_steps": 1})
-    refused = shardtune("train", config, "-o", "train.fused_loss=true")
-    assert refused.returncode == 2 and "final_logit_softcapping" in refused.stderr
-    assert shardtune("train", config, "--run-id", "auto").returncode == 0
+    with pytest.raises(UserInputError, match="cannot be fused") as refused:
+        run(config, "train.fused_loss=true")
+    assert "final_logit_softcapping" in refused.value.why
+    assert run(config, run_id="auto") == 0

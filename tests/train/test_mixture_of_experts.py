@@ -31,6 +31,7 @@ def runs(shardtune: Command, toy_data: Path, tmp_path_factory: pytest.TempPathFa
     return {name: folder / "runs" / name.replace(" ", "-") for name in RUNS}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("other", ["sharded", "multiplied out"])
 def test_neither_sharding_nor_float8_changes_the_curve(runs: dict[str, Path], other: str) -> None:
     for number in ("loss", "grad_norm"):
@@ -38,6 +39,7 @@ def test_neither_sharding_nor_float8_changes_the_curve(runs: dict[str, Path], ot
         assert [event[number] for event in events(runs[other], "step")] == pytest.approx(alone, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_the_adapters_end_up_the_same(runs: dict[str, Path]) -> None:
     adapters = {name: load_file(run / "final" / "adapter_model.safetensors") for name, run in runs.items()}
     alone = adapters.pop("alone")
@@ -48,6 +50,7 @@ def test_the_adapters_end_up_the_same(runs: dict[str, Path]) -> None:
             assert torch.allclose(other[name], tensor, rtol=1e-3, atol=2e-4), name
 
 
+@pytest.mark.slow
 def test_a_run_says_what_it_held_and_read(runs: dict[str, Path]) -> None:
     kept = events(runs["alone"], "weights")[0]
     opened = [events(runs["multiplied out"], "weights", rank)[0] for rank in range(2)]

@@ -73,6 +73,7 @@ def three(config: Path, environment: dict[str, str]) -> Path:
     return config.parent / "runs"
 
 
+@pytest.mark.slow
 def test_three_processes_go_on_to_the_same_bits_and_only_rank_0_reads_checkpoints(three: Path) -> None:
     whole, cut = three / "whole", three / "cut"
     assert [event["step"] for event in events(cut, "resume")] == [2, 4]
@@ -83,6 +84,7 @@ def test_three_processes_go_on_to_the_same_bits_and_only_rank_0_reads_checkpoint
     assert final_weights(cut) == final_weights(whole)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_sharded_parameters_holds_every_trained_tensor_whole(three: Path) -> None:
     """With activation checkpointing on: stock libraries write nothing, an empty adapter, or rank 0's slice."""
     folder = three / "whole" / "checkpoints" / "step-000008"

@@ -174,6 +174,7 @@ def test_only_adapter_sized_files_are_written(runs: dict[int, Path], toy_model: 
     assert written and all(path.stat().st_size < weights / 5 for path in written)
 
 
+@pytest.mark.slow
 def test_packed_rows_give_the_same_curve_on_one_and_two_processes(
     shardtune: Command, toy_model: Path, toy_data: Path, tmp_path: Path
 ) -> None:
