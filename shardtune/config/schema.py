@@ -345,7 +345,7 @@ class TrainSection(Section):
     packing: bool | Literal["auto"] = Field(
         default="auto",
         description="Several rows in one sequence of max_length, kept apart in attention and positions. `auto` = on "
-        "where the attention code keeps them apart.",
+        "where the attention code keeps them apart; off on a GPU where rows fill max_length by themselves.",
     )
     logging_steps: Int = Field(default=25, ge=1, description="A line of loss, speed and time left every so many steps.")
     eval_strategy: AutoStrategy = Field(

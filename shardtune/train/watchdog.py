@@ -146,7 +146,8 @@ class Watchdog:
         text = f"No progress for {limit:.0f} s" + (
             f", in {last.name} ({last.filename}:{last.lineno})." if last else "."
         )
-        kind = "waiting" if waits and self._phase != BATCH else "stalled"
+        # By its stack, not its phase: ranks also wait for each other while they count the tokens of a batch.
+        kind = "waiting" if waits else "stalled"
         if self._events is not None:
             self._events.write("no_progress", doing=doing, limit_seconds=limit, kind=kind, text=text, stacks=where)
         if not leave_record(self.rank, kind, text, NO_PROGRESS, doing):

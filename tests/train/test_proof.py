@@ -125,11 +125,16 @@ def test_a_warm_up_that_begins_at_zero_is_waited_for(llama: Any, tmp_path: Path)
     assert events(tmp_path, "proof")[0]["step"] == 3
 
 
-def test_a_learning_rate_too_small_to_move_a_is_waited_out(llama: Any, tmp_path: Path) -> None:
+def make_a_large(model: Any) -> None:
+    """So that an update has to be of some size to move it."""
     with torch.no_grad():
-        for name, weight in llama.named_parameters():
+        for name, weight in model.named_parameters():
             if ".lora_A." in name:
                 weight.fill_(0.5)
+
+
+def test_a_learning_rate_too_small_to_move_a_is_waited_out(llama: Any, tmp_path: Path) -> None:
+    make_a_large(llama)
     loop = Loop(llama, tmp_path, lr=1e-9)
 
     def grow(step: int) -> None:
@@ -140,10 +145,7 @@ def test_a_learning_rate_too_small_to_move_a_is_waited_out(llama: Any, tmp_path:
 
 
 def test_a_learning_rate_that_stays_too_small_is_said(llama: Any, tmp_path: Path) -> None:
-    with torch.no_grad():
-        for name, weight in llama.named_parameters():
-            if ".lora_A." in name:
-                weight.fill_(0.5)
+    make_a_large(llama)
     told = Loop(llama, tmp_path, lr=1e-9).run(22)
     assert "2 of 4 adapter shards" in told and "or for a larger learning rate" in told
 

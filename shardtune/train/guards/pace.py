@@ -44,7 +44,7 @@ class OwnForward:
         if not self._spans or not self.tokens:
             return None
         if self.device.type == "cuda":
-            self._spans[-1][1].synchronize()  # of a forward pass that TRL has waited for already
+            self._spans[-1][1].synchronize()  # of a forward pass whose loss was read already
             total = sum(began.elapsed_time(ended) for began, ended in self._spans) / 1000
         else:
             total = sum(ended - began for began, ended in self._spans)
