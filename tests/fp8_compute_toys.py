@@ -72,7 +72,7 @@ def prepared(
         count, left = multiply_codes(model)
         assert count == sum(len(getattr(module, "fp8_blocks", ())) for module in model.modules()) and not left
     if fused:
-        assert use_fused_lora(model) == 2 * len(modules)
+        assert use_fused_lora(model)[0] == 2 * len(modules)
     for name, parameter in model.named_parameters():
         if "lora_" in name:
             parameter.data = parameter.data.to(dtype)

@@ -8,12 +8,29 @@ import sys
 import tempfile
 from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 from cases import CASES
 from ours import config_of
 
 FIRST, STEPS = 8, 3
+
+
+def print_idle(events: list[Any]) -> None:
+    """How long the device had nothing to do, by how long at a time, and between which kernels it had longest."""
+    ends, gaps = 0.0, []
+    before = None
+    for event in sorted(events, key=lambda e: e.time_range.start):
+        if before is not None and event.time_range.start > ends:
+            gaps.append((event.time_range.start - ends, before.name, event.name))
+        if event.time_range.end > ends:
+            ends, before = event.time_range.end, event
+    for low, high in ((0, 5), (5, 50), (50, 500), (500, 1e9)):
+        some = [gap[0] for gap in gaps if low <= gap[0] < high]
+        print(f"idle {low:.0f}-{high:.0f} us: {len(some) / STEPS:.0f} times, {sum(some) / 1000 / STEPS:.1f} ms a step")
+    for length, one, other in sorted(gaps, reverse=True)[:8]:
+        print(f"idle {length / 1000:.2f} ms after {one[:50]} before {other[:50]}")
 
 
 def main() -> None:
@@ -49,6 +66,7 @@ def main() -> None:
                 calls[event.name] += 1
             span = (max(e.time_range.end for e in events) - min(e.time_range.start for e in events)) / 1000 / STEPS
             print(f"TRACE {name} {overrides}: {span:.1f} ms a step, kernels {sum(kernels.values()):.1f} ms")
+            print_idle(events)
             for kernel, ms in sorted(kernels.items(), key=lambda item: -item[1])[:45]:
                 print(f"{ms:8.2f} ms {calls[kernel] / STEPS:7.1f}×  {re.sub(r'<.*', '', kernel)[:110]}", flush=True)
         return stock(self, *args, **kwargs)
