@@ -11,6 +11,7 @@ What is multiplied with it is in `fp8_products`.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -35,6 +36,12 @@ def scale_shape(shape: torch.Size | tuple[int, ...], block: Block) -> tuple[int,
     return (*shape[:-2], -(-shape[-2] // block[0]), -(-shape[-1] // block[1]))
 
 
+@cache
+def capability(device: torch.device) -> tuple[int, int]:
+    """Of a GPU. Asked for in every product, where torch's own answer takes as long as the launch of a kernel."""
+    return torch.cuda.get_device_capability(device)
+
+
 def dequantize(codes: Tensor, scale: Tensor, block: Block, dtype: torch.dtype) -> Tensor:
     """The weight in `dtype`: each product is taken in float32 and rounded once.
 
@@ -47,7 +54,7 @@ def dequantize(codes: Tensor, scale: Tensor, block: Block, dtype: torch.dtype) -
             f"Codes of shape {tuple(codes.shape)} in blocks of {block} have scales of shape "
             f"{scale_shape(codes.shape, block)}, not {tuple(scale.shape)}."
         )
-    if codes.device.type == "cuda" and torch.cuda.get_device_capability(codes.device) >= (8, 9):
+    if codes.device.type == "cuda" and capability(codes.device) >= (8, 9):
         from shardtune.kernels.fp8_passes import dequantize_codes  # needs Triton, which comes with torch for CUDA
 
         return dequantize_codes(codes, scale, block, dtype)

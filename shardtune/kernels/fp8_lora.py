@@ -10,9 +10,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from shardtune.kernels.fp8 import Block
 from shardtune.kernels.fp8_products import product, product_back
+from shardtune.kernels.lora import low_gradients
+from shardtune.kernels.operators import operator
 
 
 def fp8_lora_linear(
@@ -40,12 +43,27 @@ def fp8_lora_linear(
     """
     flat = x.reshape(-1, x.shape[-1])
     other = dropped.reshape(-1, x.shape[-1]) if dropped is not None else None
-    out, _ = _forward(flat, other, codes, scale, *block, multiply_codes, bias, a, b, scaling)
-    result: Tensor = out.view(*x.shape[:-1], codes.shape[0])
-    return result
+    out: Tensor = _Fp8LoraLinear.apply(flat, other, codes, scale, block, multiply_codes, bias, a, b, scaling)
+    return out.view(*x.shape[:-1], codes.shape[0])
 
 
-@torch.library.custom_op("shardtune::fp8_lora_linear", mutates_args=())
+def _forward_like(
+    x: Tensor,
+    dropped: Tensor | None,
+    codes: Tensor,
+    scale: Tensor,
+    rows: int,
+    columns: int,
+    multiply_codes: bool,
+    bias: Tensor | None,
+    a: Tensor,
+    b: Tensor,
+    scaling: float,
+) -> tuple[Tensor, Tensor]:
+    return x.new_empty(x.shape[0], codes.shape[0]), x.new_empty(x.shape[0], a.shape[0])
+
+
+@operator("fp8_lora_linear", _forward_like)
 def _forward(
     x: Tensor,
     dropped: Tensor | None,
@@ -64,49 +82,7 @@ def _forward(
     return out.addmm_(low, b.t(), alpha=scaling), low
 
 
-@_forward.register_fake
-def _(
-    x: Tensor,
-    dropped: Tensor | None,
-    codes: Tensor,
-    scale: Tensor,
-    rows: int,
-    columns: int,
-    multiply_codes: bool,
-    bias: Tensor | None,
-    a: Tensor,
-    b: Tensor,
-    scaling: float,
-) -> tuple[Tensor, Tensor]:
-    return x.new_empty(x.shape[0], codes.shape[0]), x.new_empty(x.shape[0], a.shape[0])
-
-
-@torch.library.custom_op("shardtune::fp8_lora_linear_backward", mutates_args=())
-def _backward(
-    grad: Tensor,
-    seen: Tensor,
-    low: Tensor,
-    codes: Tensor,
-    scale: Tensor,
-    rows: int,
-    columns: int,
-    multiply_codes: bool,
-    a: Tensor,
-    b: Tensor,
-    scaling: float,
-    apart: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of x, of `dropped` where it is apart from x, of A and of B."""
-    grad_low = (grad @ b).mul_(scaling)
-    grad_x = product_back(grad, codes, scale, (rows, columns), multiply_codes)
-    grad_dropped = grad_low @ a if apart else grad.new_empty(0)
-    if not apart:
-        grad_x.addmm_(grad_low, a)
-    return grad_x, grad_dropped, grad_low.t() @ seen, (grad.t() @ low).mul_(scaling)
-
-
-@_backward.register_fake
-def _(
+def _backward_like(
     grad: Tensor,
     seen: Tensor,
     low: Tensor,
@@ -124,18 +100,55 @@ def _(
     return torch.empty_like(seen), dropped, torch.empty_like(a), torch.empty_like(b)
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    x, dropped, codes, scale, rows, columns, multiply_codes, _bias, a, b, scaling = inputs
-    ctx.save_for_backward(x if dropped is None else dropped, output[1], codes, scale, a, b)
-    ctx.how, ctx.scaling, ctx.apart = (rows, columns, multiply_codes), scaling, dropped is not None
+@operator("fp8_lora_linear_backward", _backward_like)
+def _backward(
+    grad: Tensor,
+    seen: Tensor,
+    low: Tensor,
+    codes: Tensor,
+    scale: Tensor,
+    rows: int,
+    columns: int,
+    multiply_codes: bool,
+    a: Tensor,
+    b: Tensor,
+    scaling: float,
+    apart: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of x, of `dropped` where it is apart from x, of A and of B."""
+    grad_low, of_a, of_b = low_gradients(grad, seen, low, b, scaling)
+    of_x = product_back(grad, codes, scale, (rows, columns), multiply_codes)
+    if apart:
+        return of_x, grad_low @ a, of_a, of_b
+    return of_x.addmm_(grad_low, a), grad.new_empty(0), of_a, of_b
 
 
-def _gradients(ctx: Any, grad: Tensor, _low: Tensor) -> tuple[Tensor | None, ...]:
-    seen, low, codes, scale, a, b = ctx.saved_tensors
-    of_x, of_dropped, of_a, of_b = _backward(
-        grad.contiguous(), seen, low, codes, scale, *ctx.how, a, b, ctx.scaling, ctx.apart
-    )
-    return of_x, of_dropped if ctx.apart else None, None, None, None, None, None, None, of_a, of_b, None
+class _Fp8LoraLinear(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        dropped: Tensor | None,
+        codes: Tensor,
+        scale: Tensor,
+        block: Block,
+        multiply_codes: bool,
+        bias: Tensor | None,
+        a: Tensor,
+        b: Tensor,
+        scaling: float,
+    ) -> Tensor:
+        out, low = _forward(x, dropped, codes, scale, *block, multiply_codes, bias, a, b, scaling)
+        ctx.save_for_backward(x if dropped is None else dropped, low, codes, scale, a, b)
+        ctx.how, ctx.scaling, ctx.apart = (*block, multiply_codes), scaling, dropped is not None
+        result: Tensor = out
+        return result
 
-
-_forward.register_autograd(_gradients, setup_context=_keep)
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        seen, low, codes, scale, a, b = ctx.saved_tensors
+        of_x, of_dropped, of_a, of_b = _backward(
+            grad.contiguous(), seen, low, codes, scale, *ctx.how, a, b, ctx.scaling, ctx.apart
+        )
+        return of_x, of_dropped if ctx.apart else None, None, None, None, None, None, of_a, of_b, None

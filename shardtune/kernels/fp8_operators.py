@@ -10,9 +10,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from shardtune.kernels.fp8 import Block
 from shardtune.kernels.fp8_products import grouped, grouped_back, product, product_back
+from shardtune.kernels.operators import operator
 
 
 def linear(
@@ -25,9 +27,8 @@ def linear(
             the weight exists in x's dtype during the product.
     """
     flat = x.reshape(-1, x.shape[-1])
-    out = _linear(flat, codes, scale, *block, None if bias is None else bias.to(x.dtype), multiply_codes)
-    result: Tensor = out.view(*x.shape[:-1], codes.shape[0])
-    return result
+    out: Tensor = _Linear.apply(flat, codes, scale, block, None if bias is None else bias.to(x.dtype), multiply_codes)
+    return out.view(*x.shape[:-1], codes.shape[0])
 
 
 def grouped_linear(
@@ -38,88 +39,94 @@ def grouped_linear(
     Args:
         ends: (E,) int32, where each group of rows ends. Groups may be empty and of any size.
     """
-    result: Tensor = _grouped_linear(x, codes, scale, *block, ends, multiply_codes)
+    result: Tensor = _GroupedLinear.apply(x, codes, scale, block, ends, multiply_codes)
     return result
 
 
-@torch.library.custom_op("shardtune::fp8_linear", mutates_args=())
+def _linear_like(
+    x: Tensor, codes: Tensor, scale: Tensor, rows: int, columns: int, bias: Tensor | None, multiply_codes: bool
+) -> Tensor:
+    return x.new_empty(x.shape[0], codes.shape[0])
+
+
+@operator("fp8_linear", _linear_like)
 def _linear(
     x: Tensor, codes: Tensor, scale: Tensor, rows: int, columns: int, bias: Tensor | None, multiply_codes: bool
 ) -> Tensor:
     return product(x, codes, scale, (rows, columns), multiply_codes, bias)
 
 
-@_linear.register_fake
-def _(
-    x: Tensor, codes: Tensor, scale: Tensor, rows: int, columns: int, bias: Tensor | None, multiply_codes: bool
+def _linear_back_like(
+    grad: Tensor, codes: Tensor, scale: Tensor, rows: int, columns: int, multiply_codes: bool
 ) -> Tensor:
-    return x.new_empty(x.shape[0], codes.shape[0])
+    return grad.new_empty(grad.shape[0], codes.shape[1])
 
 
-@torch.library.custom_op("shardtune::fp8_linear_backward", mutates_args=())
+@operator("fp8_linear_backward", _linear_back_like)
 def _linear_back(grad: Tensor, codes: Tensor, scale: Tensor, rows: int, columns: int, multiply_codes: bool) -> Tensor:
     return product_back(grad, codes, scale, (rows, columns), multiply_codes)
 
 
-@_linear_back.register_fake
-def _(grad: Tensor, codes: Tensor, scale: Tensor, rows: int, columns: int, multiply_codes: bool) -> Tensor:
-    return grad.new_empty(grad.shape[0], codes.shape[1])
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, codes: Tensor, scale: Tensor, block: Block, bias: Tensor | None, multiply_codes: bool
+    ) -> Tensor:
+        ctx.save_for_backward(codes, scale)
+        ctx.how = *block, multiply_codes
+        out: Tensor = _linear(x, codes, scale, *block, bias, multiply_codes)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        codes, scale = ctx.saved_tensors
+        of_x = _linear_back(grad.contiguous(), codes, scale, *ctx.how) if ctx.needs_input_grad[0] else None
+        return of_x, None, None, None, grad.sum(0) if ctx.needs_input_grad[4] else None, None
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    _, codes, scale, rows, columns, _bias, multiply_codes = inputs
-    ctx.save_for_backward(codes, scale)
-    ctx.how = rows, columns, multiply_codes
+def _grouped_like(
+    x: Tensor, codes: Tensor, scale: Tensor, rows: int, columns: int, ends: Tensor, multiply_codes: bool
+) -> Tensor:
+    return x.new_empty(x.shape[0], codes.shape[1])
 
 
-def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    codes, scale = ctx.saved_tensors
-    of_x = _linear_back(grad.contiguous(), codes, scale, *ctx.how) if ctx.needs_input_grad[0] else None
-    return of_x, None, None, None, None, grad.sum(0) if ctx.needs_input_grad[5] else None, None
-
-
-_linear.register_autograd(_gradients, setup_context=_keep)
-
-
-@torch.library.custom_op("shardtune::fp8_grouped_linear", mutates_args=())
+@operator("fp8_grouped_linear", _grouped_like)
 def _grouped_linear(
     x: Tensor, codes: Tensor, scale: Tensor, rows: int, columns: int, ends: Tensor, multiply_codes: bool
 ) -> Tensor:
     return grouped(x, codes, scale, (rows, columns), ends, multiply_codes)
 
 
-@_grouped_linear.register_fake
-def _(x: Tensor, codes: Tensor, scale: Tensor, rows: int, columns: int, ends: Tensor, multiply_codes: bool) -> Tensor:
-    return x.new_empty(x.shape[0], codes.shape[1])
+def _grouped_back_like(
+    grad: Tensor, codes: Tensor, scale: Tensor, rows: int, columns: int, ends: Tensor, multiply_codes: bool
+) -> Tensor:
+    return grad.new_empty(grad.shape[0], codes.shape[2])
 
 
-@torch.library.custom_op("shardtune::fp8_grouped_linear_backward", mutates_args=())
+@operator("fp8_grouped_linear_backward", _grouped_back_like)
 def _grouped_back(
     grad: Tensor, codes: Tensor, scale: Tensor, rows: int, columns: int, ends: Tensor, multiply_codes: bool
 ) -> Tensor:
     return grouped_back(grad, codes, scale, (rows, columns), ends, multiply_codes)
 
 
-@_grouped_back.register_fake
-def _(
-    grad: Tensor, codes: Tensor, scale: Tensor, rows: int, columns: int, ends: Tensor, multiply_codes: bool
-) -> Tensor:
-    return grad.new_empty(grad.shape[0], codes.shape[2])
+class _GroupedLinear(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, codes: Tensor, scale: Tensor, block: Block, ends: Tensor, multiply_codes: bool
+    ) -> Tensor:
+        ctx.save_for_backward(codes, scale, ends)
+        ctx.how = *block, multiply_codes
+        out: Tensor = _grouped_linear(x, codes, scale, *block, ends, multiply_codes)
+        return out
 
-
-def _keep_grouped(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    _, codes, scale, rows, columns, ends, multiply_codes = inputs
-    ctx.save_for_backward(codes, scale, ends)
-    ctx.how = rows, columns, multiply_codes
-
-
-def _grouped_gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    codes, scale, ends = ctx.saved_tensors
-    rows, columns, multiply_codes = ctx.how
-    if not ctx.needs_input_grad[0]:
-        return None, None, None, None, None, None, None
-    back = _grouped_back(grad.contiguous(), codes, scale, rows, columns, ends, multiply_codes)
-    return back, None, None, None, None, None, None
-
-
-_grouped_linear.register_autograd(_grouped_gradients, setup_context=_keep_grouped)
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        if not ctx.needs_input_grad[0]:
+            return None, None, None, None, None, None
+        codes, scale, ends = ctx.saved_tensors
+        rows, columns, multiply_codes = ctx.how
+        back = _grouped_back(grad.contiguous(), codes, scale, rows, columns, ends, multiply_codes)
+        return back, None, None, None, None, None

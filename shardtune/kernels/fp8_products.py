@@ -15,11 +15,13 @@ has no float8 units, rounds the same way and multiplies the rounded values in th
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from shardtune.kernels.fp8 import CODES, LARGEST_CODE, Block, dequantize
+from shardtune.kernels.fp8 import CODES, LARGEST_CODE, Block, capability, dequantize
 from shardtune.kernels.grouped import grouped_product
 
 _ALIGNED = 16  # both sides of a matrix must be a multiple of it, in bytes
@@ -47,9 +49,9 @@ def missing_units(device: torch.device) -> str | None:
     """What this device lacks for products of float8 codes; None if it has them."""
     if device.type != "cuda":
         return f"a {device.type} has no float8 units"
-    capability = torch.cuda.get_device_capability(device)
-    if capability < (9, 0):
-        return f"this GPU (compute capability {capability[0]}.{capability[1]}) is older than Hopper"
+    found = capability(device)
+    if found < (9, 0):
+        return f"this GPU (compute capability {found[0]}.{found[1]}) is older than Hopper"
     return None
 
 
@@ -111,7 +113,8 @@ def product_back(grad: Tensor, codes: Tensor, scale: Tensor, block: Block, multi
     rows = _row_scales(scale, block, codes.shape)
     if not _on_units(grad, by_rows=True):
         return _seen(grad, grad.shape[1], rows) @ codes.to(grad.dtype)
-    return _by_rows(*rounded(grad, grad.shape[1], rows), transposed(codes), rows.new_ones(codes.shape[1]))
+    ones = _ones(codes.device, codes.shape[1])
+    return _by_rows(*rounded(grad, grad.shape[1], rows), transposed(codes), ones)
 
 
 def grouped(x: Tensor, codes: Tensor, scale: Tensor, block: Block, ends: Tensor, multiply_codes: bool) -> Tensor:
@@ -136,7 +139,7 @@ def grouped_back(
     if not _on_units(grad, by_rows=True):
         seen = _seen(grad, grad.shape[1], rows, group)
         return grouped_product(seen, codes.to(grad.dtype).transpose(-2, -1), ends)
-    ones = rows.new_ones(codes.shape[0], codes.shape[2])
+    ones = _ones(codes.device, codes.shape[0], codes.shape[2])
     return _grouped_by_rows(*rounded(grad, grad.shape[1], rows, group), transposed(codes), ones, ends)
 
 
@@ -162,6 +165,8 @@ def _grouped_by_rows(x: Tensor, scale: Tensor, codes: Tensor, rows: Tensor, ends
 
 def _row_scales(scale: Tensor, block: Block, shape: torch.Size) -> Tensor:
     """One scale for each row of a weight of `shape`: (..., R), contiguous."""
+    if block[0] == 1 and scale.shape[-1] == 1:
+        return scale.squeeze(-1)
     each = scale[..., 0].unsqueeze(-1).expand(*scale.shape[:-1], min(block[0], shape[-2])).flatten(-2)
     return each[..., : shape[-2]].contiguous()
 
@@ -180,8 +185,14 @@ def _on_units(x: Tensor, *, by_rows: bool) -> bool:
         return True
     # cuBLAS has the product of pieces and blocks from CUDA 12.9 on, for Hopper, with scales read four at a time.
     version = tuple(int(part) for part in (torch.version.cuda or "0").split(".")[:2])
-    return version >= (12, 9) and torch.cuda.get_device_capability(x.device) == (9, 0) and x.shape[0] % 4 == 0
+    return version >= (12, 9) and capability(x.device) == (9, 0) and x.shape[0] % 4 == 0
 
 
 def _one_pass(x: Tensor) -> bool:
-    return x.device.type == "cuda" and torch.cuda.get_device_capability(x.device) >= (8, 9)
+    return x.device.type == "cuda" and capability(x.device) >= (8, 9)
+
+
+@lru_cache(maxsize=64)
+def _ones(device: torch.device, *sizes: int) -> Tensor:
+    """Scales that say nothing, where the other factor has taken them on."""
+    return torch.ones(sizes, dtype=torch.float32, device=device)

@@ -11,7 +11,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
+
+from shardtune.kernels.operators import operator
 
 
 def lora_linear(
@@ -29,9 +32,8 @@ def lora_linear(
     """
     flat = x.reshape(-1, x.shape[-1])
     other = dropped.reshape(-1, x.shape[-1]) if dropped is not None else None
-    out, _ = _forward(flat, other, weight, bias, a, b, scaling)
-    result: Tensor = out.view(*x.shape[:-1], weight.shape[0])
-    return result
+    out: Tensor = _LoraLinear.apply(flat, other, weight, bias, a, b, scaling)
+    return out.view(*x.shape[:-1], weight.shape[0])
 
 
 def lora_linear_reference(
@@ -41,7 +43,19 @@ def lora_linear_reference(
     return F.linear(x, weight, bias) + F.linear(F.linear(x if dropped is None else dropped, a), b) * scaling
 
 
-@torch.library.custom_op("shardtune::lora_linear", mutates_args=())
+def low_gradients(grad: Tensor, seen: Tensor, low: Tensor, b: Tensor, scaling: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Of x Aᵀ, of A and of B. Scaled within the products (`beta=0`: what is added to is not read)."""
+    grad_low = torch.addmm(low, grad, b, beta=0, alpha=scaling)
+    return grad_low, grad_low.t() @ seen, torch.addmm(b, grad.t(), low, beta=0, alpha=scaling)
+
+
+def _forward_like(
+    x: Tensor, dropped: Tensor | None, weight: Tensor, bias: Tensor | None, a: Tensor, b: Tensor, scaling: float
+) -> tuple[Tensor, Tensor]:
+    return x.new_empty(x.shape[0], weight.shape[0]), x.new_empty(x.shape[0], a.shape[0])
+
+
+@operator("lora_linear", _forward_like)
 def _forward(
     x: Tensor, dropped: Tensor | None, weight: Tensor, bias: Tensor | None, a: Tensor, b: Tensor, scaling: float
 ) -> tuple[Tensor, Tensor]:
@@ -49,44 +63,46 @@ def _forward(
     return F.linear(x, weight, bias).addmm_(low, b.t(), alpha=scaling), low
 
 
-@_forward.register_fake
-def _(
-    x: Tensor, dropped: Tensor | None, weight: Tensor, bias: Tensor | None, a: Tensor, b: Tensor, scaling: float
-) -> tuple[Tensor, Tensor]:
-    return x.new_empty(x.shape[0], weight.shape[0]), x.new_empty(x.shape[0], a.shape[0])
-
-
-@torch.library.custom_op("shardtune::lora_linear_backward", mutates_args=())
-def _backward(
-    grad: Tensor, seen: Tensor, low: Tensor, weight: Tensor, a: Tensor, b: Tensor, scaling: float, apart: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of x, of `dropped` where it is apart from x, of A and of B."""
-    grad_low = (grad @ b).mul_(scaling)
-    grad_x = grad @ weight
-    grad_dropped = grad_low @ a if apart else grad.new_empty(0)
-    if not apart:
-        grad_x.addmm_(grad_low, a)
-    return grad_x, grad_dropped, grad_low.t() @ seen, (grad.t() @ low).mul_(scaling)
-
-
-@_backward.register_fake
-def _(
+def _backward_like(
     grad: Tensor, seen: Tensor, low: Tensor, weight: Tensor, a: Tensor, b: Tensor, scaling: float, apart: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     dropped = torch.empty_like(seen) if apart else grad.new_empty(0)
     return torch.empty_like(seen), dropped, torch.empty_like(a), torch.empty_like(b)
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    x, dropped, weight, _bias, a, b, scaling = inputs
-    ctx.save_for_backward(x if dropped is None else dropped, output[1], weight, a, b)
-    ctx.scaling, ctx.apart = scaling, dropped is not None
+@operator("lora_linear_backward", _backward_like)
+def _backward(
+    grad: Tensor, seen: Tensor, low: Tensor, weight: Tensor, a: Tensor, b: Tensor, scaling: float, apart: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of x, of `dropped` where it is apart from x, of A and of B."""
+    grad_low, of_a, of_b = low_gradients(grad, seen, low, b, scaling)
+    of_x = grad @ weight
+    if apart:
+        return of_x, grad_low @ a, of_a, of_b
+    return of_x.addmm_(grad_low, a), grad.new_empty(0), of_a, of_b
 
 
-def _gradients(ctx: Any, grad: Tensor, _low: Tensor) -> tuple[Tensor | None, ...]:
-    seen, low, weight, a, b = ctx.saved_tensors
-    grad_x, grad_dropped, grad_a, grad_b = _backward(grad.contiguous(), seen, low, weight, a, b, ctx.scaling, ctx.apart)
-    return grad_x, grad_dropped if ctx.apart else None, None, None, grad_a, grad_b, None
+class _LoraLinear(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        dropped: Tensor | None,
+        weight: Tensor,
+        bias: Tensor | None,
+        a: Tensor,
+        b: Tensor,
+        scaling: float,
+    ) -> Tensor:
+        out, low = _forward(x, dropped, weight, bias, a, b, scaling)
+        ctx.save_for_backward(x if dropped is None else dropped, low, weight, a, b)
+        ctx.scaling, ctx.apart = scaling, dropped is not None
+        result: Tensor = out
+        return result
 
-
-_forward.register_autograd(_gradients, setup_context=_keep)
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        seen, low, weight, a, b = ctx.saved_tensors
+        of_x, of_dropped, of_a, of_b = _backward(grad.contiguous(), seen, low, weight, a, b, ctx.scaling, ctx.apart)
+        return of_x, of_dropped if ctx.apart else None, None, None, of_a, of_b, None

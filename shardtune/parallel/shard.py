@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from peft import PeftModel
 
 _COMPILED_VERSIONS = 64  # of a layer's code
+_ONE_UNIT = 2**30  # bytes of parameters that one process gathers all at once
 _REDUCE_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -58,6 +59,8 @@ def shard_model(
         What was cut and how much this rank holds.
     """
     layers = decoder_layers(model, section.transformer_layer_cls_to_wrap or layer_class)
+    for layer in layers:
+        layer.is_decoder_layer = True  # type: ignore[assignment]
     if selective:
         keep_products(layers)
     if compiled:
@@ -69,7 +72,9 @@ def shard_model(
     )
     offload: OffloadPolicy = CPUOffloadPolicy() if section.offload_params else OffloadPolicy()
     total = sum(p.numel() * p.element_size() for p in model.parameters())
-    for layer in layers:
+    ignored = _stays_put(model, mesh, compute_dtype, section)
+    units = [] if _fits_one_unit(model, ignored) else layers
+    for layer in units:
         fully_shard(
             layer,
             mesh=mesh,
@@ -80,14 +85,14 @@ def shard_model(
         )
     # The root unit holds embeddings, final norm and head. They stay gathered between forward and backward: the head
     # is the first thing backward needs.
-    ignored = _stays_put(model, mesh, compute_dtype, section)
     fully_shard(model, mesh=mesh, mp_policy=precision, offload_policy=offload, ignored_params=ignored)
     _gather_as_stored(model, precision, ignored or set())
-    _prefetch([cast(FSDPModule, layer) for layer in layers], section.forward_prefetch, section.backward_prefetch)
+    _prefetch([cast(FSDPModule, layer) for layer in units], section.forward_prefetch, section.backward_prefetch)
     # The seam in transformers' Trainer: such a model owns its placement and gradient reduction, so that accelerate
     # neither wraps it in DDP (which it would on CPU) nor moves it.
     model.get_base_model()._is_distributed_loading_by_transformers = True
-    return Sharding(type(layers[0]).__name__.removeprefix("FSDP"), len(layers), local_bytes(model), total)
+    unit = units[0] if units else model.get_base_model()
+    return Sharding(type(unit).__name__.removeprefix("FSDP"), len(units) or 1, local_bytes(model), total)
 
 
 def compile_layers(layers: list[nn.Module]) -> None:
@@ -115,6 +120,16 @@ def _stays_put(
     }  # fmt: skip
 
 
+def _fits_one_unit(model: nn.Module, ignored: set[nn.Parameter] | None) -> bool:
+    """Is what FSDP2 gathers so little that layers need no units of their own? Only where frozen weights stay put.
+
+    With one process nothing is sent, but every unit's hooks cost the host 3 ms a step, for which a GPU waits.
+    """
+    if ignored is None:
+        return False
+    return sum(p.numel() * p.element_size() for p in model.parameters() if p not in ignored) <= _ONE_UNIT
+
+
 def decoder_layers(model: nn.Module, classes: str | list[str] | None) -> list[nn.Module]:
     """The layers to shard one by one: those of the named classes, or those the model itself says never to split."""
     if classes is None:
@@ -134,6 +149,11 @@ def decoder_layers(model: nn.Module, classes: str | list[str] | None) -> list[nn
             fix="Set parallel.transformer_layer_cls_to_wrap to the class of the decoder layer, or leave it null.",
         )
     return layers
+
+
+def layers_of(model: nn.Module) -> list[nn.Module]:
+    """The layers of a model that was sharded, whether or not they are units of their own."""
+    return [module for module in model.modules() if getattr(module, "is_decoder_layer", False)]
 
 
 def local_bytes(model: nn.Module) -> int:

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.fsdp import FSDPModule
+
+from shardtune.parallel.shard import layers_of
 
 
 class OwnForward:
@@ -28,7 +29,7 @@ class OwnForward:
 
     def watch(self, model: nn.Module) -> None:
         """FSDP2's hooks were there first, so these run when the weights are gathered, and after they are let go."""
-        layers = [module for module in model.modules() if isinstance(module, FSDPModule) and module is not model]
+        layers = layers_of(model)
         self._first = layers[0] if layers else None
         for layer in layers:
             layer.register_forward_pre_hook(self._before, with_kwargs=True)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import weakref
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.distributed.fsdp import FSDPModule
 from transformers import TrainerCallback
 
+from shardtune.parallel.shard import layers_of
 from shardtune.train.memory.allocator import Allocator, observe_shortage
 from shardtune.train.memory.held import known_parts
 
@@ -74,10 +74,10 @@ class Ledger(TrainerCallback):
     def watch(self, model: PeftModel) -> None:
         """From here on the model is counted; its layers and the end of them are marked."""
         self.model = model
-        layers = [one for one in model.modules() if isinstance(one, FSDPModule) and one is not model]
+        layers = layers_of(model)
         self.layers = len(layers)
         for layer in layers:
-            cast(nn.Module, layer).register_forward_hook(self._after_layer)
+            layer.register_forward_hook(self._after_layer)
         body = model.get_base_model().base_model
         assert isinstance(body, nn.Module)
         body.register_forward_hook(self._after_layers)
