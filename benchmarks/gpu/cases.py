@@ -85,31 +85,42 @@ def stock(model: str, *, by: Literal["stock", "unsloth"] = "stock", **given: Any
     return Case(model, by, sets=given, **fields)
 
 
-FP8 = {"model": {"base_precision": "fp8"}}
+def together(*parts: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Sections of a config, of several parts each."""
+    whole: dict[str, dict[str, Any]] = {}
+    for part in parts:
+        for section, values in part.items():
+            whole[section] = whole.get(section, {}) | values
+    return whole
+
+
+DEQUANTISED = {"model": {"base_precision": "fp8"}}
+FP8 = together(DEQUANTISED, {"train": {"fp8_compute": True}})
 CHECKPOINTED = {"train": {"gradient_checkpointing": "full"}}
 SELECTIVE = {"train": {"gradient_checkpointing": "selective"}}
 EXPERTS = {"lora": {"target_modules": ["attention", "mlp"], "experts": True}}
 # With 16 on every expert of 36 layers the adapters alone, their gradients and moments are 17 GB beside 119 GB of codes.
-FEW_EXPERTS = {"lora": {**EXPERTS["lora"], "expert_r": 4}}
+FEW_EXPERTS = together(EXPERTS, {"lora": {"expert_r": 4}})
 
 CASES: dict[str, Case] = {
-    "dense-4k": Case("dense"),
-    "dense-4k-unpacked": Case("dense", sets={"train": {"packing": False}}),
+    "dense-4k": Case("dense", batch=4),
+    "dense-4k-two": Case("dense"),
     "dense-4k-eager": Case("dense", batch=1, sets={"train": {"kernels": "eager"}}),
     "dense-4k-nocompile": Case("dense", sets={"train": {"compile": False}}),
-    "dense-short": Case("dense", short=True),
-    "dense-fp8": Case("dense", sets=FP8),
-    "dense-16k": Case("dense", batch=4),
+    "dense-short": Case("dense", batch=4, short=True),
+    "dense-fp8": Case("dense", batch=4, sets=FP8),
+    "dense-fp8-dequantised": Case("dense", batch=4, sets=DEQUANTISED),
     "dense-16k-selective": Case("dense", batch=4, sets=SELECTIVE),
     "dense-16k-ckpt": Case("dense", batch=4, sets=CHECKPOINTED),
     "moe8": Case("moe8", batch=4),
     "moe8-selective": Case("moe8", batch=4, sets=SELECTIVE),
     "moe8-ckpt": Case("moe8", batch=4, sets=CHECKPOINTED),
     "moe8-experts": Case("moe8", batch=4, sets=EXPERTS),
-    "moe8-experts-ckpt": Case("moe8", batch=4, sets=EXPERTS | CHECKPOINTED),
-    "moe8-fp8": Case("moe8", batch=4, sets=FP8 | CHECKPOINTED),
-    "moe36-fp8": Case("moe36", batch=8, sets=FP8 | CHECKPOINTED),
-    "moe36-fp8-experts": Case("moe36", batch=8, sets=FP8 | CHECKPOINTED | FEW_EXPERTS),
+    "moe8-experts-ckpt": Case("moe8", batch=4, sets=together(EXPERTS, CHECKPOINTED)),
+    "moe8-fp8": Case("moe8", batch=4, sets=together(FP8, CHECKPOINTED)),
+    "moe36-fp8": Case("moe36", batch=4, sets=together(FP8, CHECKPOINTED)),
+    "moe36-fp8-dequantised": Case("moe36", batch=4, sets=together(DEQUANTISED, CHECKPOINTED)),
+    "moe36-fp8-experts": Case("moe36", batch=4, sets=together(FP8, CHECKPOINTED, FEW_EXPERTS)),
     "stock-dense": stock("dense"),
     "stock-dense-liger": stock("dense", liger=True),
     "stock-dense-classic": stock("dense", length=1024, batch=1, accumulation=16, short=True),

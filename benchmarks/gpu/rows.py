@@ -46,15 +46,15 @@ class Verdict:
 
 
 ROWS = (
-    Row("dense", "Dense 7B, bf16, rows of 4096", "dense-4k", (
+    Row("dense", "Dense 7B, bf16, 4 × 4096", "dense-4k", (
         Bar("speed", "stock-dense", 1.5), Bar("speed", "stock-dense-liger", 1.5),
         Bar("speed", "unsloth-dense", 1.0, stretch=1.15),
     )),
-    Row("short", "Dense 7B, bf16, short rows", "dense-short", (
+    Row("short", "Dense 7B, bf16, short rows, packed into 4 × 4096", "dense-short", (
         Bar("speed", "stock-dense-classic", 20), Bar("speed", "stock-dense-packing", 4),
         Bar("speed", "dense-4k", stretch=0.85),
     )),
-    Row("fp8", "Dense 7B, frozen weights in FP8, rows of 4096", "dense-fp8", (
+    Row("fp8", "Dense 7B, frozen weights in FP8, 4 × 4096", "dense-fp8", (
         Bar("speed", "dense-4k", 1.25, stretch=1.4),
     )),
     Row("moe8", "Mistral 4 cut to 8 layers, bf16, attention and shared experts", "moe8", (
@@ -69,7 +69,7 @@ ROWS = (
     Row("moe36-experts", "Mistral 4, all 36 layers, FP8, routed experts too", "moe36-fp8-experts", (
         Bar("speed", None, 0, stretch=7000),
     )),
-    Row("memory", "Dense 7B, 16k tokens a micro-batch, no checkpointing", "dense-16k", (
+    Row("memory", "Dense 7B, 16k tokens a micro-batch, no checkpointing", "dense-4k", (
         Bar("peak", "stock-dense-16k", 0.8), Bar("speed", "stock-dense-16k"),
     )),
     Row("memory-ckpt", "Dense 7B, 16k tokens a micro-batch, checkpointing", "dense-16k-ckpt", (

@@ -14,7 +14,7 @@ from shardtune.kernels.fp8 import CODES, LARGEST_CODE, Block
 
 _TILE = 128  # of a transposition
 _ROWS, _COLUMNS = 16, 512  # of a dequantised tile
-_SPAN = 8192  # elements of a row that are rounded at once
+_SPAN = 16384  # elements of a row that are rounded at once
 
 
 def transpose_codes(codes: Tensor) -> Tensor:
@@ -84,22 +84,37 @@ def _dequantize(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
+def _read(x, by, place, WIDTH: tl.constexpr, SCALED: tl.constexpr):  # type: ignore[no-untyped-def]
+    value = tl.load(x + place, mask=place < WIDTH, other=0.0).to(tl.float32)
+    if SCALED:
+        value *= tl.load(by + place, mask=place < WIDTH, other=0.0)
+    return value
+
+
+@triton.jit
+def _code(value, inverse, LARGEST: tl.constexpr):  # type: ignore[no-untyped-def]
+    return tl.minimum(tl.maximum(value * inverse, -LARGEST), LARGEST).to(tl.float8e4nv)
+
+
+@triton.jit
 def _round_rows(  # type: ignore[no-untyped-def]
     x, codes, scale, by, group, n, columns,
     LARGEST: tl.constexpr, WIDTH: tl.constexpr, SPAN: tl.constexpr, SCALED: tl.constexpr, GROUPED: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     first = tl.program_id(1) * WIDTH
-    of_group = 0
-    if GROUPED:
-        of_group = tl.load(group + row).to(tl.int64) * columns
+    x += row * columns + first
+    codes += row * columns + first
+    if SCALED:
+        by += first
+        if GROUPED:
+            by += tl.load(group + row).to(tl.int64) * columns
     largest = 0.0
     unknown = 0
-    for start in range(0, WIDTH, SPAN):
-        place = start + tl.arange(0, SPAN)
-        value = tl.load(x + row * columns + first + place, mask=place < WIDTH, other=0.0).to(tl.float32)
-        if SCALED:
-            value *= tl.load(by + of_group + first + place, mask=place < WIDTH, other=0.0)
+    value = _read(x, by, tl.arange(0, SPAN), WIDTH, SCALED)
+    for start in tl.static_range(0, WIDTH, SPAN):
+        if start > 0:
+            value = _read(x, by, start + tl.arange(0, SPAN), WIDTH, SCALED)
         largest = tl.maximum(largest, tl.max(tl.abs(value), axis=0))
         unknown += tl.sum((value != value).to(tl.int32), axis=0)
     zero = largest == 0.0
@@ -108,10 +123,9 @@ def _round_rows(  # type: ignore[no-untyped-def]
     # A maximum loses a NaN; a row that has one must not come out as numbers.
     one = tl.where(unknown > 0, float("nan"), one)
     tl.store(scale + tl.program_id(1).to(tl.int64) * n + row, one)
-    for start in range(0, WIDTH, SPAN):
+    # A row that is read at once is still there.
+    for start in tl.static_range(0, WIDTH, SPAN):
         place = start + tl.arange(0, SPAN)
-        value = tl.load(x + row * columns + first + place, mask=place < WIDTH, other=0.0).to(tl.float32)
-        if SCALED:
-            value *= tl.load(by + of_group + first + place, mask=place < WIDTH, other=0.0)
-        value = tl.minimum(tl.maximum(value * inverse, -LARGEST), LARGEST)
-        tl.store(codes + row * columns + first + place, value.to(tl.float8e4nv), mask=place < WIDTH)
+        if SPAN < WIDTH:
+            value = _read(x, by, place, WIDTH, SCALED)
+        tl.store(codes + place, _code(value, inverse, LARGEST), mask=place < WIDTH)

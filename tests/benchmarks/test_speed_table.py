@@ -46,8 +46,8 @@ def test_the_terminal_shows_each_bar_with_its_ratio_and_verdict() -> None:
 
 def test_the_page_says_what_was_measured_where_and_how_it_was_counted() -> None:
     text = table.markdown_table(results())
-    row = line_of(text, "| Dense 7B, bf16, rows of 4096 |")
-    assert row == "| Dense 7B, bf16, rows of 4096 | 18,000 | 45.2 | stock TRL, 2 × 4096 | 10,000 | 68.0 | 1.80× |"
+    row = line_of(text, "| Dense 7B, bf16, 4 × 4096 |")
+    assert row == "| Dense 7B, bf16, 4 × 4096 | 18,000 | 45.2 | stock TRL, 2 × 4096 | 10,000 | 68.0 | 1.80× |"
     assert line_of(text, "| Unsloth").startswith("|  |  |  | Unsloth, 2 × 4096 | not measured: no --unsloth-site")
     assert line_of(text, "PEFT target_parameters").endswith("| 2.00×, 0.80× memory |")
     assert "H200" in text and "torch 2.11.0" in text and "2026-11-15" in text and "abc1234" in text

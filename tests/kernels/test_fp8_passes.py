@@ -49,7 +49,7 @@ def test_codes_are_dequantised_as_their_twin_does_it(block: tuple[int, int], dty
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("by", ["nothing", "rows", "groups"])
-@pytest.mark.parametrize(("columns", "width"), [(384, 128), (384, 384), (9000, 9000)])
+@pytest.mark.parametrize(("columns", "width"), [(384, 128), (384, 384), (9000, 9000), (16500, 16500)])
 def test_rows_are_rounded_as_their_twin_does_it(columns: int, width: int, by: str, dtype: torch.dtype) -> None:
     from shardtune.kernels.fp8_passes import round_rows
 
