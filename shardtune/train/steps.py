@@ -10,9 +10,6 @@ from transformers import PreTrainedModel
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# Their `train` does nothing to a module that trains already, but to ask each of its children.
-_PLAIN = (nn.Module.train, PreTrainedModel.train)
-
 
 def trained_parameters(model: nn.Module) -> list[nn.Parameter]:
     """In the model's order. Of a sharded model: its shards, if nothing of it is gathered at this moment."""
@@ -29,7 +26,9 @@ def spare_walks(model: nn.Module, trained: list[nn.Parameter]) -> None:
         trained: All parameters that may have a gradient.
     """
     modules = list(model.modules())
-    particular = [module for module in modules if type(module).train not in _PLAIN]
+    # Theirs does nothing to a module that trains already, but to ask each of its children.
+    plain = (nn.Module.train, PreTrainedModel.train)
+    particular = [module for module in modules if type(module).train not in plain]
     if model not in particular:
         model.train = _train(model, modules, particular)  # type: ignore[method-assign]
     model.zero_grad = _zero_grad(model, trained)  # type: ignore[method-assign]
