@@ -28,6 +28,8 @@ from shardtune.train.loop_state import put_loss_sum, put_schedule, put_state
 from shardtune.train.memory.ledger import BACKWARD, SAVING
 from shardtune.train.resume import ResumePoint
 from shardtune.train.saving import CheckpointSaver
+from shardtune.train.shards import ShardAdamW, clip_shards
+from shardtune.train.steps import spare_walks, trained_parameters
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -77,6 +79,8 @@ class ShardedSFTTrainer(SFTTrainer):
         self.real_tokens = 0  # trained on so far by this rank, padding not counted
         self.paused_seconds = 0.0  # evaluating and saving, which throughput does not count
         self.data_seconds = 0.0  # waiting for batches
+        self.trained: list[torch.nn.Parameter] = []  # known once training begins
+        self._parameters_counted: int | None = None
         self.micro_losses: list[HostNumber] = []  # of the step that is computed, on this rank
         self.grad_norm: torch.Tensor | None = None  # of the step that is computed, over all ranks, before clipping
         # By mode: supervised tokens, their predictions' summed entropy, how many were right; since the last log line.
@@ -153,6 +157,11 @@ class ShardedSFTTrainer(SFTTrainer):
         self.told["train"].zero_()
         self.model.zero_grad()
 
+    @staticmethod
+    def get_optimizer_cls_and_kwargs(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        kind, settings = SFTTrainer.get_optimizer_cls_and_kwargs(*args, **kwargs)
+        return ShardAdamW if kind is torch.optim.AdamW else kind, settings
+
     def _init_training_state(self, max_steps: int, num_update_steps_per_epoch: int, *args: Any) -> tuple[int, int]:
         begin: tuple[int, int] = super()._init_training_state(max_steps, num_update_steps_per_epoch, *args)
         if self.resumed is None:
@@ -166,6 +175,8 @@ class ShardedSFTTrainer(SFTTrainer):
 
     def _prepare_for_training(self, *args: Any) -> tuple[Any, Any]:
         prepared: tuple[Any, Any] = super()._prepare_for_training(*args)
+        self.trained = trained_parameters(self.model)
+        spare_walks(self.model, self.trained)
         if self.resumed is not None:
             put_optimizer(self.model, self.bare_optimizer, self.resumed.optimizer)
             put_schedule(self.lr_scheduler, self.resumed.step)
@@ -307,6 +318,15 @@ class ShardedSFTTrainer(SFTTrainer):
         loss: torch.Tensor = super().training_step(model, inputs, *args, **kwargs)
         return loss
 
+    def floating_point_ops(self, inputs: dict[str, Any]) -> int:
+        """As transformers counts, which goes through all modules for it at every batch."""
+        name = getattr(self.model, "main_input_name", "input_ids")
+        if name not in inputs:
+            return 0
+        if self._parameters_counted is None:
+            self._parameters_counted = self.model.num_parameters(exclude_embeddings=True)
+        return 6 * int(inputs[name].numel()) * self._parameters_counted
+
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
@@ -317,7 +337,17 @@ class ShardedSFTTrainer(SFTTrainer):
                 self.ledger.enter(BACKWARD)
         return loss
 
+    def _clip_grad_norm(self, model: Any) -> Any:
+        norm = self._clip_shards(self.args.max_grad_norm)
+        return super()._clip_grad_norm(model) if norm is None else norm
+
+    def _clip_shards(self, max_norm: float) -> torch.Tensor | None:
+        """None: to be done as transformers does, which knows of scaled gradients too."""
+        return clip_shards(self.trained, max_norm) if self.accelerator.scaler is None else None
+
     def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> torch.Tensor:
+        if grad_norm is None:
+            grad_norm = self._clip_shards(math.inf)
         norm = super()._get_grad_norm(model, grad_norm=grad_norm)
         self.grad_norm = norm.full_tensor() if isinstance(norm, DTensor) else torch.as_tensor(norm)
         return self.grad_norm

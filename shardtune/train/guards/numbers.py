@@ -11,6 +11,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
+from shardtune.train.shards import local_shard
+
 if TYPE_CHECKING:
     from shardtune.parallel.processes import Processes
     from shardtune.train.trainer import ShardedSFTTrainer
@@ -76,11 +78,23 @@ def drop_if_not_finite(parameters: Iterable[torch.Tensor], norm: torch.Tensor) -
     So the optimizer never sees such a gradient, even where the host learns of it a step later and stops then.
     """
     broken = ~torch.isfinite(norm)
-    for parameter in parameters:
-        if parameter.grad is not None:
-            gradient = parameter.grad
-            whole = gradient.to_local() if isinstance(gradient, DTensor) else gradient
-            whole.masked_fill_(broken, 0)
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    for whole in _buffers(gradients):
+        whole.masked_fill_(broken, 0)
+
+
+def _buffers(gradients: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The tensors that hold them: FSDP2 reduces the gradients of a unit in one flat buffer, and each is a piece of it.
+
+    So there is one kernel for a layer, not one for each of its adapters. What else is in a buffer is padding.
+    """
+    found: dict[int, torch.Tensor] = {}
+    for gradient in gradients:
+        held = local_shard(gradient)
+        base = held._base if isinstance(gradient, DTensor) else None
+        whole = base if base is not None and base.dim() == 1 else held
+        found[id(whole)] = whole
+    return list(found.values())
 
 
 class Undo:

@@ -89,7 +89,7 @@ class Guards(TrainerCallback):
             self._judge(seen)
             return
         if norm is not None:
-            drop_if_not_finite(self.trainer.model.parameters(), norm)
+            drop_if_not_finite(self.trainer.trained, norm)
         self._pending = seen
 
     def settle(self) -> None:

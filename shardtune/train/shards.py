@@ -1,0 +1,92 @@
+"""What does a step do to gradients and weights? The same as torch does to sharded tensors, on this rank's shards alone.
+
+Each operation on hundreds of sharded tensors costs torch tens of milliseconds in which it works out, for one tensor
+after the other, that its shards fit together. For adapters that FSDP2 has sharded they always do.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor, Shard
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from torch.distributed.device_mesh import DeviceMesh
+
+
+@torch.no_grad()
+def clip_shards(parameters: Iterable[torch.Tensor], max_norm: float) -> torch.Tensor | None:
+    """Scale the gradients down to `max_norm`, by the same operations in the same order as `clip_grad_norm_` of torch.
+
+    A collective, of one small vector, that no host waits for.
+
+    Returns:
+        The norm over all ranks, before; or None, and nothing is done, where the gradients are not what FSDP2 makes of
+        one mesh: torch knows what to do about those.
+    """
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    mesh = _mesh_of(gradients)
+    if mesh is None:
+        return None
+    shards = [local_shard(gradient) for gradient in gradients]
+    norms = torch.stack(torch._foreach_norm(shards, 2.0))  # of each tensor
+    if mesh.size() > 1:
+        squares = norms**2
+        dist.all_reduce(squares, group=mesh.get_group())
+        norms = squares**0.5
+    total: torch.Tensor = torch.linalg.vector_norm(norms, 2.0)
+    torch._foreach_mul_(shards, torch.clamp(max_norm / (total + 1e-6), max=1.0))
+    return total
+
+
+class ShardAdamW(torch.optim.AdamW):
+    """AdamW as torch computes it, tensor by tensor on this rank's shards. What it keeps is sharded like the parameters,
+    and looks to everybody else as that of torch's own class."""
+
+    def _init_group(
+        self,
+        group: dict[str, Any],
+        params_with_grad: list[torch.Tensor],
+        grads: list[torch.Tensor],
+        *kept: list[torch.Tensor],
+    ) -> bool:
+        has_complex: bool = super()._init_group(group, params_with_grad, grads, *kept)
+        if all(map(_same_cut, params_with_grad, grads)):
+            for tensors in (params_with_grad, grads, *kept):  # lists of this one step
+                tensors[:] = [local_shard(tensor) for tensor in tensors]
+        return has_complex
+
+
+def local_shard(tensor: torch.Tensor) -> torch.Tensor:
+    """What this rank holds, without `to_local`'s detour through autograd."""
+    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+
+
+def _same_cut(parameter: torch.Tensor, gradient: torch.Tensor) -> bool:
+    if not isinstance(parameter, DTensor) or not isinstance(gradient, DTensor):
+        return False
+    one, other = parameter._spec, gradient._spec
+    return one is other or (one.mesh == other.mesh and one.placements == other.placements)
+
+
+def _mesh_of(gradients: Sequence[torch.Tensor]) -> DeviceMesh | None:
+    """The one mesh that all are sharded over along one dimension, in one dtype and on the mesh's own devices."""
+    first = gradients[0] if gradients else None
+    if (
+        not isinstance(first, DTensor)
+        or first.device_mesh.ndim != 1
+        or first.device.type != first.device_mesh.device_type
+    ):
+        return None
+    mesh, kind = first.device_mesh, (first.dtype, first.device)
+    for gradient in gradients:
+        if not isinstance(gradient, DTensor) or (gradient.dtype, gradient.device) != kind:
+            return None
+        spec = gradient._spec
+        if spec.mesh is not mesh or type(spec.placements[0]) is not Shard:
+            return None
+    return mesh

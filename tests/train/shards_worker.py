@@ -1,0 +1,164 @@
+"""Run by test_shards.py: the same gradients and steps, torch's way and ours, on 1 to 3 ranks; each rank writes what
+it saw. The ranks are forked from one process, which spares each of them the seconds of importing torch."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import socket
+import sys
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from shardtune.config.schema import ParallelSection
+from shardtune.parallel.processes import Processes, join
+from shardtune.train.guards.numbers import drop_if_not_finite
+from shardtune.train.shards import ShardAdamW, clip_shards, local_shard
+
+LAYERS = 3
+WORLDS = (1, 2, 3)
+
+
+def sharded(processes: Processes, dtype: torch.dtype = torch.float32, size: int = 7) -> nn.Sequential:
+    """Rows that no number of ranks divides, several parameters a unit, one that no batch gives a gradient."""
+    torch.manual_seed(1)
+    layers = [nn.Sequential(nn.Linear(5, size), nn.Tanh(), nn.Linear(size, 5)) for _ in range(LAYERS)]
+    model = nn.Sequential(*layers).to(dtype)
+    model.register_parameter("unused", nn.Parameter(torch.ones(4, 2, dtype=dtype)))
+    for layer in layers:
+        fully_shard(layer, mesh=processes.mesh, mp_policy=MixedPrecisionPolicy(reduce_dtype=torch.float32))
+    fully_shard(model, mesh=processes.mesh)
+    return model
+
+
+def backward(model: nn.Module, seed: int, scale: float = 1.0) -> None:
+    some = next(model.parameters())
+    rows = torch.randn(8, 5, generator=torch.Generator().manual_seed(seed)).to(some.dtype)
+    (model(rows).square().sum() * scale).backward()
+
+
+def shards(model: nn.Module, *, gradients: bool = False) -> list[torch.Tensor]:
+    held = [p.grad if gradients else p.detach() for p in model.parameters()]
+    return [local_shard(tensor) for tensor in held if tensor is not None]
+
+
+def same(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
+    return len(one) == len(other) > 0 and all(map(torch.equal, one, other))
+
+
+def clipping(processes: Processes, dtype: torch.dtype, max_norm: float) -> dict[str, Any]:
+    ours, torchs = sharded(processes, dtype), sharded(processes, dtype)
+    found = []
+    for seed in range(20):  # roundings differ in one of two cases where the order of operations does
+        for model in (ours, torchs):
+            model.zero_grad()
+            backward(model, seed, scale=10.0 ** (seed % 3))
+            backward(model, seed + 100)  # accumulated
+        before = shards(ours, gradients=True)[0].clone()
+        own = clip_shards(ours.parameters(), max_norm)
+        stock = torch.nn.utils.clip_grad_norm_(torchs.parameters(), max_norm)
+        assert own is not None and not isinstance(own, DTensor) and isinstance(stock, DTensor)
+        found.append(
+            {
+                "norm": bool(own == stock.full_tensor()),
+                "gradients": same(shards(ours, gradients=True), shards(torchs, gradients=True)),
+                "clipped": not torch.equal(before, shards(ours, gradients=True)[0]),
+            }
+        )
+    return {name: [one[name] for one in found] for name in found[0]}
+
+
+def stepping(processes: Processes, **settings: Any) -> dict[str, Any]:
+    ours, torchs = sharded(processes), sharded(processes)
+    pairs = [(ours, ShardAdamW(ours.parameters(), lr=0.1, **settings)),
+             (torchs, torch.optim.AdamW(torchs.parameters(), lr=0.1, **settings))]  # fmt: skip
+    begin = deepcopy(shards(ours))
+    for seed in range(5):
+        for model, optimizer in pairs:
+            backward(model, seed)
+            optimizer.step()
+            optimizer.zero_grad()
+    kept = [optimizer.state_dict()["state"] for _, optimizer in pairs]
+    return {
+        "weights": same(shards(ours), shards(torchs)),
+        "moved": not same(begin, shards(ours)),
+        "keys": [list(state) for state in kept[0].values()] == [list(state) for state in kept[1].values()],
+        "types": all(
+            type(kept[0][number][key]) is type(value)
+            for number, state in kept[1].items()
+            for key, value in state.items()
+        ),
+        "sharded": len(kept[0]) > 0 and all(isinstance(state["exp_avg"], DTensor) for state in kept[0].values()),
+        "state": all(
+            torch.equal(local_shard(kept[0][number][key]), local_shard(value))
+            for number, state in kept[1].items()
+            for key, value in state.items()
+        ),
+    }
+
+
+class Fills(TorchDispatchMode):
+    count = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += function is torch.ops.aten.masked_fill_.Scalar
+        return function(*args, **(kwargs or {}))
+
+
+def dropping(processes: Processes, norm: float) -> dict[str, Any]:
+    model = sharded(processes)
+    backward(model, 0)
+    before = [shard.clone() for shard in shards(model, gradients=True)]
+    with Fills() as fills:
+        drop_if_not_finite(model.parameters(), torch.tensor(norm))
+    after = shards(model, gradients=True)
+    return {
+        "kernels": fills.count,
+        "unchanged": same(before, after),
+        "zero": not any(shard.any() for shard in after),
+        "weights": all(bool(p.any()) for p in shards(model) if p.numel()),
+    }
+
+
+def look(out: Path, world: int, rank: int, port: int) -> None:
+    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world, "MASTER_PORT": port}
+    os.environ.update({name: str(value) for name, value in place.items()}, MASTER_ADDR="127.0.0.1")
+    with join(ParallelSection(device="cpu")) as processes:
+        seen = {
+            "clip": clipping(processes, torch.float32, 0.5),
+            "bf16": clipping(processes, torch.bfloat16, 0.5),
+            "norm alone": clipping(processes, torch.float32, float("inf")),
+            "adamw": stepping(processes),
+            "fused": stepping(processes, fused=True, weight_decay=0.3),
+            "amsgrad": stepping(processes, amsgrad=True),
+            "good": dropping(processes, 3.0),
+            "nan": dropping(processes, float("nan")),
+            "inf": dropping(processes, float("inf")),
+        }
+        (out / f"rank{rank}of{world}.json").write_text(json.dumps(seen))
+
+
+def main(out: str) -> None:
+    fork = multiprocessing.get_context("fork")
+    for world in WORLDS:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            port = server.getsockname()[1]
+        ranks = [fork.Process(target=look, args=(Path(out), world, rank, port), daemon=True) for rank in range(world)]
+        for rank in ranks:
+            rank.start()
+        for rank in ranks:
+            rank.join(60)
+            if rank.exitcode != 0:
+                sys.exit(f"a rank of {world} ended with {rank.exitcode}")  # the others are daemons, and end with this
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
