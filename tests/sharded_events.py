@@ -1,6 +1,6 @@
 """When is a sharded layer gathered, computed and let go? Records it at FSDP2's own seams, for tests and benchmarks.
 
-The seams are private names of torch (2.11 and 2.13 read); one that is missing is an AttributeError here.
+The seams are private names of torch (2.13 read); one that is missing is an AttributeError here.
 """
 
 from __future__ import annotations
@@ -55,16 +55,16 @@ class Recorder:
 
     def times(self, origin: Mark) -> list[tuple[str, int, str, float, float]]:
         """(kind, unit, pass, began, ended) in seconds since `origin`, a `mark` made before."""
-        if self._on_cuda:
-            torch.cuda.synchronize()
-
-        def seconds(mark: Mark) -> float:
-            return origin.elapsed_time(mark) / 1e3 if self._on_cuda else mark - origin
-
         return [
-            (e.kind, e.unit, e.pass_, seconds(e.began), seconds(e.began if e.ended is None else e.ended))
+            (e.kind, e.unit, e.pass_, self.seconds(origin, e.began), self.seconds(origin, e.ended or e.began))
             for e in self.events
         ]
+
+    def seconds(self, began: Mark, ended: Mark) -> float:
+        if not self._on_cuda:
+            return float(ended - began)
+        ended.synchronize()
+        return float(began.elapsed_time(ended)) / 1e3
 
     def mark(self) -> Mark:
         """Now, as the computation sees it."""
@@ -133,18 +133,21 @@ class Recorder:
                 waiting.ended = self.mark()
             wait_for_unshard()
 
-        group.reshard, group.post_backward, group.wait_for_unshard = watched_reshard, watched_post_backward, watched_wait
+        group.reshard, group.post_backward, group.wait_for_unshard = (
+            watched_reshard,
+            watched_post_backward,
+            watched_wait,
+        )
         group._all_gather_comm = _Watched(group._all_gather_comm, lambda call: self._gather(number, call))
         group._reduce_scatter_comm = _Watched(group._reduce_scatter_comm, lambda call: self._reduce(number, call))
 
     def _gather(self, number: int, call: Callable[[], Any]) -> Any:
         event = self._add("gather", number, self._mark_in(None))
-        waiting = self._add("wait", number)
+        waiting = self._add("wait", number)  # a call that blocks is time lost, and so is issuing one
         work = call()
         waiting.ended = self.mark()
         event.ended = self._mark_in(None)
         if work is not None and not self._on_cuda:
-            waiting.ended, event.ended = waiting.began, None
 
             def done(_future: object) -> None:
                 event.ended = time.perf_counter()
