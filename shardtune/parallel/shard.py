@@ -87,7 +87,12 @@ def shard_model(
     # is the first thing backward needs.
     fully_shard(model, mesh=mesh, mp_policy=precision, offload_policy=offload, ignored_params=ignored)
     _gather_as_stored(model, precision, ignored or set())
-    _prefetch([cast(FSDPModule, layer) for layer in units], section.forward_prefetch, section.backward_prefetch)
+    _prefetch(
+        cast(FSDPModule, model),
+        [cast(FSDPModule, layer) for layer in units],
+        section.forward_prefetch,
+        section.backward_prefetch,
+    )
     # The seam in transformers' Trainer: such a model owns its placement and gradient reduction, so that accelerate
     # neither wraps it in DDP (which it would on CPU) nor moves it.
     model.get_base_model()._is_distributed_loading_by_transformers = True
@@ -206,11 +211,14 @@ def _read_policy(
     read(instead)
 
 
-def _prefetch(layers: list[FSDPModule], forward: int, backward: int) -> None:
+def _prefetch(root: FSDPModule, layers: list[FSDPModule], forward: int, backward: int) -> None:
     # accelerate sets neither direction. Left alone, FSDP2 prefetches nothing in forward and one unit in backward; an
-    # empty list means "left alone", so "none" is said by naming the layer itself, which is gathered by then.
+    # empty list means "left alone", so "none" is said by naming the unit itself, which is gathered by then.
     for index, layer in enumerate(layers):
         if ahead := layers[index + 1 : index + 1 + forward]:
             layer.set_modules_to_forward_prefetch(ahead)
         before = layers[max(0, index - backward) : index][::-1]
         layer.set_modules_to_backward_prefetch(before or [layer])
+    # The head goes back before any layer does: left alone, it would gather the last one whatever was asked for.
+    last = layers[max(0, len(layers) - backward) :][::-1]
+    root.set_modules_to_backward_prefetch(last or [root])

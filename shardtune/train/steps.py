@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from torch import nn
@@ -9,6 +10,8 @@ from transformers import PreTrainedModel
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+_TRAINS = attrgetter("training")
 
 
 def trained_parameters(model: nn.Module) -> list[nn.Parameter]:
@@ -36,7 +39,7 @@ def spare_walks(model: nn.Module, trained: list[nn.Parameter]) -> None:
 
 def _train(model: nn.Module, modules: list[nn.Module], particular: list[nn.Module]) -> Callable[..., nn.Module]:
     def train(mode: bool = True) -> nn.Module:
-        if not mode or not all(module.training for module in modules):
+        if not mode or not all(map(_TRAINS, modules)):
             return type(model).train(model, mode)
         for module in particular:  # what else they do when told so is theirs to know
             module.train()

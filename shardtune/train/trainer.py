@@ -51,7 +51,9 @@ class ShardedSFTTrainer(SFTTrainer):
 
     Can: train over `StepOrder`, evaluate weighted by tokens, save through a `CheckpointSaver`, go on from a
     `ResumePoint` as if nothing had happened.
-    Leaves to TRL: loss, optimizer, schedule, clipping, logging, trackers.
+    Leaves to TRL: loss, schedule, logging, trackers.
+    Does as torch and transformers do, in less time: clipping and AdamW (`shards`), what every step asks of the model
+    (`steps`).
 
     Going on hangs on four methods that the Trainer's loop calls in this order; its own way of resuming is not used (it
     unpickles, and refuses a sharded model): `_init_training_state` (where are we?), `_prepare_for_training` (optimizer

@@ -19,6 +19,7 @@ from shardtune.train import run as run_module
 from shardtune.train.memory.allocator import Allocator
 from shardtune.train.memory.failure import OutOfMemory
 from shardtune.train.saving import CheckpointSaver
+from shardtune.train.shards import ShardAdamW
 from shardtune.train.trainer import ShardedSFTTrainer
 
 
@@ -54,7 +55,7 @@ def failing_in(phase: str) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ShardedSFTTrainer, "_loss_of", loss_of)
         if phase == "optimizer":
-            patch.setattr(torch.optim.AdamW, "step", no_memory)
+            patch.setattr(ShardAdamW, "step", no_memory)
         if phase == "saving":
             patch.setattr(CheckpointSaver, "save", no_memory)
         if phase == "loading":
