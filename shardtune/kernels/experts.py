@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from shardtune.kernels import fp8_operators
 from shardtune.kernels.fp8 import CODES, Block, dequantize
 from shardtune.kernels.grouped import grouped_product, grouped_weight_gradient
+from shardtune.kernels.operators import operator
 
 Activation = Callable[[Tensor], Tensor]
 
@@ -135,24 +136,53 @@ def _adapted(x: Tensor, ends: Tensor, of: ExpertWeight) -> Tensor:
         return base
     # Both strides of a grouped product must be multiples of 16 bytes: a small rank is filled up with zeros.
     fill = -of.lora_a.shape[1] % (16 // x.element_size())
-    a = F.pad(of.lora_a.to(x.dtype), (0, 0, 0, fill)).contiguous()  # (E, r, in)
-    b = F.pad(of.lora_b.to(x.dtype), (0, fill)).contiguous()  # (E, out, r)
+    a = F.pad(of.lora_a.to(x.dtype), (0, 0, 0, fill))  # (E, r, in)
+    b = F.pad(of.lora_b.to(x.dtype), (0, fill))  # (E, out, r)
     return base + grouped_linear(grouped_linear(x, a, ends) * of.scaling, b, ends)
+
+
+def _grouped_like(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
+    return x.new_empty(x.shape[0], weight.shape[1])
+
+
+# Operators, so that torch.compile cannot lay a weight out in a way that torch's grouped product does not take.
+@operator("grouped_linear", _grouped_like)
+def _grouped(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
+    return grouped_product(x, weight.contiguous(), ends)
+
+
+def _grouped_back_like(grad: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
+    return grad.new_empty(grad.shape[0], weight.shape[2])
+
+
+@operator("grouped_linear_backward", _grouped_back_like)
+def _grouped_back(grad: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
+    return grouped_product(grad, weight.contiguous().transpose(-2, -1), ends)
+
+
+def _grouped_weight_back_like(grad: Tensor, x: Tensor, ends: Tensor) -> Tensor:
+    return grad.new_empty(ends.shape[0], grad.shape[1], x.shape[1])
+
+
+@operator("grouped_linear_weight_backward", _grouped_weight_back_like)
+def _grouped_weight_back(grad: Tensor, x: Tensor, ends: Tensor) -> Tensor:
+    return grouped_weight_gradient(grad, x, ends)
 
 
 class _GroupedLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
         ctx.save_for_backward(x if ctx.needs_input_grad[1] else None, weight, ends)
-        return grouped_product(x, weight, ends)
+        out: Tensor = _grouped(x, weight, ends)
+        return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         x, weight, ends = ctx.saved_tensors
-        grad_x = grouped_product(grad, weight.transpose(-2, -1), ends) if ctx.needs_input_grad[0] else None
-        grad_weight = grouped_weight_gradient(grad, x, ends) if ctx.needs_input_grad[1] else None
-        return grad_x, grad_weight, None
+        of_x = _grouped_back(grad, weight, ends) if ctx.needs_input_grad[0] else None
+        of_weight = _grouped_weight_back(grad, x, ends) if ctx.needs_input_grad[1] else None
+        return of_x, of_weight, None
 
 
 class _FrozenGroupedLinear(torch.autograd.Function):
@@ -161,7 +191,8 @@ class _FrozenGroupedLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, ends: Tensor, weight: Tensor) -> Tensor:
         ctx.save_for_backward(ends, weight)
-        return grouped_product(x, weight.to(x.dtype), ends)
+        out: Tensor = _grouped(x, weight.to(x.dtype), ends)
+        return out
 
     @staticmethod
     @once_differentiable
@@ -169,7 +200,7 @@ class _FrozenGroupedLinear(torch.autograd.Function):
         if not ctx.needs_input_grad[0]:
             return None, None, None
         ends, weight = ctx.saved_tensors
-        return grouped_product(grad, weight.to(grad.dtype).transpose(-2, -1), ends), None, None
+        return _grouped_back(grad, weight.to(grad.dtype), ends), None, None
 
 
 class _ByExpert(torch.autograd.Function):

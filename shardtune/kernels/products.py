@@ -21,9 +21,10 @@ _OTHER_PRODUCTS = frozenset({"aten::linear", "aten::matmul", "aten::convolution"
 # the same from the router's kept product: several models divide what it returns in place, and a kept value must stay.
 _ROUTING = frozenset({"aten::sort"})
 # Ours. A new operator goes into one of the two.
-_OWN = ("lora_linear", "fp8_lora_linear", "fp8_linear", "fp8_grouped_linear")
+_OWN = ("lora_linear", "fp8_lora_linear", "fp8_linear", "fp8_grouped_linear", "grouped_linear")
+_GROUPED = "shardtune::grouped_linear"  # kept unless it is of low rank
 OWN_KEPT = frozenset(f"shardtune::{name}" for name in _OWN)
-OWN_RECOMPUTED = frozenset(f"shardtune::{name}_backward" for name in _OWN)  # never part of a forward pass
+OWN_RECOMPUTED = frozenset(f"shardtune::{name}_backward" for name in (*_OWN, "grouped_linear_weight"))  # in no forward
 
 
 def is_kept(operator: Callable[..., Any], args: Sequence[Any] = ()) -> bool:
@@ -37,6 +38,8 @@ def is_kept(operator: Callable[..., Any], args: Sequence[Any] = ()) -> bool:
     if name in _PRODUCTS:
         left, right = args[_PRODUCTS[name] : _PRODUCTS[name] + 2]
         return not is_low_rank(left.shape[-1], right.shape[-1])
+    if name == _GROUPED:
+        return not is_low_rank(args[0].shape[-1], args[1].shape[-2])
     # torch's attention goes by many names, and flash attention comes in packages that register their own.
     return name in _OTHER_PRODUCTS | _ROUTING | OWN_KEPT or "attention" in name or "attn" in name
 

@@ -46,15 +46,33 @@ def adapted(model: Any, modules: list[str], parameters: list[str] | None = None)
     return peft
 
 
-def grouped_product(a: tuple[int, ...], b: tuple[int, ...], *_: Any, out_shape: Any = None, **__: Any) -> int:
-    """Rows by experts, (n, k) with (E, k, m), or their weight gradient, (m, n) with (n, k): torch has no formula."""
+def _by_experts(rows: tuple[int, ...], weight: tuple[int, ...], *_: Any, out_shape: Any = None, **__: Any) -> int:
+    """(n, k) with (E, m, k), or in backward (n, m) with it."""
+    return 2 * rows[0] * weight[1] * weight[2]
+
+
+def _for_experts(grad: tuple[int, ...], rows: tuple[int, ...], *_: Any, out_shape: Any = None, **__: Any) -> int:
+    """The weight's gradient, (n, m) with (n, k)."""
+    return 2 * grad[0] * grad[1] * rows[1]
+
+
+def _grouped(a: tuple[int, ...], b: tuple[int, ...], *_: Any, out_shape: Any = None, **__: Any) -> int:
+    """transformers' own experts: (n, k) with (E, k, m)."""
     return 2 * a[0] * a[1] * b[-1]
+
+
+UNKNOWN_TO_TORCH = {
+    torch.ops.aten._grouped_mm: _grouped,
+    torch.ops.shardtune.grouped_linear: _by_experts,
+    torch.ops.shardtune.grouped_linear_backward: _by_experts,
+    torch.ops.shardtune.grouped_linear_weight_backward: _for_experts,
+}
 
 
 def watched(model: Any, **batch: Tensor) -> tuple[FlopFormula, int]:
     """The formula from one micro-batch, and what torch counted in it."""
     recorder = FlopRecorder(model)
-    with FlopCounterMode(display=False, custom_mapping={torch.ops.aten._grouped_mm: grouped_product}) as counter:
+    with FlopCounterMode(display=False, custom_mapping=UNKNOWN_TO_TORCH) as counter:
         model(**batch, use_cache=False).loss.backward()
     recorder.close()
     found = recorder.formula()
