@@ -39,15 +39,15 @@ class Pace:
     """
 
     window: int = 2
-    warm: int = 6
-    windows: int = 6
+    warm: int = 4
+    windows: int = 5
 
     @property
     def steps(self) -> int:
         return self.warm + self.window * self.windows
 
 
-QUICK, TINY = Pace(warm=4, windows=2), Pace(window=1, warm=2, windows=2)
+QUICK, TINY = Pace(windows=2), Pace(window=1, warm=2, windows=2)
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ CASES: dict[str, Case] = {
     "moe36-fp8-experts": Case("moe36", batch=4, sets=together(FP8, CHECKPOINTED, FEW_EXPERTS)),
     "stock-dense": stock("dense"),
     "stock-dense-liger": stock("dense", liger=True),
-    "stock-dense-classic": stock("dense", length=1024, batch=1, accumulation=16, short=True),
+    "stock-dense-classic": stock("dense", length=1024, batch=1, accumulation=4, short=True),
     "stock-dense-packing": stock("dense", batch=4, short=True, packing=True, checkpointing=True, liger="if there"),
     "stock-dense-16k": stock("dense", batch=4),
     "stock-dense-16k-ckpt": stock("dense", batch=4, checkpointing=True),
