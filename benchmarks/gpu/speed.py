@@ -144,10 +144,11 @@ class Harness:
         )  # fmt: skip
 
     def _environment(self, case: Case) -> dict[str, str]:
-        first = str(self.unsloth_site) if case.by == "unsloth" else str(ROOT)
+        # Unsloth's folder has all it needs, in the versions it asks for.
+        path = [str(self.unsloth_site)] if case.by == "unsloth" else [str(ROOT), os.environ.get("PYTHONPATH")]
         threads = {"OMP_NUM_THREADS": "1"} if self.tiny else {}  # toys lose more by sharing work than they gain
         return {
-            **os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [first, os.environ.get("PYTHONPATH")])),
+            **os.environ, "PYTHONPATH": os.pathsep.join(filter(None, path)),
             "PYTORCH_ALLOC_CONF": "expandable_segments:True", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false",
             "UNSLOTH_DISABLE_STATISTICS": "1", **threads, **(only_rank() if self.alone and case.by == "ours" else {}),
         }  # fmt: skip

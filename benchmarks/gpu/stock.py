@@ -48,7 +48,8 @@ def random_model(folder: str) -> Any:
     config = transformers.AutoConfig.from_pretrained(folder)
     config._attn_implementation = "sdpa"
     torch.manual_seed(0)
-    torch.set_default_dtype(config.dtype)
+    # Read from the file: an older transformers, as Unsloth may bring, does not know the name.
+    torch.set_default_dtype(getattr(torch, json.loads((Path(folder) / "config.json").read_text())["dtype"]))
     with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
         model = getattr(transformers, config.architectures[0])(config)
     torch.set_default_dtype(torch.float32)
