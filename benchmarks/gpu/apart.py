@@ -50,27 +50,11 @@ def end_session(leader: subprocess.Popen[bytes]) -> None:
         with suppress(subprocess.TimeoutExpired):
             leader.wait(timeout=_FAREWELL)
     while left := members(leader.pid):
-        _kill(left)
+        for pid in left:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         leader.poll()
         time.sleep(_LOOK)
-
-
-def end_leader(pid: int) -> None:
-    """`end_session`, for the session of somebody else's child."""
-    if pid in (left := members(pid)):
-        os.kill(pid, signal.SIGTERM)
-        until = time.monotonic() + _FAREWELL
-        while pid in (left := members(pid)) and time.monotonic() < until:
-            time.sleep(_LOOK)
-    while left := members(pid):
-        _kill(left)
-        time.sleep(_LOOK)
-
-
-def _kill(pids: list[int]) -> None:
-    for pid in pids:
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
 
 
 def members(session: int) -> list[int]:

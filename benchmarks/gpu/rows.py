@@ -57,16 +57,19 @@ ROWS = (
     Row("fp8", "Dense 7B, frozen weights in FP8, 4 × 4096", "dense-fp8", (
         Bar("speed", "dense-4k", 1.25, stretch=1.4),
     )),
-    Row("moe8", "Mistral 4 cut to 8 layers, bf16, attention and shared experts", "moe8", (
+    Row("moe8", "Mistral 4 cut to 8 layers, bf16, attention and shared experts, 4 × 4096", "moe8", (
         Bar("speed", "stock-moe8", 1.6, stretch=2.2),
     )),
-    Row("moe8-experts", "Mistral 4 cut to 8 layers, bf16, routed experts too", "moe8-experts", (
+    Row("moe8-experts", "Mistral 4 cut to 8 layers, bf16, routed experts too, checkpointing", "moe8-experts-ckpt", (
         Bar("speed", "stock-moe8-experts", 1.6, stretch=2.5), Bar("peak", "stock-moe8-experts", 1.0),
     )),
-    Row("moe36", "Mistral 4, all 36 layers, frozen weights in FP8", "moe36-fp8", (
+    Row("moe8-experts-none", "The same, nothing computed twice", "moe8-experts", (
+        Bar("speed", "stock-moe8-experts"),
+    )),
+    Row("moe36", "Mistral 4, all 36 layers (119B), frozen weights in FP8, 4 × 4096", "moe36-fp8", (
         Bar("speed", None, 9000, stretch=12000), Bar("peak", None, 135),
     )),
-    Row("moe36-experts", "Mistral 4, all 36 layers, FP8, routed experts too", "moe36-fp8-experts", (
+    Row("moe36-experts", "Mistral 4, all 36 layers, FP8, routed experts too (rank 4)", "moe36-fp8-experts", (
         Bar("speed", None, 0, stretch=7000),
     )),
     Row("memory", "Dense 7B, 16k tokens a micro-batch, no checkpointing", "dense-4k", (

@@ -15,7 +15,6 @@ import json
 import os
 import re
 import signal
-import socket
 import sys
 import tempfile
 import time
@@ -41,7 +40,6 @@ from cases import (
     write_model,
     write_rows,
 )
-from forks import Forks
 from machine import about_machine, has_module
 from rows import ROWS, cases_of
 from stock import Settings
@@ -60,7 +58,6 @@ class Harness:
     Args:
         limit: Seconds one measurement may take.
         deadline: On the monotonic clock; what is not begun by then is not measured.
-        alone: `run` starts processes with the libraries in them: ours are told what torchrun tells an only rank.
     """
 
     out: Path
@@ -72,7 +69,6 @@ class Harness:
     unsloth_site: Path | None = None
     in_use: MemoryInUse = nobody_tells
     run: Callable[..., Ended] = run_apart
-    alone: bool = False
     measurements: dict[str, Result] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -110,9 +106,7 @@ class Harness:
             folder = Path(place)
             read = self._lay_out_ours if case.by == "ours" else self._lay_out_reference
             command, settings, numbers_of = read(case, overrides, folder)
-            # Unsloth replaces parts of the libraries: nothing of them may be there before it.
-            run = run_apart if self.alone and case.by == "unsloth" else self.run
-            ended = run(command, log, limit, self._environment(case))
+            ended = self.run(command, log, limit, self._environment(case))
             numbers, settled = numbers_of(), settings()
         result: Result = {"settings": settled, **numbers, "wall_seconds": round(ended.seconds, 1)}
         short_of_time = "budget" if limit < self.limit else f"took longer than {limit:.0f} s"
@@ -150,7 +144,7 @@ class Harness:
         return {
             **os.environ, "PYTHONPATH": os.pathsep.join(filter(None, path)),
             "PYTORCH_ALLOC_CONF": "expandable_segments:True", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false",
-            "UNSLOTH_DISABLE_STATISTICS": "1", **threads, **(only_rank() if self.alone and case.by == "ours" else {}),
+            "UNSLOTH_DISABLE_STATISTICS": "1", **threads,
         }  # fmt: skip
 
     def told(self) -> dict[str, Any]:
@@ -160,17 +154,6 @@ class Harness:
         new = self.out / "speed.json.new"
         new.write_text(json.dumps(self.told(), indent=2))
         new.replace(self.out / "speed.json")  # at once: whoever ends this process finds the old or the new one
-
-
-def only_rank() -> dict[str, str]:
-    """What torchrun tells the one process it starts."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    return {
-        "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-    }  # fmt: skip
 
 
 def reference_settings(case: Case, folder: Path, pace: Pace, *, tiny: bool, overrides: list[str]) -> Settings:
@@ -228,10 +211,6 @@ def asked_for() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="fewer steps")
     parser.add_argument("--tiny", action="store_true", help="toys on a CPU: tests the harness, measures nothing")
     parser.add_argument("--resume", action="store_true", help="keep what speed.json has of this machine and commit")
-    parser.add_argument(
-        "--forked", action="store_true",
-        help="import the libraries once for all measurements; ours then run as under torchrun, without our launcher",
-    )  # fmt: skip
     parser.add_argument("--unsloth-site", type=Path, help="a folder from which unsloth can be imported")
     parser.add_argument("--commit", help="what is measured, where git cannot tell")
     asked = parser.parse_args()
@@ -250,17 +229,10 @@ def main() -> None:
     pace = TINY if asked.tiny else QUICK if asked.quick else Pace()
     deadline = time.monotonic() + asked.budget
     asked.out.mkdir(parents=True, exist_ok=True)
-    about = {
-        **about_machine(asked.commit, ROOT, asked.unsloth_site),
-        "tiny": asked.tiny,
-        "pace": asdict(pace),
-        "forked": asked.forked,
-    }
-    forks = Forks()
+    about = {**about_machine(asked.commit, ROOT, asked.unsloth_site), "tiny": asked.tiny, "pace": asdict(pace)}
     harness = Harness(
         asked.out.resolve(), about, pace, tiny=asked.tiny, limit=asked.limit, deadline=deadline,
         unsloth_site=asked.unsloth_site and asked.unsloth_site.resolve(), in_use=nvml_memory(),
-        run=forks.run if asked.forked else run_apart, alone=asked.forked,
     )  # fmt: skip
     if asked.resume:
         harness.measurements |= taken_over(asked.out / "speed.json", about)
@@ -268,7 +240,6 @@ def main() -> None:
     for label in asked.cases or cases_of(chosen):
         if label not in harness.measurements:
             print("RESULT " + json.dumps({"case": label, **harness.measure(label)}), flush=True)
-    forks.close()
     harness.write()
     if not asked.cases:
         print(text_table(harness.told()))
