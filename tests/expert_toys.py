@@ -7,7 +7,8 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import Mistral4Config, Mistral4ForCausalLM, MixtralConfig, MixtralForCausalLM, PreTrainedModel
 
 from shardtune.kernels import fp8
-from shardtune.model.quantized import SCALE_SUFFIX, fp8_candidates, hold_in_fp8
+from shardtune.model.experts import SCALE_SUFFIX
+from shardtune.model.quantized import fp8_candidates, hold_in_fp8
 
 EXPERT_PARAMETERS = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
 

@@ -12,7 +12,8 @@ from transformers import AutoModelForCausalLM, Mistral4ForCausalLM, PreTrainedMo
 from shardtune.adapters.experts import use_grouped_products
 from shardtune.adapters.fused import use_fused_lora
 from shardtune.kernels import fp8
-from shardtune.model.quantized import SCALE_SUFFIX, fp8_candidates, hold_in_fp8, multiply_codes
+from shardtune.model.experts import SCALE_SUFFIX
+from shardtune.model.quantized import fp8_candidates, hold_in_fp8, multiply_codes
 
 TARGETS = {
     "llama": (["q_proj", "v_proj", "o_proj", "down_proj"], []),

@@ -9,7 +9,7 @@ from peft.tuners.lora import LoraLayer, ParamWrapper
 
 from shardtune.adapters.sites import Site
 from shardtune.adapters.targets import Resolution
-from shardtune.model.quantized import SCALE_SUFFIX
+from shardtune.model.experts import SCALE_SUFFIX
 
 if TYPE_CHECKING:
     from peft import PeftModel

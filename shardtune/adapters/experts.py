@@ -15,12 +15,10 @@ from torch import Tensor, nn
 from shardtune.errors import ShardtuneError
 from shardtune.kernels.experts import Activation, routed_experts
 from shardtune.kernels.fp8 import CODES
-from shardtune.model.quantized import check_experts, expert_weight
+from shardtune.model.experts import WEIGHTS, check_experts, expert_weight
 
 if TYPE_CHECKING:
     from peft import PeftModel
-
-_ADAPTABLE = ("gate_up_proj", "down_proj")
 
 
 def use_grouped_products(model: PeftModel) -> int:
@@ -38,10 +36,10 @@ def use_grouped_products(model: PeftModel) -> int:
     for wrapper in wrappers:
         experts = wrapper.get_base_layer()
         check_experts(experts)
-        if wrapper.parameter_name not in _ADAPTABLE:
+        if wrapper.parameter_name not in WEIGHTS:
             raise ShardtuneError(
                 f"{type(experts).__name__}.{wrapper.parameter_name} has an adapter that cannot be computed.",
-                fix=f"Of fused experts, {' and '.join(_ADAPTABLE)} can be adapted.",
+                fix=f"Of fused experts, {' and '.join(WEIGHTS)} can be adapted.",
             )
     for wrapper in wrappers:
         wrapper.__class__ = GroupedParamWrapper
@@ -111,6 +109,6 @@ def _factors(wrapper: ParamWrapper, name: str) -> tuple[Tensor, Tensor]:
 def _forward(
     experts: nn.Module, factors: _Factors, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor
 ) -> Tensor:
-    gate_up, down = (expert_weight(experts, name, *factors.get(name, (None, 1.0))) for name in _ADAPTABLE)
+    gate_up, down = (expert_weight(experts, name, *factors.get(name, (None, 1.0))) for name in WEIGHTS)
     activation = cast(Activation, experts._apply_gate)
     return routed_experts(hidden_states, top_k_index, top_k_weights, gate_up, down, activation)

@@ -92,6 +92,7 @@ VERDICTS: dict[str, Verdict] = {
     "train.fp16": _FREE,
     "train.kernels": _ROUNDING,
     "train.fused_lora": _ROUNDING,
+    "train.fused_experts": _ROUNDING,
     "train.fused_loss": _ROUNDING,
     "train.fp8_compute": _ROUNDING,
     "train.compile": _ROUNDING,

@@ -325,6 +325,11 @@ class TrainSection(Section):
         default="auto",
         description="A linear layer and its adapter in one operator. `auto` = on, unless kernels is eager.",
     )
+    fused_experts: bool | Literal["auto"] = Field(
+        default="auto",
+        description="Routed experts as grouped products: tokens are sorted by expert once. Adapted experts and those "
+        "held in FP8 have no other code. `auto` = where their layout is supported, unless kernels is eager.",
+    )
     fused_loss: bool | Literal["auto"] = Field(
         default="auto",
         description="Head and loss together, without ever holding the logits, and of supervised tokens alone. `auto` = "

@@ -21,7 +21,7 @@ from transformers.core_model_loading import (
 )
 
 from shardtune.errors import ShardtuneError, UserInputError
-from shardtune.model.quantized import SCALE_SUFFIX
+from shardtune.model.experts import SCALE_SUFFIX
 from shardtune.model.stored import StoredTensor
 
 if TYPE_CHECKING:

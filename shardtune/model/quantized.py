@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping
-from functools import cache
 
 import torch
 from torch import Tensor, nn
 
 from shardtune.errors import ShardtuneError
 from shardtune.kernels import fp8, fp8_operators, fp8_products
-from shardtune.kernels.experts import Activation, ExpertWeight, routed_experts
+from shardtune.model.experts import SCALE_SUFFIX, GroupedExperts, check_experts, check_held, grouped_class, is_fused
 
-SCALE_SUFFIX = "_scale_inv"  # as FP8 checkpoints call it, although the codes are multiplied with it
 _NAN_CODE = 0x7F
-_EXPERT_WEIGHTS = ("gate_up_proj", "down_proj")
 
 
 class Fp8Linear(nn.Linear):
@@ -33,23 +30,15 @@ class Fp8Linear(nn.Linear):
 
     def held(self) -> tuple[Tensor, Tensor, fp8.Block]:
         """Codes, scales and the block that shares one, as they have to be during a product."""
-        _check_held(self, "weight")
+        check_held(self, "weight")
         return self.weight, self.weight_scale_inv, self.fp8_blocks["weight"]
 
     def forward(self, input: Tensor) -> Tensor:
         return fp8_operators.linear(input, *self.held(), self.bias, "weight" in self.multiplied)
 
 
-class Fp8Experts(nn.Module):
+class Fp8Experts(GroupedExperts):
     """Mixed into a class of routed experts of which one or both weights are held in FP8."""
-
-    fp8_blocks: dict[str, fp8.Block]
-    multiplied: frozenset[str] = frozenset()  # names of weights that `multiply_codes` chose
-    _apply_gate: Activation
-
-    def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-        gate_up, down = (expert_weight(self, name) for name in _EXPERT_WEIGHTS)
-        return routed_experts(hidden_states, top_k_index, top_k_weights, gate_up, down, self._apply_gate)
 
 
 def hold_in_fp8(model: nn.Module, blocks: Mapping[str, fp8.Block]) -> None:
@@ -81,7 +70,7 @@ def hold_in_fp8(model: nn.Module, blocks: Mapping[str, fp8.Block]) -> None:
         elif weight.dim() == 3:
             check_experts(owner)
             if not isinstance(owner, Fp8Experts):
-                owner.__class__ = _fp8_class(type(owner))  # type: ignore[arg-type]
+                owner.__class__ = grouped_class(type(owner), Fp8Experts)  # type: ignore[arg-type]
         else:
             raise ShardtuneError(
                 f"{name} cannot be held in FP8.",
@@ -126,7 +115,7 @@ def fp8_candidates(model: nn.Module, router: Collection[str] = ()) -> list[str]:
             if isinstance(module, nn.Linear) and name not in scores:
                 names.append(f"{layer_name}.{name}.weight")
             elif hasattr(module, "num_experts"):
-                names += [f"{layer_name}.{name}.{p}" for p, w in module._parameters.items() if _is_fused(w)]
+                names += [f"{layer_name}.{name}.{p}" for p, w in module._parameters.items() if is_fused(w)]
     if not names:
         raise ShardtuneError(
             f"{type(model).__name__} has no linear layer or fused experts that could be held in FP8.",
@@ -134,55 +123,6 @@ def fp8_candidates(model: nn.Module, router: Collection[str] = ()) -> list[str]:
             fix="Set model.base_precision: bf16.",
         )
     return names
-
-
-def expert_weight(
-    experts: nn.Module, name: str, lora: tuple[Tensor, Tensor] | None = None, scaling: float = 1.0
-) -> ExpertWeight:
-    """The weight `name` of fused experts as it is held, with the factors (E, r, in) and (E, out, r) of an adapter."""
-    weight = getattr(experts, name)
-    blocks: dict[str, fp8.Block] = getattr(experts, "fp8_blocks", {})
-    a, b = lora or (None, None)
-    if name not in blocks:
-        return ExpertWeight(weight, lora_a=a, lora_b=b, scaling=scaling)
-    _check_held(experts, name)
-    how = name in getattr(experts, "multiplied", ())
-    return ExpertWeight(weight, getattr(experts, name + SCALE_SUFFIX), blocks[name], a, b, scaling, how)
-
-
-def check_experts(experts: nn.Module) -> None:
-    """That grouped products mean for these experts what their own forward means.
-
-    Raises:
-        ShardtuneError: naming the class and what it has that is not supported.
-    """
-    needed: dict[str, object] = {
-        "has_gate": True, "has_bias": False, "is_transposed": False, "has_post_expert_norm": False,
-        "_is_expert_parallel": False,
-    }  # fmt: skip
-    other = [
-        f"{name}={getattr(experts, name, None)}" for name, value in needed.items() if _differs(experts, name, value)
-    ]
-    missing = [name for name in (*_EXPERT_WEIGHTS, "_apply_gate") if not hasattr(experts, name)]
-    if other or missing:
-        raise ShardtuneError(
-            f"Routed experts of class {type(experts).__name__} cannot be adapted or held in FP8.",
-            why="They have " + ", ".join(other + [f"no {name}" for name in missing])
-            + "; supported are gated experts without bias, fused as gate_up_proj and down_proj of (experts, out, in).",
-            fix="Leave the experts alone: lora.experts: false and model.base_precision: bf16.",
-        )  # fmt: skip
-
-
-@cache
-def _fp8_class(experts: type[nn.Module]) -> type[nn.Module]:
-    # One class for all layers: torch.compile compiles a layer anew whose experts are of another class.
-    return type(f"Fp8{experts.__name__}", (Fp8Experts, experts), {})
-
-
-def _differs(experts: nn.Module, name: str, value: object) -> bool:
-    # Older transformers lack the two newest attributes, and then have none of what they announce.
-    absent = value if name in ("has_post_expert_norm", "_is_expert_parallel") else None
-    return getattr(experts, name, absent) != value
 
 
 def _owner(model: nn.Module, owner_name: str, name: str) -> nn.Module:
@@ -210,26 +150,12 @@ def _make_room(owner: nn.Module, attribute: str, weight: Tensor, block: fp8.Bloc
     owner.fp8_blocks = {**getattr(owner, "fp8_blocks", {}), attribute: block}  # type: ignore[assignment]
 
 
-def _check_held(owner: nn.Module, name: str) -> None:
-    weight, scale = getattr(owner, name), getattr(owner, name + SCALE_SUFFIX)
-    if weight.dtype != fp8.CODES or scale.dtype != torch.float32:
-        raise ShardtuneError(
-            f"{type(owner).__name__}.{name} is held in FP8 but arrived as {weight.dtype} with {scale.dtype} scales.",
-            why="Something cast the model's parameters, such as .to(dtype) or a mixed-precision policy.",
-            fix="Please report this with the config; model.base_precision: bf16 avoids it.",
-        )
-
-
 def _score_experts(layer: nn.Module) -> set[str]:
     """Names of linear layers that stand beside fused experts and score them."""
     found = set()
     for name, block in layer.named_modules():
-        counts = [w.shape[0] for child in block.children() for w in child._parameters.values() if _is_fused(w)]
+        counts = [w.shape[0] for child in block.children() for w in child._parameters.values() if is_fused(w)]
         for child_name, child in block.named_children():
             if counts and isinstance(child, nn.Linear) and child.out_features <= counts[0]:
                 found.add(f"{name}.{child_name}".removeprefix("."))
     return found
-
-
-def _is_fused(weight: Tensor | None) -> bool:
-    return weight is not None and weight.dim() == 3

@@ -69,26 +69,34 @@ def sharding_line(sharding: Sharding, processes: Processes) -> str:
     )
 
 
-def kernels_line(resolved: ResolvedConfig, fused_lora: tuple[int, int] | None) -> str:
+def kernels_line(resolved: ResolvedConfig, lora: tuple[int, int], experts: tuple[int, int]) -> str:
     """Which fused code runs, and where its eager twin does, why.
 
     Args:
-        fused_lora: Linear layers with LoRA that compute in one operator, of how many; None = the switch is off.
+        lora: Linear layers with LoRA that compute in one operator, of how many.
+        experts: Layers whose routed experts compute as grouped products, of how many.
     """
     train = resolved.config.train
+    fast = [_some_of("LoRA on", *lora, "PEFT's own")] * (lora[1] > 0)
+    fast += [_some_of("experts of", *experts, "transformers' own")] * (experts[0] > 0)
+    fast += ["loss"] * bool(train.fused_loss) + ["compiled layers"] * bool(train.compile)
+    names = {"fused_lora": "LoRA", "fused_experts": "experts", "fused_loss": "loss", "compile": "layers"}
+    if not experts[1]:
+        del names["fused_experts"]
     twins = []
-    for key, name in (("fused_lora", "LoRA"), ("fused_loss", "loss"), ("compile", "layers")):
+    for key, name in names.items():
         if not getattr(train, key):
             origin = resolved.origins.get(f"train.{key}")
             why = origin.where if origin is not None and origin.source == "auto" else f"train.{key} is false"
             twins.append(f"{name} ({why})")
-    here, of = fused_lora or (0, 0)
-    fast = [f"LoRA on {of} layers" if here == of else f"LoRA on {here} of {of} layers (else PEFT's own)"] * (of > 0)
-    fast += ["loss"] * bool(train.fused_loss) + ["compiled layers"] * bool(train.compile)
     told = [f"fused: {', '.join(fast)}"] if fast else []
     if twins:
         told.append(f"eager: {', '.join(twins)}")
     return "; ".join([*told, f"attention: {resolved.config.model.attn_implementation}"])
+
+
+def _some_of(what: str, here: int, of: int, else_by: str) -> str:
+    return f"{what} {of} layers" if here == of else f"{what} {here} of {of} layers (else {else_by})"
 
 
 def recompute_line(checkpointing: bool | str) -> str:

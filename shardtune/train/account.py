@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from shardtune.data.prepare import PreparedSet
     from shardtune.parallel.shard import Sharding
     from shardtune.plan.steps import TrainingMath
+    from shardtune.train.choices import Fused
     from shardtune.train.resume import ResumePoint
     from shardtune.train.trainer import ShardedSFTTrainer
 
@@ -82,7 +83,7 @@ def tell_plan(
     math: TrainingMath,
     coverage: Coverage,
     sharding: Sharding,
-    fused: tuple[int, int] | None,
+    fused: Fused,
 ) -> None:
     config = resolved.config
     batch, steps = summary.math_lines(math, "sequences" if config.train.packing else "rows")
@@ -95,7 +96,7 @@ def tell_plan(
         "eval": summary.data_line(prepared.val.counts) if prepared.val else "none (data.val_split is null)",
         "packing": summary.packing_line(data.train, config.data.max_length),
         "sharding": summary.sharding_line(sharding, scene.processes),
-        "kernels": summary.kernels_line(resolved, fused),
+        "kernels": summary.kernels_line(resolved, fused.lora, fused.experts),
         "recompute": summary.recompute_line(config.train.gradient_checkpointing),
         "batch": batch,
         "steps": steps,

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
+from shardtune.adapters.fused import use_fused_lora
 from shardtune.errors import UserInputError
 from shardtune.kernels import fp8_products
+from shardtune.model.experts import fused_experts, use_grouped_experts
 from shardtune.model.quantized import fp8_candidates
 from shardtune.plan.precision import base_precision
 from shardtune.train.fused_loss import why_not as why_not_fused
 
 if TYPE_CHECKING:
+    from peft import PeftModel
     from transformers import PreTrainedModel
 
     from shardtune.config import ResolvedConfig
+    from shardtune.config.schema import TrainSection
     from shardtune.model.blueprint import Blueprint
     from shardtune.parallel.processes import Processes
 
@@ -71,12 +76,29 @@ def settle_kernels(resolved: ResolvedConfig, model: PreTrainedModel, device: tor
     on_gpu = None if device.type == "cuda" and halves else "compiling pays on a GPU in half precision"
     for key, why in (
         ("fused_lora", eager),
+        ("fused_experts", eager),
         ("fused_loss", eager or obstacle),
         ("compile", eager or on_gpu),
     ):
         if getattr(train, key) == "auto":
             resolved = resolved.with_auto(f"train.{key}", why is None, why or "this machine and model have it")
     return resolved
+
+
+@dataclass(frozen=True)
+class Fused:
+    """How many layers compute in fused code, of how many that have such a thing: (0, n) where it is switched off."""
+
+    lora: tuple[int, int]
+    experts: tuple[int, int]
+
+
+def fuse(model: PeftModel, train: TrainSection) -> Fused:
+    """Switch the layers of an adapted model over to what was settled."""
+    return Fused(
+        lora=use_fused_lora(model) if train.fused_lora else (0, 0),
+        experts=use_grouped_experts(model) if train.fused_experts else (0, len(fused_experts(model))),
+    )
 
 
 def settle_precision(resolved: ResolvedConfig, blueprint: Blueprint, processes: Processes) -> ResolvedConfig:

@@ -16,7 +16,6 @@ import torch.distributed as dist
 from rich.markup import escape
 from transformers import set_seed
 
-from shardtune.adapters.fused import use_fused_lora
 from shardtune.adapters.lora import add_lora
 from shardtune.checkpoint.adapter import gather_adapter, put_adapter, read_adapter, write_adapter
 from shardtune.checkpoint.changes import identity
@@ -54,6 +53,7 @@ from shardtune.train.attention import FLAT_ATTENTION, masks_are_transformers, se
 from shardtune.train.choices import (
     fp8_blocks,
     fp8_compute_notice,
+    fuse,
     settle_autos,
     settle_kernels,
     settle_precision,
@@ -119,7 +119,7 @@ def train(resolved: ResolvedConfig, *, run_id: str | None = None, stop: StopRequ
         resolved = settle_kernels(resolved, blueprint.model, processes.device)
         if resolved.config.train.fp8_compute:
             tell_notices(scene, [fp8_compute_notice(*multiply_codes(model), processes.device)], about="fp8_compute")
-        fused = use_fused_lora(model) if resolved.config.train.fused_lora else None
+        fused = fuse(model, resolved.config.train)
         if resolved.config.train.fused_loss:
             use_fused_loss(blueprint.model, causal=masks_are_transformers(blueprint.model))
         tell_notices(scene, notices)

@@ -74,5 +74,5 @@ def test_torch_finds_nothing_wrong_with_the_operator() -> None:
     torch.library.opcheck(
         torch.ops.shardtune.fp8_lora_linear,
         (x, None, codes, scale, 1, 64, True, None, a, b, 0.5),
-        test_utils=("test_schema", "test_faketensor"),
+        test_utils=("test_faketensor", "test_aot_dispatch_dynamic"),
     )
