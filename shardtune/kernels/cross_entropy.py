@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -47,7 +48,7 @@ def linear_cross_entropy_reference(
     return F.cross_entropy(logits, labels, reduction="sum"), torch.stack([entropy, right.float()])
 
 
-def _loss_and_gradient(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def loss_and_gradient(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The summed loss, (entropy, right), and the loss's gradient for the logits in their own dtype."""
     values = logits.float()
     top = values.amax(dim=-1, keepdim=True)
@@ -63,15 +64,18 @@ def _loss_and_gradient(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, 
 
 
 @cache
-def _compiled() -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]:
-    # Not at import: the compiler takes a second to load, and a CPU does without it.
-    return torch.compile(_loss_and_gradient, dynamic=True)
+def _on_gpu() -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]:
+    if find_spec("triton") is None:
+        return loss_and_gradient
+    from shardtune.kernels import cross_entropy_pass
+
+    return cross_entropy_pass.loss_and_gradient
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, head: Tensor, where: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        step = _compiled() if hidden.is_cuda else _loss_and_gradient
+        step = _on_gpu() if hidden.is_cuda else loss_and_gradient
         rows = -(-_CHUNK_BYTES // (head.shape[0] * hidden.element_size() * 128)) * 128
         total = torch.zeros((), dtype=torch.float32, device=hidden.device)
         told = torch.zeros(2, dtype=torch.float32, device=hidden.device)

@@ -1,0 +1,57 @@
+"""How does a row of logits become its loss and its gradient? Read twice and written once, in one Triton kernel.
+
+Imported where there is a GPU alone. `kernels.cross_entropy` holds the twin and says what it means.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+_SPAN = 8192  # logits that are read at once
+
+
+def loss_and_gradient(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """`cross_entropy.loss_and_gradient`; the gradient takes the place of the logits (n, vocabulary), contiguous."""
+    rows, columns = logits.shape
+    told = torch.empty(3, rows, dtype=torch.float32, device=logits.device)
+    if rows:
+        span = min(_SPAN, triton.next_power_of_2(columns))
+        warps = max(4, min(16, span // 512))
+        _take_loss[(rows,)](logits, labels, told, rows, COLUMNS=columns, SPAN=span, num_warps=warps)
+    sums = told.sum(dim=1)
+    return sums[0], sums[1:], logits
+
+
+@triton.jit
+def _take_loss(logits, labels, told, rows, COLUMNS: tl.constexpr, SPAN: tl.constexpr):  # type: ignore[no-untyped-def]
+    row = tl.program_id(0).to(tl.int64)
+    logits += row * COLUMNS
+    label = tl.load(labels + row)
+    # Before anything is written: the sums below make all threads wait for each other.
+    chosen = tl.load(logits + label).to(tl.float32)
+    top = -float("inf")
+    total = 0.0
+    weighted = 0.0
+    for start in range(0, COLUMNS, SPAN):
+        place = start + tl.arange(0, SPAN)
+        inside = place < COLUMNS
+        value = tl.load(logits + place, mask=inside, other=-float("inf")).to(tl.float32)
+        higher = tl.maximum(top, tl.max(value, axis=0))
+        weight = tl.exp(value - higher)
+        shrink = tl.exp(top - higher)
+        total = total * shrink + tl.sum(weight, axis=0)
+        weighted = weighted * shrink + tl.sum(tl.where(inside, weight * value, 0.0), axis=0)
+        top = higher
+    log_sum = tl.log(total) + top
+    tl.store(told + row, log_sum - chosen)
+    tl.store(told + rows + row, log_sum - weighted / total)
+    tl.store(told + 2 * rows + row, (chosen == top).to(tl.float32))
+    for start in range(0, COLUMNS, SPAN):
+        place = start + tl.arange(0, SPAN)
+        inside = place < COLUMNS
+        value = tl.load(logits + place, mask=inside, other=-float("inf")).to(tl.float32)
+        gradient = tl.exp(value - top) / total - (place == label).to(tl.float32)
+        tl.store(logits + place, gradient.to(logits.dtype.element_ty), mask=inside)
