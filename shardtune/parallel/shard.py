@@ -86,6 +86,8 @@ def shard_model(
     # The root unit holds embeddings, final norm and head. They stay gathered between forward and backward: the head
     # is the first thing backward needs.
     fully_shard(model, mesh=mesh, mp_policy=precision, offload_policy=offload, ignored_params=ignored)
+    if not units:
+        model.register_forward_hook(_let_go_unless_backward_follows)
     _gather_as_stored(model, precision, ignored or set())
     _prefetch(
         cast(FSDPModule, model),
@@ -123,6 +125,13 @@ def _stays_put(
         p for name, p in module.named_parameters()
         if not p.requires_grad and (p.dtype == compute_dtype or compute_dtype is None or _is_fp8_part(name, p))
     }  # fmt: skip
+
+
+def _let_go_unless_backward_follows(model: nn.Module, _args: object, _output: object) -> None:
+    """The root unit stays gathered for backward. Adapters in it would be no shards after an evaluation, for whoever
+    saves them next."""
+    if not torch.is_grad_enabled():
+        cast(FSDPModule, model).reshard()
 
 
 def _fits_one_unit(model: nn.Module, ignored: set[nn.Parameter] | None) -> bool:

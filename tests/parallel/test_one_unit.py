@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 
 from shardtune.config.schema import ParallelSection
 from shardtune.parallel import shard
@@ -41,6 +42,22 @@ def test_layers_are_units_of_their_own_only_where_much_is_gathered(
     for name, value in whole.loss_and_gradients(rows).items():
         assert torch.equal(value, meant[name]), name
     assert shard.layers_of(whole.model) and len(shard.layers_of(layered.model)) == 2
+
+
+def test_adapters_are_shards_again_after_an_evaluation_and_after_backward(mesh: DeviceMesh) -> None:
+    path = fast_path.build("dense", mesh, torch.bfloat16, fast=False, hidden=128, length=64)
+    batch = path.batch(fast_path.packed_rows(64, seed=0))
+
+    def are_shards() -> bool:
+        return all(isinstance(p, DTensor) for p in path.model.parameters() if p.requires_grad)
+
+    with torch.no_grad():
+        path.loss(batch)
+    assert are_shards()
+    loss = path.loss(batch)
+    assert not are_shards()  # gathered, for backward
+    loss.backward()
+    assert are_shards()
 
 
 def test_frozen_weights_that_are_cast_when_they_are_gathered_keep_their_layers(mesh: DeviceMesh) -> None:
