@@ -87,6 +87,7 @@ def _mesh_of(gradients: Sequence[torch.Tensor]) -> DeviceMesh | None:
         if not isinstance(gradient, DTensor) or (gradient.dtype, gradient.device) != kind:
             return None
         spec = gradient._spec
-        if spec.mesh is not mesh or type(spec.placements[0]) is not Shard:
+        # Equal, not the same: torch keeps what it worked out for a mesh, and hands it out for one that is like it.
+        if (spec.mesh is not mesh and spec.mesh != mesh) or type(spec.placements[0]) is not Shard:
             return None
     return mesh
