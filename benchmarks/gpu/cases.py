@@ -123,7 +123,7 @@ CASES: dict[str, Case] = {
     "moe36-fp8-experts": Case("moe36", batch=4, sets=together(FP8, CHECKPOINTED, FEW_EXPERTS)),
     "stock-dense": stock("dense"),
     "stock-dense-liger": stock("dense", liger=True),
-    "stock-dense-classic": stock("dense", length=1024, batch=1, accumulation=4, short=True),
+    "stock-dense-classic": stock("dense", length=1024, batch=1, accumulation=16, short=True),
     "stock-dense-packing": stock("dense", batch=4, short=True, packing=True, checkpointing=True, liger="if there"),
     "stock-dense-16k": stock("dense", batch=4),
     "stock-dense-16k-ckpt": stock("dense", batch=4, checkpointing=True),

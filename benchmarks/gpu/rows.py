@@ -83,7 +83,7 @@ LABELS = {
     "dense-4k": "our own full rows, bf16",
     "stock-dense": "stock TRL, 2 × 4096",
     "stock-dense-liger": "stock TRL with Liger, 2 × 4096",
-    "stock-dense-classic": "the classic recipe: 1 × 1024, no packing, 4 accumulated",
+    "stock-dense-classic": "the classic recipe: 1 × 1024, no packing",
     "stock-dense-packing": "stock TRL packing, SDPA, 4 × 4096",
     "stock-dense-16k": "stock TRL, 4 × 4096",
     "stock-dense-16k-ckpt": "stock TRL, 4 × 4096, checkpointing",

@@ -137,7 +137,7 @@ def _let_go_unless_backward_follows(model: nn.Module, _args: object, _output: ob
 def _fits_one_unit(model: nn.Module, ignored: set[nn.Parameter] | None) -> bool:
     """Is what FSDP2 gathers so little that layers need no units of their own? Only where frozen weights stay put.
 
-    With one process nothing is sent, but every unit's hooks cost the host 3 ms a step, for which a GPU waits.
+    With one process nothing is sent, but every unit's hooks cost the host time in every step, and a GPU waits for it.
     """
     if ignored is None:
         return False

@@ -71,8 +71,9 @@ def test_multiplying_codes_leaves_adapters_their_precision(dtype: torch.dtype) -
 def test_torch_finds_nothing_wrong_with_the_operator() -> None:
     codes, scale = (draw(48, 64, seed=1) * 100).to(fp8.CODES), draw(48, 1, seed=2).abs()
     x, a, b = (draw(*shape, seed=3) for shape in ((6, 64), (4, 64), (48, 4)))
-    torch.library.opcheck(
+    found = torch.library.opcheck(
         torch.ops.shardtune.fp8_lora_linear,
         (x, None, codes, scale, 1, 64, True, None, a, b, 0.5),
         test_utils=("test_faketensor", "test_aot_dispatch_dynamic"),
     )
+    assert set(found.values()) == {"SUCCESS"} and len(found) == 2

@@ -156,18 +156,19 @@ def test_torch_finds_nothing_wrong_with_the_operators(multiply_codes: bool) -> N
     block = (1, 32)
     codes, scale = held(48, 32, block=block)
     bias = draw(48)
-    torch.library.opcheck(
+    linear_found = torch.library.opcheck(
         torch.ops.shardtune.fp8_linear,
         (draw(6, 32), codes, scale, *block, bias, multiply_codes),
         test_utils=CHECKS,
     )
     codes, scale = held(4, 48, 32, block=block)
     ends = torch.tensor([2, 2, 5, 8], dtype=torch.int32)
-    torch.library.opcheck(
+    grouped_found = torch.library.opcheck(
         torch.ops.shardtune.fp8_grouped_linear,
         (draw(8, 32), codes, scale, *block, ends, multiply_codes),
         test_utils=CHECKS,
     )
+    assert linear_found == grouped_found == dict.fromkeys(CHECKS, "SUCCESS")
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])

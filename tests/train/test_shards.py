@@ -5,20 +5,17 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from shards_worker import LAYERS, WORLDS
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
-from shardtune.config.schema import ParallelSection
-from shardtune.parallel.processes import Processes, join
+from shardtune.parallel.processes import Processes
 from shardtune.train.shards import ShardAdamW, clip_shards
 
 WORKER = Path(__file__).parent / "shards_worker.py"
@@ -60,14 +57,6 @@ def test_a_bad_steps_gradients_become_zero_by_one_kernel_a_unit(seen: dict[int, 
         assert rank["good"] == {"kernels": LAYERS, "unchanged": True, "zero": False, "weights": True}
         for case in ("nan", "inf"):
             assert rank[case] == {"kernels": LAYERS, "unchanged": False, "zero": True, "weights": True}
-
-
-@pytest.fixture
-def processes() -> Iterator[Processes]:
-    with join(ParallelSection(device="cpu")) as joined:
-        yield joined
-    if dist.is_initialized():
-        dist.destroy_process_group()
 
 
 def with_gradient(gradient: torch.Tensor) -> torch.Tensor:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 
-from shardtune.config.schema import GuardsSection, ParallelSection
-from shardtune.parallel.processes import Processes, join
+from shardtune.config.schema import GuardsSection
+from shardtune.parallel.processes import Processes
 from shardtune.train.guards import looks as looks_module
 from shardtune.train.guards.alarm import Alarm
 from shardtune.train.guards.looks import Look, Looks
@@ -43,14 +41,6 @@ class Ranks:
         self.step += 1
         seen = [Look(f"host{rank}", pace / tokens, tokens, None, 0.0, None, (), 0) for rank, pace in enumerate(paces)]
         return self.looks._straggler(self.step, seen)
-
-
-@pytest.fixture
-def processes() -> Iterator[Processes]:
-    with join(ParallelSection(device="cpu")) as joined:
-        yield joined
-    if dist.is_initialized():
-        dist.destroy_process_group()
 
 
 def test_a_rank_has_to_be_the_slow_one_at_three_looks_in_a_row(processes: Processes) -> None:
