@@ -11,6 +11,8 @@ from typing import NoReturn
 from shardtune.launch.failure import report_failure
 from shardtune.train.interrupt import StopRequest
 
+STOPPED_EARLY = "Stopped on request before the first step; there is nothing to save."
+
 
 def as_rank(rank: int, world_size: int, work: Callable[[StopRequest], int]) -> int:
     """Do `work` as one rank of a run; returns its exit code, or leaves the process with it where there are others."""
@@ -22,7 +24,7 @@ def as_rank(rank: int, world_size: int, work: Callable[[StopRequest], int]) -> i
                 raise
             code = stop.exit_code
             if rank == 0:
-                print("Stopped on request before the first step; there is nothing to save.", flush=True)
+                print(STOPPED_EARLY, flush=True)
         except Exception as error:  # noqa: BLE001 - the last line of defence of a process: told, and its code returned
             code = report_failure(error, rank)
             if world_size > 1:

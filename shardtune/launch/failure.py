@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 import time
 import traceback
 from pathlib import Path
@@ -14,6 +15,7 @@ from shardtune.errors import ShardtuneError, UserInputError
 from shardtune.launch.exit_codes import FAILED
 
 ERRORS_VARIABLE = "SHARDTUNE_ERRORS_DIR"
+_writing = threading.Lock()  # a rank's main thread and its watchdog may fail in the same moment
 
 # What a rank says when another one is gone: gloo, NCCL and the store, each in its own words.
 _ECHOES = (
@@ -65,17 +67,25 @@ def kind_of(error: BaseException) -> str:
 
 
 def leave_record(rank: int, kind: str, text: str, exit_code: int, doing: str = "") -> bool:
-    """Write what happened to this rank where its launcher looks; False when there is no launcher."""
+    """Write what happened to this rank where its launcher looks; False when there is no launcher.
+
+    The first record stays: what the same rank meets afterwards follows from it.
+    """
     folder = os.environ.get(ERRORS_VARIABLE)
+    if not folder:
+        return False
+    target = Path(folder) / f"rank{rank}.json"
     record = {"rank": rank, "time": time.time(), "kind": kind, "text": text, "exit_code": exit_code, "doing": doing}
-    return bool(folder) and write_json(Path(str(folder)) / f"rank{rank}.json", record)
+    with _writing:
+        return target.exists() or write_json(target, record)
 
 
 def write_json(target: Path, record: dict[str, Any]) -> bool:
     """Whole or not at all, for a reader in another process. No fsync: nothing of it outlives the launcher."""
+    draft = target.with_suffix(f".{threading.get_ident()}.tmp")  # two threads may write the same file
     try:
-        target.with_suffix(".tmp").write_text(json.dumps(record), encoding="utf-8")
-        target.with_suffix(".tmp").rename(target)
+        draft.write_text(json.dumps(record), encoding="utf-8")
+        draft.rename(target)
     except OSError:  # the launcher is gone, or the disk is full, which may well be the failure to tell
         return False
     return True

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
+from functools import partial
 from pathlib import Path
 
 from shardtune.config import ResolvedConfig, load_config
@@ -12,11 +13,11 @@ from shardtune.config.accelerate_file import neutralise
 from shardtune.data.source import check_dataset_path
 from shardtune.errors import UserInputError
 from shardtune.launch.defaults import banner, set_safe_defaults
-from shardtune.launch.ending import as_rank
+from shardtune.launch.ending import STOPPED_EARLY, as_rank
 from shardtune.launch.local import launch, process_count, threads_per_process
 from shardtune.launch.place import Asked, Node, Worker, read_place
 from shardtune.launch.run_folder import FOLDER_VARIABLE
-from shardtune.launch.which_run import choose_run
+from shardtune.launch.which_run import Choice, choose_run
 from shardtune.launch.workers import LAUNCHER_VARIABLE
 from shardtune.model.locate import check_model_folder
 from shardtune.train.interrupt import StopRequest
@@ -39,23 +40,50 @@ def start(
     if isinstance(place, Worker):
         # A worker's errors go to its launcher, which tells them once for all ranks.
         return _work(config, overrides, accelerate_config, run_id, place, environ)
+    with StopRequest() as stop:  # reading the config and importing torch take seconds, and a scheduler may not wait
+        try:
+            train = _prepare(config, overrides, accelerate_config, run_id, place, environ)
+            if stop.requested:  # code that swallows exceptions got the signal
+                raise SystemExit
+        except SystemExit:
+            if not stop.requested:
+                raise
+            print(STOPPED_EARLY, flush=True)
+            return stop.exit_code
+        return train()  # listens itself
+
+
+def _prepare(
+    config: Path,
+    overrides: list[str],
+    accelerate_config: Path | None,
+    run_id: str | None,
+    node: Node,
+    environ: MutableMapping[str, str],
+) -> Callable[[], int]:
+    """Check what can be checked, choose the run's folder, and return what trains."""
     resolved = load_config(config, overrides, accelerate_config, environ)
-    if place.node_rank == 0 or resolved.config.model.load == "read-all":  # others may get the model from rank 0
+    if node.node_rank == 0 or resolved.config.model.load == "read-all":  # others may get the model from rank 0
         model = resolved.config.model
         check_model_folder(model.model_name_or_path, weights=model.weights == "checkpoint")
     check_dataset_path(resolved.config.data)
-    nproc = _processes(place, resolved)
-    print(_banner(place, nproc), flush=True)
-    if place.nnodes > 1:  # rank 0 makes the folder, wherever it is
-        return launch(_command(config, overrides, accelerate_config, run_id), place, nproc, resolved.config, environ)
+    nproc = _processes(node, resolved)
+    print(_banner(node, nproc), flush=True)
+    command = _command(config, overrides, accelerate_config, run_id)
+    if node.nnodes > 1:  # rank 0 makes the folder, wherever it is
+        return partial(launch, command, node, nproc, resolved.config, environ)
     chosen = choose_run(resolved.config, run_id)
     if chosen.told:
         print(chosen.told, flush=True)
     environ[FOLDER_VARIABLE] = str(chosen.folder)
     if nproc == 1:
-        code = _work(config, overrides, accelerate_config, run_id, Worker(0, 1, 0), environ)
-    else:
-        code = launch(_command(config, overrides, accelerate_config, run_id), place, nproc, resolved.config, environ)
+        here = Worker(0, 1, 0)
+        return partial(_train_in, chosen, partial(_work, config, overrides, accelerate_config, run_id, here, environ))
+    return partial(_train_in, chosen, partial(launch, command, node, nproc, resolved.config, environ))
+
+
+def _train_in(chosen: Choice, train: Callable[[], int]) -> int:
+    code = train()
     if code == UserInputError.exit_code and chosen.created:
         shutil.rmtree(chosen.folder)  # nothing was trained, and the name is free for the corrected command
     return code

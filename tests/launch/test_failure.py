@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 
 import pytest
 
 from shardtune.errors import ShardtuneError, UserInputError
-from shardtune.launch.failure import ERRORS_VARIABLE, kind_of, read_records, render, report_failure
+from shardtune.launch.failure import ERRORS_VARIABLE, kind_of, leave_record, read_records, render, report_failure
 
 MISTAKE = UserInputError("The file is missing.", why="It was moved.", fix="Move it back.")
 
@@ -103,3 +104,30 @@ def test_a_launcher_that_is_gone_does_not_hide_the_error(
     monkeypatch.setenv(ERRORS_VARIABLE, str(tmp_path / "gone"))
     assert report_failure(MISTAKE, 0) == 2
     assert "error: The file is missing." in capsys.readouterr().err
+
+
+def test_what_a_rank_meets_after_its_first_failure_does_not_hide_that(folder: Path) -> None:
+    assert leave_record(1, "stalled", "No progress for 6 s.", 76)
+    assert report_failure(RuntimeError("Connection closed by peer"), 1) == 1
+    assert [(record["kind"], record["exit_code"]) for record in read_records(folder)] == [("stalled", 76)]
+
+
+def test_threads_that_fail_in_the_same_moment_leave_one_record_and_say_nothing(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The main thread of a rank that is woken finds its connections closed while its watchdog finds it late."""
+    together = threading.Barrier(8)
+
+    def fail(rank: int) -> None:
+        together.wait()
+        report_failure(crash(), rank)
+
+    for rank in range(50):
+        threads = [threading.Thread(target=fail, args=(rank,)) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert capsys.readouterr().err == ""
+    assert sorted(record["rank"] for record in read_records(folder)) == list(range(50))
+    assert len(list(folder.iterdir())) == 50
