@@ -72,7 +72,8 @@ def rounded(x: Tensor, width: int, by: Tensor | None = None, group: Tensor | Non
         values = values * (by if group is None else by[group])
     pieces = values.unflatten(-1, (-1, width))
     largest = pieces.abs().amax(dim=-1, keepdim=True)
-    inverse = torch.where(largest == 0, 1.0, LARGEST_CODE / largest)
+    # A number divided by a tensor is rounded twice in torch (reciprocal, then product): ties would fall the other way.
+    inverse = torch.where(largest == 0, 1.0, torch.full_like(largest, LARGEST_CODE) / largest)
     codes = (pieces * inverse).clamp(-LARGEST_CODE, LARGEST_CODE).to(CODES)
     return codes.flatten(-2), torch.where(largest == 0, 1.0, largest / LARGEST_CODE).squeeze(-1)
 

@@ -126,6 +126,13 @@ def test_a_row_of_zeros_stays_zero() -> None:
     assert not codes.float().any() and scale.tolist() == [[1.0, 1.0], [1.0, 1.0]]
 
 
+def test_a_tie_falls_to_the_even_code() -> None:
+    """Half-precision values meet ties: by 448 / 3.9375, rounded once, these are 68, -21 and 100."""
+    row = torch.tensor([[3.9375, 0.59765625, -0.1845703125, 0.87890625]], dtype=torch.bfloat16)
+    codes, scale = fp8_products.rounded(row, 4)
+    assert codes.float().tolist() == [[448.0, 64.0, -20.0, 96.0]] and scale.item() == 3.9375 / 448
+
+
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_what_is_not_finite_does_not_come_out_as_a_number(bad: float) -> None:
     codes, scale = held(32, 32, block=(1, 32))
