@@ -1,10 +1,9 @@
-"""Run under torchrun by test_sharded_weights.py: bring models in sharded, and write what this rank holds and what it cost."""
+"""Run on ranks by test_sharded_weights.py: bring models in sharded, and write what this rank holds and what it cost."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import sys
 from pathlib import Path
 
 import torch
@@ -27,7 +26,7 @@ def main(cases: str, out: str) -> None:
     with join(section) as processes:
         for name, case in json.loads(cases).items():
             seen = bring_in_case(case, section, processes)
-            (Path(out) / f"{name}-rank{processes.rank}.json").write_text(json.dumps(seen))
+            (Path(out) / f"{name}-rank{processes.rank}of{processes.world_size}.json").write_text(json.dumps(seen))
 
 
 def bring_in_case(case: dict, section: ParallelSection, processes: Processes) -> dict:
@@ -61,7 +60,3 @@ def digest(tensor: torch.Tensor) -> str:
     held = tensor.to_local() if isinstance(tensor, DTensor) else tensor
     raw = held.detach().contiguous().view(-1).view(torch.uint8).numpy()
     return hashlib.sha256(str(tuple(held.shape)).encode() + raw.tobytes()).hexdigest()
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

@@ -1,8 +1,7 @@
-"""Run under torchrun by test_fp8_sharding.py: mixtures of experts with LoRA, sharded; writes losses and whole gradients."""
+"""Run on ranks by test_fp8_sharding.py: mixtures of experts with LoRA, sharded; writes losses and whole gradients."""
 
 from __future__ import annotations
 
-import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -133,7 +132,3 @@ def main(out: str) -> None:
             results[name] = run_case(processes.mesh, processes.rank, **how)
         results["refused"] = refused_without_the_exemption(processes.mesh)
         torch.save(results, Path(out) / f"rank{processes.rank}.pt")
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

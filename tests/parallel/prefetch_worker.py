@@ -1,9 +1,8 @@
-"""Run under torchrun by test_prefetch.py: toys sharded with different prefetch; writes what happened in which order."""
+"""Run on ranks by test_prefetch.py: toys sharded with different prefetch; writes what happened in which order."""
 
 from __future__ import annotations
 
 import json
-import sys
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -73,7 +72,3 @@ def main(out: str) -> None:
             numbers[case_name(*case)] = {"losses": seen["losses"], "gradients": seen["gradients"]}
         (Path(out) / f"order{processes.rank}.json").write_text(json.dumps(orders))
         torch.save(numbers, Path(out) / f"numbers{processes.rank}.pt")
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

@@ -1,9 +1,8 @@
-"""Run under torchrun by test_shard.py: shard a toy, train two steps, write what this rank saw."""
+"""Run on ranks by test_shard.py: shard a toy, train two steps, write what this rank saw."""
 
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import torch
@@ -57,7 +56,3 @@ def main(model_folder: str, out: str, compute: str) -> None:
             write_adapter(model, tensors, Path(out) / "adapter")
             torch.save(logits.float(), Path(out) / "logits.pt")
         (Path(out) / f"rank{processes.rank}.json").write_text(json.dumps(seen))
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,7 +10,7 @@ import pytest
 import torch
 from expert_toys import ATTENTION, adapted, distance, fp8_and_its_twin, loss_and_gradients
 from fp8_worker import CASES, batch
-from running import REPOSITORY
+from ranks import on_ranks
 
 WORKER = Path(__file__).parent / "fp8_worker.py"
 
@@ -27,13 +25,7 @@ def ranks(
     request: pytest.FixtureRequest, environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
 ) -> Ranks:
     out = tmp_path_factory.mktemp(f"{request.param}-ranks")
-    result = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1",
-         "--nproc-per-node", str(request.param), str(WORKER), str(out)],
-        env={**environment, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{REPOSITORY}:{REPOSITORY / 'tests'}"},
-        capture_output=True, text=True, timeout=200,
-    )  # fmt: skip
-    assert result.returncode == 0, result.stderr
+    on_ranks(environment, WORKER, request.param, out, timeout=200)
     return [torch.load(out / f"rank{rank}.pt", weights_only=True) for rank in range(request.param)]
 
 

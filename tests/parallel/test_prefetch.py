@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
 import torch
 from prefetch_worker import CASES, LAYERS, STEPS, case_name
+from ranks import on_ranks
 from sharded_events import ROOT
 
 WORKER = Path(__file__).parent / "prefetch_worker.py"
@@ -21,14 +20,7 @@ ALL = [pytest.param(*case, id=case_name(*case)) for case in CASES]
 @pytest.fixture(scope="module")
 def two_ranks(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("prefetch")
-    tests = WORKER.parent.parent
-    result = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1",
-         "--nproc-per-node", "2", str(WORKER), str(out)],
-        env={**environment, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{environment['PYTHONPATH']}:{tests}"},
-        capture_output=True, text=True, timeout=150,
-    )  # fmt: skip
-    assert result.returncode == 0, result.stderr
+    on_ranks(environment, WORKER, 2, out)
     return out
 
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from ranks import on_ranks
 from torch import nn
 
 from shardtune.errors import UserInputError
@@ -17,19 +16,10 @@ from shardtune.parallel.shard import decoder_layers
 WORKER = Path(__file__).parent / "sharded_worker.py"
 
 
-def run_workers(environment: dict[str, str], nproc: int, *args: object) -> None:
-    result = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1",
-         "--nproc-per-node", str(nproc), str(WORKER), *map(str, args)],
-        env={**environment, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
-    assert result.returncode == 0, result.stderr
-
-
 @pytest.fixture(scope="module")
 def two_ranks(environment: dict[str, str], toy_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("two-ranks")
-    run_workers(environment, 2, toy_model, out, "float32")
+    on_ranks(environment, WORKER, 2, toy_model, out, "float32")
     return out
 
 
@@ -72,7 +62,7 @@ def test_ranks_agree_on_a_flag_and_hear_rank_0(two_ranks: Path) -> None:
 def test_bf16_gathers_in_bf16_while_the_shards_stay_float32(
     environment: dict[str, str], toy_model: Path, tmp_path: Path
 ) -> None:
-    run_workers(environment, 2, toy_model, tmp_path, "bf16")
+    on_ranks(environment, WORKER, 2, toy_model, tmp_path, "bf16")
     seen = json.loads((tmp_path / "rank0.json").read_text())
     assert seen["gathered_dtype"] == "torch.bfloat16"
     assert seen["local_bytes"] == pytest.approx(seen["total_bytes"] / 2, rel=0.02)

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from ranks import on_ranks
 
 
 @pytest.mark.slow
-def test_a_rank_may_come_later_than_the_collective_timeout(environment: dict[str, str]) -> None:
+def test_a_rank_may_come_later_than_the_collective_timeout(environment: dict[str, str], tmp_path: Path) -> None:
     worker = Path(__file__).parent / "waiting_worker.py"
-    result = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1",
-         "--nproc-per-node", "2", str(worker), "15", "25"],
-        env={**environment, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=150,
-    )  # fmt: skip
-    assert result.returncode == 0, result.stderr
+    on_ranks(environment, worker, 2, 8, 14, tmp_path)
+    assert [(tmp_path / f"rank{rank}.txt").read_text() for rank in range(2)] == ["True", "True"]

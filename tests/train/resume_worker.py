@@ -1,4 +1,4 @@
-"""Run under torchrun by test_resume_processes.py: several runs one after the other, each in a process group of its own."""
+"""Run on ranks by test_resume_processes.py: several runs one after the other, each in a process group of its own."""
 
 from __future__ import annotations
 
@@ -18,14 +18,9 @@ def _own_disk_only(event: str, args: tuple[Any, ...]) -> None:
 
 
 def main(config: str, ports: str, sessions: str) -> None:
-    os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)  # its store still holds the addresses of the group before
     if os.environ["RANK"] != "0":
         sys.addaudithook(_own_disk_only)
     for port, session in zip(json.loads(ports), json.loads(sessions), strict=True):
         os.environ["MASTER_PORT"] = str(port)
         code = run(Path(config), *session.pop("overrides", ()), **session)
         assert code == (None if "crash_at" in session else 75 if "stop_at" in session else 0), (session, code)
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

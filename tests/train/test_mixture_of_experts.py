@@ -16,12 +16,18 @@ RUNS = {"alone": (1, 6, "fp8"), "sharded": (3, 2, "fp8"), "multiplied out": (2, 
 
 
 @pytest.fixture(scope="module")
-def runs(shardtune: Command, toy_data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("moe-model")
+    toy_wrapper(folder, mistral4_config(moe_intermediate_size=24, hidden_size=40))
+    to_fp8(folder, "blocks")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def runs(shardtune: Command, model: Path, toy_data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("moe")
-    toy_wrapper(folder / "model", mistral4_config(moe_intermediate_size=24, hidden_size=40))
-    to_fp8(folder / "model", "blocks")
     lora = {"target_modules": ["attention", "mlp"], "experts": True, "expert_r": 2}
-    config = toy_config(folder, folder / "model", toy_data, lora=lora, train={"max_steps": 6})
+    config = toy_config(folder, model, toy_data, lora=lora, train={"max_steps": 6})
     for name, (nproc, batch, precision) in RUNS.items():
         result = shardtune(
             "train", config, "--nproc", nproc, "--run-id", name.replace(" ", "-"),
@@ -61,9 +67,8 @@ def test_a_run_says_what_it_held_and_read(runs: dict[str, Path]) -> None:
 
 
 def test_auto_says_which_precision_it_chose_and_why(
-    shardtune: Command, runs: dict[str, Path], toy_data: Path, tmp_path: Path
+    shardtune: Command, model: Path, toy_data: Path, tmp_path: Path
 ) -> None:
-    model = runs["alone"].parent.parent / "model"
     result = shardtune("train", toy_config(tmp_path, model, toy_data, train={"max_steps": 1}))
     assert result.returncode == 0, result.stderr
     (run,) = (tmp_path / "runs").iterdir()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import subprocess
 import sys
 import time
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from interrupted import evaluations, final_weights, lines
+from ranks import free_ports, on_ranks
 from running import Command, events
 from safetensors.torch import load_file
 from toys import toy_config
@@ -28,23 +28,9 @@ def overrides(nproc: int, *more: str) -> list[str]:
     return [*batch, *more]
 
 
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
-
-
 def sessions(environment: dict[str, str], nproc: int, config: Path, *wanted: dict[str, Any]) -> None:
-    result = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1",
-         "--nproc-per-node", str(nproc), str(WORKER), str(config), json.dumps(free_ports(len(wanted))),
-         json.dumps(wanted)],
-        env={**environment, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{environment['PYTHONPATH']}:{WORKER.parents[1]}"},
-        capture_output=True, text=True, timeout=240,
-    )  # fmt: skip
-    assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-6000:]
+    ports, asked = json.dumps(free_ports(len(wanted))), json.dumps(wanted)
+    on_ranks(environment, WORKER, nproc, config, ports, asked, timeout=240)
 
 
 @pytest.fixture(scope="module")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import pytest
 import torch
 import transformers
 from fp8_toys import to_fp8
+from ranks import on_ranks
 from safetensors.torch import load_file, save_file
 from toys import big_llama, toy_llama, toy_mistral4, toy_mixtral, toy_wrapper
 from weights_worker import digest, own_name
@@ -25,17 +25,18 @@ WORKER = Path(__file__).parent.parent / "weights_worker.py"
 EXPERTS = {"target_modules": ["attention", "experts"], "r": 3}
 
 
-def bring_in(environment: dict[str, str], out: Path, ranks: int, cases: dict, timeout: float = 180) -> dict[str, list]:
-    """What each rank saw in each case."""
+def bring_in(
+    environment: dict[str, str], out: Path, worlds: Sequence[int], cases: dict, timeout: float = 180
+) -> dict[int, dict[str, list]]:
+    """By number of ranks, what each rank saw in each case."""
     out.mkdir(parents=True, exist_ok=True)
-    result = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1",
-         "--nproc-per-node", str(ranks), str(WORKER), json.dumps(cases), str(out)],
-        env={**environment, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=timeout,
-    )  # fmt: skip
-    assert result.returncode == 0, result.stderr
+    on_ranks(environment, WORKER, worlds, json.dumps(cases), out, timeout=timeout)
     return {
-        name: [json.loads((out / f"{name}-rank{rank}.json").read_text()) for rank in range(ranks)] for name in cases
+        world: {
+            name: [json.loads((out / f"{name}-rank{rank}of{world}.json").read_text()) for rank in range(world)]
+            for name in cases
+        }
+        for world in worlds
     }
 
 
@@ -68,7 +69,7 @@ def seen(folder: Path, environment: dict[str, str]) -> dict[int, dict[str, list]
         "quantised-sent": case(folder / "llama", base_precision="fp8", load="rank0-broadcast"),
         "elsewhere": case(folder / "llama", folders={"1": str(folder / "nothing-here")}),
     }
-    return {ranks: bring_in(environment, folder / f"out{ranks}", ranks, cases) for ranks in (1, 2, 3)}
+    return bring_in(environment, folder / "out", (1, 2, 3), cases)
 
 
 def slices(tensor: torch.Tensor, ranks: int) -> list[torch.Tensor]:
@@ -151,7 +152,7 @@ def test_nodes_with_different_checkpoints_are_told_apart(
     tensors = load_file(other / "model.safetensors")
     save_file({name: t.to(torch.bfloat16) for name, t in tensors.items()}, other / "model.safetensors")
     with pytest.raises(AssertionError, match="The nodes have different checkpoints of the model"):
-        bring_in(environment, tmp_path / "out", 2, {"x": case(folder / "llama", folders={"1": str(other)})})
+        bring_in(environment, tmp_path / "out", [2], {"x": case(folder / "llama", folders={"1": str(other)})})
 
 
 @pytest.mark.slow
@@ -163,7 +164,7 @@ def test_two_gigabytes_on_two_and_three_ranks_cost_no_rank_more_than_its_shard(
     assert size > 1.9e9
     assert len(list(model.glob("*.safetensors"))) > 3
     big = {"big": case(model, torch_dtype="bfloat16")}
-    seen = {ranks: bring_in(environment, tmp_path / f"out{ranks}", ranks, big, timeout=400)["big"] for ranks in (2, 3)}
+    seen = {ranks: found["big"] for ranks, found in bring_in(environment, tmp_path, (2, 3), big, timeout=600).items()}
     plain = transformers.LlamaForCausalLM.from_pretrained(model, dtype=torch.bfloat16)
     whole = sum(p.nbytes for p in plain.parameters())
     for ranks, found in seen.items():

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from ranks import on_ranks
 from shards_worker import LAYERS, WORLDS
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -25,11 +24,7 @@ WORKER = Path(__file__).parent / "shards_worker.py"
 def seen(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[str, Any]]]:
     """By number of ranks, what each has seen."""
     out = tmp_path_factory.mktemp("shards")
-    result = subprocess.run(
-        [sys.executable, str(WORKER), str(out)],
-        env={**environment, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
-    assert result.returncode == 0, result.stderr
+    on_ranks(environment, WORKER, WORLDS, out)
     return {
         world: [json.loads((out / f"rank{rank}of{world}.json").read_text()) for rank in range(world)]
         for world in WORLDS
