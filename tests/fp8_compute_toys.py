@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from expert_toys import adapted, toy_blocks
+from expert_toys import adapted, make_routers_sure, toy_blocks
 from peft import PeftModel
 from torch import Tensor, nn
 from toys import toy_text_config
@@ -35,7 +35,7 @@ def held_toy(kind: str, dtype: torch.dtype, *, fine: bool = False) -> PreTrained
             if parameter.dim() > 1:
                 parameter.normal_(std=SPREAD * parameter.shape[-1] ** -0.5)
         model.get_input_embeddings().weight.normal_()
-    _make_routers_sure(model)
+    make_routers_sure(model)
     values = {name: model.get_parameter(name).detach().clone() for name in fp8_candidates(model)}
     model.to(dtype)
     blocks = toy_blocks(model) if fine else {name: (1, value.shape[-1]) for name, value in values.items()}
@@ -49,17 +49,6 @@ def held_toy(kind: str, dtype: torch.dtype, *, fine: bool = False) -> PreTrained
             model.get_parameter(name).copy_(codes)
             model.get_parameter(name + SCALE_SUFFIX).copy_(scale)
     return model
-
-
-def _make_routers_sure(model: PreTrainedModel) -> None:
-    """A token's first elements say which expert it prefers, by far: on the fence, any rounding would send it elsewhere."""
-    for name, gate in model.named_parameters():
-        if "mlp.gate.weight" in name:
-            experts = gate.shape[0]
-            with torch.no_grad():
-                gate.zero_()[:, :experts] = torch.eye(experts)
-                order = torch.stack([torch.randperm(experts) for _ in range(72)])
-                model.get_input_embeddings().weight[:, :experts] = order.float() * 2 - experts + 1
 
 
 def prepared(
