@@ -1,7 +1,7 @@
 """How does a linear layer with LoRA multiply when its weight is float8 codes? As `kernels.lora`, in one operator.
 
 `y = x Wᵀ + scaling · (x Aᵀ) Bᵀ (+ bias)`: the frozen product as `fp8_products` makes it, the low-rank one in x's dtype,
-added within its last matrix product. The twin is `fp8_operators.linear` plus the low-rank product.
+added to it in one pass. The twin is `fp8_operators.linear` plus the low-rank product.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from shardtune.kernels.fp8 import Block
+from shardtune.kernels.fp8_operators import round_for
 from shardtune.kernels.fp8_products import product, product_back
 from shardtune.kernels.lora import low_gradients
+from shardtune.kernels.low_rank import add_low_rank_
 from shardtune.kernels.operators import operator
 
 
@@ -49,12 +51,13 @@ def fp8_lora_linear(
 
 def _forward_like(
     x: Tensor,
+    x_codes: Tensor | None,
+    x_scale: Tensor | None,
     dropped: Tensor | None,
     codes: Tensor,
     scale: Tensor,
     rows: int,
     columns: int,
-    multiply_codes: bool,
     bias: Tensor | None,
     a: Tensor,
     b: Tensor,
@@ -66,20 +69,21 @@ def _forward_like(
 @operator("fp8_lora_linear", _forward_like)
 def _forward(
     x: Tensor,
+    x_codes: Tensor | None,
+    x_scale: Tensor | None,
     dropped: Tensor | None,
     codes: Tensor,
     scale: Tensor,
     rows: int,
     columns: int,
-    multiply_codes: bool,
     bias: Tensor | None,
     a: Tensor,
     b: Tensor,
     scaling: float,
 ) -> tuple[Tensor, Tensor]:
     low = (x if dropped is None else dropped) @ a.t()
-    out = product(x, codes, scale, (rows, columns), multiply_codes, bias)
-    return out.addmm_(low, b.t(), alpha=scaling), low
+    out = product(x, x_codes, x_scale, codes, scale, (rows, columns), bias)
+    return add_low_rank_(out, low, b.t(), scaling), low
 
 
 def _backward_like(
@@ -120,7 +124,7 @@ def _backward(
     of_x = product_back(grad, codes, scale, (rows, columns), multiply_codes)
     if apart:
         return of_x, grad_low @ a, of_a, of_b
-    return of_x.addmm_(grad_low, a), grad.new_empty(0), of_a, of_b
+    return add_low_rank_(of_x, grad_low, a), grad.new_empty(0), of_a, of_b
 
 
 class _Fp8LoraLinear(torch.autograd.Function):
@@ -138,7 +142,8 @@ class _Fp8LoraLinear(torch.autograd.Function):
         b: Tensor,
         scaling: float,
     ) -> Tensor:
-        out, low = _forward(x, dropped, codes, scale, *block, multiply_codes, bias, a, b, scaling)
+        seen = round_for(x, codes, block, multiply_codes)
+        out, low = _forward(x, *seen, dropped, codes, scale, *block, bias, a, b, scaling)
         ctx.save_for_backward(x if dropped is None else dropped, low, codes, scale, a, b)
         ctx.how, ctx.scaling, ctx.apart = (*block, multiply_codes), scaling, dropped is not None
         result: Tensor = out

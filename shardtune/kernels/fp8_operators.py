@@ -12,8 +12,15 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from shardtune.kernels.fp8 import Block
-from shardtune.kernels.fp8_products import grouped, grouped_back, product, product_back
+from shardtune.kernels.fp8 import CODES, Block
+from shardtune.kernels.fp8_products import (
+    grouped,
+    grouped_back,
+    product,
+    product_back,
+    rounded,
+    rounding_width,
+)
 from shardtune.kernels.operators import operator
 
 
@@ -43,17 +50,54 @@ def grouped_linear(
     return result
 
 
+def round_for(
+    x: Tensor, codes: Tensor, block: Block, multiply_codes: bool
+) -> tuple[Tensor, Tensor] | tuple[None, None]:
+    """x (n, in) as a product with these codes sees it: its own codes and scales; nothing where it sees x itself.
+
+    An operator by itself, outside of the product: layers that read the same x (query, key and value; gate and up) ask
+    for the same, which compiled code computes once.
+    """
+    width = rounding_width(codes.shape, block) if multiply_codes else None
+    return (None, None) if width is None else _round(x, width)
+
+
+def _round_like(x: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    scale = x.new_empty(x.shape[1] // width, x.shape[0], dtype=torch.float32)
+    return x.new_empty(x.shape, dtype=CODES), scale.t()
+
+
+@operator("fp8_round", _round_like)
+def _round(x: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    codes, scale = rounded(x, width)
+    return codes, scale.t().contiguous().t()  # column by column, as the one pass on a GPU leaves it
+
+
 def _linear_like(
-    x: Tensor, codes: Tensor, scale: Tensor, rows: int, columns: int, bias: Tensor | None, multiply_codes: bool
+    x: Tensor,
+    x_codes: Tensor | None,
+    x_scale: Tensor | None,
+    codes: Tensor,
+    scale: Tensor,
+    rows: int,
+    columns: int,
+    bias: Tensor | None,
 ) -> Tensor:
     return x.new_empty(x.shape[0], codes.shape[0])
 
 
 @operator("fp8_linear", _linear_like)
 def _linear(
-    x: Tensor, codes: Tensor, scale: Tensor, rows: int, columns: int, bias: Tensor | None, multiply_codes: bool
+    x: Tensor,
+    x_codes: Tensor | None,
+    x_scale: Tensor | None,
+    codes: Tensor,
+    scale: Tensor,
+    rows: int,
+    columns: int,
+    bias: Tensor | None,
 ) -> Tensor:
-    return product(x, codes, scale, (rows, columns), multiply_codes, bias)
+    return product(x, x_codes, x_scale, codes, scale, (rows, columns), bias)
 
 
 def _linear_back_like(
@@ -74,7 +118,8 @@ class _Linear(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(codes, scale)
         ctx.how = *block, multiply_codes
-        out: Tensor = _linear(x, codes, scale, *block, bias, multiply_codes)
+        seen = round_for(x, codes, block, multiply_codes)
+        out: Tensor = _linear(x, *seen, codes, scale, *block, bias)
         return out
 
     @staticmethod

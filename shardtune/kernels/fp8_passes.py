@@ -49,7 +49,7 @@ def round_rows(x: Tensor, width: int, by: Tensor | None, group: Tensor | None) -
         span = min(_SPAN, triton.next_power_of_2(width))
         _round_rows[(n, columns // width)](
             x.contiguous(), codes, scale, by, group, n, columns, LARGEST=LARGEST_CODE, WIDTH=width, SPAN=span,
-            SCALED=by is not None, GROUPED=group is not None, num_warps=max(1, min(16, span // 512)),
+            SCALED=by is not None, GROUPED=group is not None, num_warps=max(1, min(8, span // 512)),
         )  # fmt: skip
     return codes, scale.t()
 
@@ -109,19 +109,18 @@ def _round_rows(  # type: ignore[no-untyped-def]
         by += first
         if GROUPED:
             by += tl.load(group + row).to(tl.int64) * columns
-    largest = 0.0
-    unknown = 0
+    bits = tl.full([], 0, tl.int32)
     value = _read(x, by, tl.arange(0, SPAN), WIDTH, SCALED)
     for start in tl.static_range(0, WIDTH, SPAN):
         if start > 0:
             value = _read(x, by, start + tl.arange(0, SPAN), WIDTH, SCALED)
-        largest = tl.maximum(largest, tl.max(tl.abs(value), axis=0))
-        unknown += tl.sum((value != value).to(tl.int32), axis=0)
-    zero = largest == 0.0
+        # Without their sign, floats are ordered as their bits are, and a NaN is above all: a maximum of numbers would
+        # lose it, and a row that has one must not come out as numbers.
+        bits = tl.maximum(bits, tl.max(value.to(tl.int32, bitcast=True) & 0x7FFFFFFF, axis=0))
+    largest = bits.to(tl.float32, bitcast=True)
+    zero = bits == 0
     one = tl.where(zero, 1.0, tl.div_rn(largest, LARGEST))
     inverse = tl.where(zero, 1.0, tl.div_rn(LARGEST, largest))
-    # A maximum loses a NaN; a row that has one must not come out as numbers.
-    one = tl.where(unknown > 0, float("nan"), one)
     tl.store(scale + tl.program_id(1).to(tl.int64) * n + row, one)
     # A row that is read at once is still there.
     for start in tl.static_range(0, WIDTH, SPAN):

@@ -45,6 +45,13 @@ def why_not(shape: torch.Size | tuple[int, ...], block: Block) -> str | None:
     return None
 
 
+def rounding_width(shape: torch.Size | tuple[int, ...], block: Block) -> int | None:
+    """How many columns of the activations share a scale in a product with such codes; None if they are not rounded."""
+    if why_not(shape, block):
+        return None
+    return shape[-1] if block[1] >= shape[-1] else _BLOCK[1]
+
+
 def missing_units(device: torch.device) -> str | None:
     """What this device lacks for products of float8 codes; None if it has them."""
     if device.type != "cuda":
@@ -88,18 +95,26 @@ def transposed(codes: Tensor) -> Tensor:
 
 
 def product(
-    x: Tensor, codes: Tensor, scale: Tensor, block: Block, multiply_codes: bool, bias: Tensor | None = None
+    x: Tensor,
+    x_codes: Tensor | None,
+    x_scale: Tensor | None,
+    codes: Tensor,
+    scale: Tensor,
+    block: Block,
+    bias: Tensor | None = None,
 ) -> Tensor:
-    """(n, in) and (out, in) to (n, out), with a bias (out,) in x's dtype."""
-    if not multiply_codes or why_not(codes.shape, block):
-        return F.linear(x, dequantize(codes, scale, block, x.dtype), bias)
+    """(n, in) and (out, in) to (n, out), with a bias (out,) in x's dtype.
+
+    Args:
+        x_codes: x, rounded as `rounding_width` says, with its scales; None = the weight is dequantised.
+    """
     by_rows = block[1] >= codes.shape[1]
+    if x_codes is None or x_scale is None:
+        return F.linear(x, dequantize(codes, scale, block, x.dtype), bias)
     if not _on_units(x, by_rows=by_rows):
-        return F.linear(_seen(x, x.shape[1] if by_rows else 128), dequantize(codes, scale, block, x.dtype), bias)
-    if by_rows:
-        out = _by_rows(*rounded(x, x.shape[1]), codes, _row_scales(scale, block, codes.shape))
-    else:
-        out = _by_blocks(*rounded(x, 128), codes, scale)
+        return F.linear(_values(x_codes, x_scale, x.dtype), dequantize(codes, scale, block, x.dtype), bias)
+    rows = _row_scales(scale, block, codes.shape) if by_rows else None
+    out = _by_blocks(x_codes, x_scale, codes, scale) if rows is None else _by_rows(x_codes, x_scale, codes, rows)
     return out if bias is None else out.add_(bias)
 
 
@@ -108,24 +123,24 @@ def product_back(grad: Tensor, codes: Tensor, scale: Tensor, block: Block, multi
     if not multiply_codes or why_not(codes.shape, block):
         return grad @ dequantize(codes, scale, block, grad.dtype)
     if block[1] < codes.shape[1]:
+        seen = rounded(grad, _BLOCK[1])
         if not _on_units(grad, by_rows=False):
-            return _seen(grad, 128) @ dequantize(codes, scale, block, grad.dtype)
-        return _by_blocks(*rounded(grad, 128), transposed(codes), scale.t().contiguous())
-    rows = _row_scales(scale, block, codes.shape)
+            return _values(*seen, grad.dtype) @ dequantize(codes, scale, block, grad.dtype)
+        return _by_blocks(*seen, transposed(codes), scale.t().contiguous())
+    seen = rounded(grad, grad.shape[1], _row_scales(scale, block, codes.shape))
     if not _on_units(grad, by_rows=True):
-        return _seen(grad, grad.shape[1], rows) @ codes.to(grad.dtype)
-    ones = _ones(codes.device, codes.shape[1])
-    return _by_rows(*rounded(grad, grad.shape[1], rows), transposed(codes), ones)
+        return _values(*seen, grad.dtype) @ codes.to(grad.dtype)
+    return _by_rows(*seen, transposed(codes), _ones(codes.device, codes.shape[1]))
 
 
 def grouped(x: Tensor, codes: Tensor, scale: Tensor, block: Block, ends: Tensor, multiply_codes: bool) -> Tensor:
     """(n, in) and (E, out, in) to (n, out)."""
     if not multiply_codes or why_not(codes.shape, block):
         return grouped_product(x, dequantize(codes, scale, block, x.dtype), ends)
+    seen = rounded(x, x.shape[1])
     if not _on_units(x, by_rows=True):
-        return grouped_product(_seen(x, x.shape[1]), dequantize(codes, scale, block, x.dtype), ends)
-    rows = _row_scales(scale, block, codes.shape)
-    return _grouped_by_rows(*rounded(x, x.shape[1]), codes, rows, ends)
+        return grouped_product(_values(*seen, x.dtype), dequantize(codes, scale, block, x.dtype), ends)
+    return _grouped_by_rows(*seen, codes, _row_scales(scale, block, codes.shape), ends)
 
 
 def grouped_back(
@@ -137,11 +152,11 @@ def grouped_back(
     rows = _row_scales(scale, block, codes.shape)
     places = torch.arange(grad.shape[0], device=grad.device, dtype=ends.dtype)
     group = torch.searchsorted(ends, places, right=True)
+    seen = rounded(grad, grad.shape[1], rows, group)
     if not _on_units(grad, by_rows=True):
-        seen = _seen(grad, grad.shape[1], rows, group)
-        return grouped_product(seen, codes.to(grad.dtype).transpose(-2, -1), ends)
+        return grouped_product(_values(*seen, grad.dtype), codes.to(grad.dtype).transpose(-2, -1), ends)
     ones = _ones(codes.device, codes.shape[0], codes.shape[2])
-    return _grouped_by_rows(*rounded(grad, grad.shape[1], rows, group), transposed(codes), ones, ends)
+    return _grouped_by_rows(*seen, transposed(codes), ones, ends)
 
 
 def _by_rows(x: Tensor, scale: Tensor, codes: Tensor, rows: Tensor) -> Tensor:
@@ -172,11 +187,11 @@ def _row_scales(scale: Tensor, block: Block, shape: torch.Size) -> Tensor:
     return each[..., : shape[-2]].contiguous()
 
 
-def _seen(x: Tensor, width: int, by: Tensor | None = None, group: Tensor | None = None) -> Tensor:
-    """What a product of float8 codes sees of x, in x's dtype."""
-    codes, scale = rounded(x, width, by, group)
-    values: Tensor = (codes.float().unflatten(-1, (-1, width)) * scale.unsqueeze(-1)).flatten(-2)
-    return values.to(x.dtype)
+def _values(codes: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+    """What a product of float8 codes sees, in `dtype`."""
+    pieces = codes.float().unflatten(-1, (scale.shape[-1], -1))
+    values: Tensor = (pieces * scale.unsqueeze(-1)).flatten(-2)
+    return values.to(dtype)
 
 
 def _on_units(x: Tensor, *, by_rows: bool) -> bool:

@@ -24,7 +24,8 @@ _ROUTING = frozenset({"aten::sort"})
 _OWN = ("lora_linear", "fp8_lora_linear", "fp8_linear", "fp8_grouped_linear", "grouped_linear")
 _GROUPED = "shardtune::grouped_linear"  # kept unless it is of low rank
 OWN_KEPT = frozenset(f"shardtune::{name}" for name in _OWN)
-OWN_RECOMPUTED = frozenset(f"shardtune::{name}_backward" for name in (*_OWN, "grouped_linear_weight"))  # in no forward
+_BACKWARD = (*_OWN, "grouped_linear_weight")  # in no forward
+OWN_RECOMPUTED = frozenset({"shardtune::fp8_round", *(f"shardtune::{name}_backward" for name in _BACKWARD)})
 
 
 def is_kept(operator: Callable[..., Any], args: Sequence[Any] = ()) -> bool:

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from shardtune.kernels import fp8
 from shardtune.kernels.fp8_lora import fp8_lora_linear
-from shardtune.kernels.fp8_operators import linear
+from shardtune.kernels.fp8_operators import linear, round_for
 
 BLOCKS = {"row": (1, 64), "matrix": (48, 64), "fine": (16, 16)}
 
@@ -73,7 +73,7 @@ def test_torch_finds_nothing_wrong_with_the_operator() -> None:
     x, a, b = (draw(*shape, seed=3) for shape in ((6, 64), (4, 64), (48, 4)))
     found = torch.library.opcheck(
         torch.ops.shardtune.fp8_lora_linear,
-        (x, None, codes, scale, 1, 64, True, None, a, b, 0.5),
+        (x, *round_for(x, codes, (1, 64), True), None, codes, scale, 1, 64, None, a, b, 0.5),
         test_utils=("test_faketensor", "test_aot_dispatch_dynamic"),
     )
     assert set(found.values()) == {"SUCCESS"} and len(found) == 2

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+from functorch.compile import make_boxed_func
 from torch import Tensor
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.partitioners import min_cut_rematerialization_partition
 
 from shardtune.kernels import fp8, fp8_products
-from shardtune.kernels.fp8_operators import grouped_linear, linear
+from shardtune.kernels.fp8_operators import grouped_linear, linear, round_for
 
 # What checkpoints have: a scale for each row, for several rows, for the matrix, and blocks that torch has a product for.
 BLOCKS = {"row": (1, 512), "rows": (48, 512), "matrix": (512, 512), "larger": (600, 600), "blocks": (128, 128)}
@@ -64,7 +69,7 @@ def test_what_is_multiplied_are_the_codes_nearest_to_the_activations(block: tupl
     weight = fp8.dequantize(codes, scale, block, torch.float32)
     width = 128 if block == (128, 128) else 512
     x, grad = draw(5, 512, seed=2), draw(5, 512, seed=3)
-    got = fp8_products.product(x, codes, scale, block, True)
+    got = fp8_products.product(x, *fp8_products.rounded(x, width), codes, scale, block)
     # A quotient on the edge between two codes may fall to either side; nothing else may differ.
     assert off(got, by_hand(x, width) @ weight.T) < 1e-3
     back = fp8_products.product_back(grad, codes, scale, block, True)
@@ -138,7 +143,7 @@ def test_what_is_not_finite_does_not_come_out_as_a_number(bad: float) -> None:
     codes, scale = held(32, 32, block=(1, 32))
     x = draw(3, 32)
     x[1, 5] = bad
-    y = fp8_products.product(x, codes, scale, (1, 32), True)
+    y = fp8_products.product(x, *fp8_products.rounded(x, 32), codes, scale, (1, 32))
     assert not y[1].isfinite().any() and y[[0, 2]].isfinite().all()
 
 
@@ -162,10 +167,10 @@ def test_nothing_but_codes_and_scales_is_kept_for_backward(multiply_codes: bool)
 def test_torch_finds_nothing_wrong_with_the_operators(multiply_codes: bool) -> None:
     block = (1, 32)
     codes, scale = held(48, 32, block=block)
-    bias = draw(48)
+    x, bias = draw(6, 32), draw(48)
     linear_found = torch.library.opcheck(
         torch.ops.shardtune.fp8_linear,
-        (draw(6, 32), codes, scale, *block, bias, multiply_codes),
+        (x, *round_for(x, codes, block, multiply_codes), codes, scale, *block, bias),
         test_utils=CHECKS,
     )
     codes, scale = held(4, 48, 32, block=block)
@@ -176,6 +181,35 @@ def test_torch_finds_nothing_wrong_with_the_operators(multiply_codes: bool) -> N
         test_utils=CHECKS,
     )
     assert linear_found == grouped_found == dict.fromkeys(CHECKS, "SUCCESS")
+
+
+@pytest.mark.parametrize("width", [32, 8])
+def test_torch_finds_nothing_wrong_with_rounding_by_itself(width: int) -> None:
+    found = torch.library.opcheck(torch.ops.shardtune.fp8_round, (draw(6, 32), width), test_utils=CHECKS)
+    assert found == dict.fromkeys(CHECKS, "SUCCESS")
+
+
+@pytest.mark.parametrize("multiply_codes", [True, False])
+def test_compiled_layers_that_read_the_same_round_it_once(multiply_codes: bool) -> None:
+    weights = [held(32, 32, block=(1, 32), seed=seed) for seed in (1, 2, 3)]
+    ran: list[Any] = []
+
+    def look(graph: Any, _: object) -> Any:
+        ran.extend(node.target for node in graph.graph.nodes)
+        return make_boxed_func(graph.forward)
+
+    def read(x: Tensor) -> Tensor:
+        return sum((linear(x, *weight, (1, 32), multiply_codes=multiply_codes) for weight in weights), x)
+
+    torch._dynamo.reset()
+    backend = aot_autograd(fw_compiler=look, bw_compiler=look, partition_fn=min_cut_rematerialization_partition)
+    one, other = (draw(6, 32).requires_grad_() for _ in range(2))
+    mine, meant = torch.compile(read, backend=backend)(one), read(other)
+    mine.sum().backward()
+    meant.sum().backward()
+    assert torch.equal(mine, meant) and torch.equal(one.grad, other.grad)
+    assert ran.count(torch.ops.shardtune.fp8_round.default) == (1 if multiply_codes else 0)
+    assert ran.count(torch.ops.shardtune.fp8_linear.default) == 3
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
