@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import Mistral4Config, Mistral4ForCausalLM, MixtralConfig, MixtralForCausalLM, PreTrainedModel
 
 from shardtune.kernels import fp8
@@ -45,6 +47,19 @@ def _lively(model: PreTrainedModel) -> PreTrainedModel:
             if parameter.dim() > 1:
                 parameter.normal_(std=0.5 if "gate.weight" in name else parameter.shape[-1] ** -0.5)
     return model
+
+
+class Noted(TorchDispatchMode):
+    """The operators that ran on floating-point tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        if args and isinstance(args[0], Tensor) and args[0].is_floating_point():
+            self.names.append(func.name().partition(".")[0])
+        return func(*args, **(kwargs or {}))
 
 
 def make_routers_sure(model: PreTrainedModel) -> None:

@@ -13,9 +13,9 @@ from peft.tuners.lora.layer import ParamWrapper
 from torch import Tensor, nn
 
 from shardtune.errors import ShardtuneError
-from shardtune.kernels.experts import Activation, routed_experts
+from shardtune.kernels.experts import Activation
 from shardtune.kernels.fp8 import CODES
-from shardtune.model.experts import WEIGHTS, check_experts, expert_weight
+from shardtune.model.experts import WEIGHTS, check_experts, compute_of, expert_weight
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -111,4 +111,4 @@ def _forward(
 ) -> Tensor:
     gate_up, down = (expert_weight(experts, name, *factors.get(name, (None, 1.0))) for name in WEIGHTS)
     activation = cast(Activation, experts._apply_gate)
-    return routed_experts(hidden_states, top_k_index, top_k_weights, gate_up, down, activation)
+    return compute_of(experts)(hidden_states, top_k_index, top_k_weights, gate_up, down, activation)

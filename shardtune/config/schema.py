@@ -327,8 +327,9 @@ class TrainSection(Section):
     )
     fused_experts: bool | Literal["auto"] = Field(
         default="auto",
-        description="Routed experts as grouped products: tokens are sorted by expert once. Adapted experts and those "
-        "held in FP8 have no other code. `auto` = where their layout is supported, unless kernels is eager.",
+        description="Routed experts as grouped products: tokens are sorted by expert once. Without it, transformers' "
+        "own code, and one expert after the other where they are adapted or held in FP8. `auto` = where their layout "
+        "is supported, unless kernels is eager.",
     )
     fused_loss: bool | Literal["auto"] = Field(
         default="auto",

@@ -6,8 +6,9 @@ experts together, never exists. The eager twin, `routed_experts_reference`, is a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from shardtune.kernels import fp8_operators
-from shardtune.kernels.fp8 import CODES, Block, dequantize
+from shardtune.kernels.fp8 import CODES, Block
 from shardtune.kernels.grouped import grouped_product, grouped_weight_gradient
 from shardtune.kernels.operators import operator
 
@@ -48,12 +49,6 @@ class ExpertWeight:
             raise ValueError(f"Float8 codes need scales and a block, and nothing else has them ({self.weight.dtype}).")
         if (self.lora_a is None) != (self.lora_b is None):
             raise ValueError("An adapter has two factors.")
-
-    def values(self, dtype: torch.dtype) -> Tensor:
-        """The weight without its adapter, (E, out, in) in `dtype`."""
-        if self.scale is None or self.block is None:
-            return self.weight.to(dtype)
-        return dequantize(self.weight, self.scale, self.block, dtype)
 
 
 def routed_experts(
@@ -96,21 +91,32 @@ def routed_experts_reference(
     down: ExpertWeight,
     activation: Activation,
 ) -> Tensor:
-    """The meaning of `routed_experts`: expert by expert, with `W + scaling * B A` written out."""
-
-    def full(of: ExpertWeight, expert: int) -> Tensor:
-        weight = of.values(torch.float32)[expert]
-        if of.lora_a is not None and of.lora_b is not None:
-            weight = weight + of.scaling * of.lora_b[expert].float() @ of.lora_a[expert].float()
-        return weight.to(x.dtype)
-
+    """The meaning of `routed_experts`, expert by expert: what runs where `train.fused_experts` is off."""
     out = torch.zeros(x.shape[0], down.weight.shape[1], dtype=torch.float32, device=x.device)
-    for expert in range(gate_up.weight.shape[0]):
+    for expert, (up, low) in enumerate(zip(_experts(gate_up), _experts(down), strict=True)):
         token, place = torch.where(top_k_index == expert)
-        hidden = activation(F.linear(x[token], full(gate_up, expert)))
-        each = F.linear(hidden, full(down, expert)) * top_k_weights[token, place, None]
-        out = out.index_add(0, token, each.float())
+        each = low(activation(up(x[token]))) * top_k_weights[token, place, None]
+        out.index_add_(0, token, each.float())
     return out.to(x.dtype)
+
+
+def _experts(of: ExpertWeight) -> Iterator[Callable[[Tensor], Tensor]]:
+    """For each expert, what it does to its tokens."""
+    # Unbound at once: the gradients of single experts are then put together once, and not added up.
+    names = ("weight", "scale", "lora_a", "lora_b")
+    parts = {name: value.unbind() for name in names if (value := getattr(of, name)) is not None}
+
+    def adapted(x: Tensor, one: dict[str, Tensor]) -> Tensor:
+        if of.block is not None:
+            base = fp8_operators.linear(x, one["weight"], one["scale"], of.block, multiply_codes=of.multiply_codes)
+        else:
+            base = F.linear(x, one["weight"].to(x.dtype))
+        if "lora_a" not in one:
+            return base
+        return base + F.linear(F.linear(x, one["lora_a"].to(x.dtype)), one["lora_b"].to(x.dtype)) * of.scaling
+
+    for each in zip(*parts.values(), strict=True):
+        yield partial(adapted, one=dict(zip(parts, each, strict=True)))
 
 
 def grouped_linear(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:

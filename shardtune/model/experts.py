@@ -6,6 +6,7 @@ writing into zeros. `kernels.experts` permutes in both directions.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 from shardtune.errors import ShardtuneError
 from shardtune.kernels import fp8
-from shardtune.kernels.experts import Activation, ExpertWeight, routed_experts
+from shardtune.kernels.experts import Activation, ExpertWeight, routed_experts, routed_experts_reference
 
 SCALE_SUFFIX = "_scale_inv"  # as FP8 checkpoints call it, although the codes are multiplied with it
 WEIGHTS = ("gate_up_proj", "down_proj")
@@ -28,7 +29,7 @@ class GroupedExperts(nn.Module):
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         gate_up, down = (expert_weight(self, name) for name in WEIGHTS)
-        return routed_experts(hidden_states, top_k_index, top_k_weights, gate_up, down, self._apply_gate)
+        return compute_of(self)(hidden_states, top_k_index, top_k_weights, gate_up, down, self._apply_gate)
 
 
 def use_grouped_experts(model: nn.Module) -> tuple[int, int]:
@@ -42,6 +43,28 @@ def use_grouped_experts(model: nn.Module) -> tuple[int, int]:
         if not isinstance(experts, GroupedExperts) and why_not_grouped(experts) is None:
             experts.__class__ = grouped_class(type(experts), GroupedExperts)  # type: ignore[arg-type]
     return sum(isinstance(experts, GroupedExperts) for experts in found), len(found)
+
+
+def use_loops(model: nn.Module, *, compiled: bool) -> int:
+    """Let all routed experts that do not compute as transformers has it (adapted, or held in FP8) go expert by expert.
+
+    Args:
+        compiled: The layers around them will be; a loop over groups whose sizes are not known beforehand cannot.
+
+    Returns:
+        How many layers have fused experts.
+    """
+    found = fused_experts(model)
+    compute = torch.compiler.disable(routed_experts_reference) if compiled else routed_experts_reference
+    for experts in found:
+        experts.compute = compute  # type: ignore[assignment]
+    return len(found)
+
+
+def compute_of(experts: nn.Module) -> Callable[..., Tensor]:
+    """How these experts compute: `routed_experts`, or its twin."""
+    compute: Callable[..., Tensor] = getattr(experts, "compute", routed_experts)
+    return compute
 
 
 def fused_experts(model: nn.Module) -> list[nn.Module]:

@@ -13,7 +13,7 @@ import torch
 from shardtune.adapters.fused import use_fused_lora
 from shardtune.errors import UserInputError
 from shardtune.kernels import fp8_products
-from shardtune.model.experts import fused_experts, use_grouped_experts
+from shardtune.model.experts import use_grouped_experts, use_loops
 from shardtune.model.quantized import fp8_candidates
 from shardtune.plan.precision import base_precision
 from shardtune.train.fused_loss import why_not as why_not_fused
@@ -97,7 +97,9 @@ def fuse(model: PeftModel, train: TrainSection) -> Fused:
     """Switch the layers of an adapted model over to what was settled."""
     return Fused(
         lora=use_fused_lora(model) if train.fused_lora else (0, 0),
-        experts=use_grouped_experts(model) if train.fused_experts else (0, len(fused_experts(model))),
+        experts=use_grouped_experts(model)
+        if train.fused_experts
+        else (0, use_loops(model, compiled=bool(train.compile))),
     )
 
 

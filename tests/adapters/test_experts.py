@@ -10,6 +10,7 @@ from expert_toys import (
     ATTENTION,
     EXPERT_PARAMETERS,
     TOYS,
+    Noted,
     adapted,
     distance,
     fp8_and_its_twin,
@@ -21,7 +22,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from shardtune.adapters import experts
 from shardtune.adapters.experts import use_grouped_products
 from shardtune.errors import ShardtuneError
-from shardtune.kernels.experts import routed_experts_reference
+from shardtune.model.experts import use_loops
 from shardtune.model.quantized import hold_in_fp8
 
 # PEFT applies a rank_pattern to expert parameters and then warns that it matched no module.
@@ -39,17 +40,17 @@ def assert_same(mine: tuple, theirs: tuple, tolerance: float) -> None:
 
 @pytest.mark.parametrize("parameters", [EXPERT_PARAMETERS, EXPERT_PARAMETERS[:1], EXPERT_PARAMETERS[1:]])
 @pytest.mark.parametrize("kind", TOYS)
-def test_loss_and_gradients_equal_pefts_and_the_loops(
-    kind: str, parameters: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_loss_and_gradients_equal_pefts_and_the_loops(kind: str, parameters: list[str]) -> None:
     model = adapted(TOYS[kind](), ATTENTION[kind], parameters)
     names = {name for name, _ in model.named_parameters()}
     pefts = loss_and_gradients(model, token_ids())
     assert use_grouped_products(model) == 2 * len(parameters)
     assert {name for name, _ in model.named_parameters()} == names
     grouped = loss_and_gradients(model, token_ids())
-    monkeypatch.setattr(experts, "routed_experts", routed_experts_reference)
-    loops = loss_and_gradients(model, token_ids())
+    assert use_loops(model, compiled=False) == 2
+    with Noted() as noted:
+        loops = loss_and_gradients(model, token_ids())
+    assert not [name for name in noted.names if "grouped" in name]
     assert_same(grouped, pefts, 1e-5)
     assert_same(grouped, loops, 1e-5)
 

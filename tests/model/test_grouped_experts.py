@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import expert_toys
 import pytest
 import torch
-from expert_toys import ATTENTION, TOYS, distance, token_ids
+from expert_toys import ATTENTION, TOYS, Noted, distance, fp8_and_its_twin, loss_and_gradients, token_ids
 from peft import LoraConfig, get_peft_model
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from toys import toy_text_config
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from shardtune.model.experts import GroupedExperts, fused_experts, use_grouped_experts
+from shardtune.model.experts import GroupedExperts, fused_experts, grouped_class, use_grouped_experts, use_loops
 
 
 def gradients(model: PreTrainedModel) -> dict[str, Tensor]:
@@ -31,19 +31,6 @@ def adapted(kind: str, *, grouped: bool) -> PreTrainedModel:
     if grouped:
         assert use_grouped_experts(model) == (2, 2)
     return model
-
-
-class Noted(TorchDispatchMode):
-    """The operators that ran on floating-point tensors."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: list[str] = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        if args and isinstance(args[0], Tensor) and args[0].is_floating_point():
-            self.names.append(func.name().partition(".")[0])
-        return func(*args, **(kwargs or {}))
 
 
 @pytest.mark.parametrize("kind", list(TOYS))
@@ -81,3 +68,30 @@ def test_experts_of_another_layout_stay_as_they_are() -> None:
 def test_a_dense_model_has_none() -> None:
     model = AutoModelForCausalLM.from_config(toy_text_config("llama"))
     assert use_grouped_experts(model) == (0, 0)
+
+
+@pytest.mark.parametrize("kind", list(TOYS))
+def test_loops_over_experts_in_fp8_mean_the_same(kind: str) -> None:
+    held = expert_toys.adapted(fp8_and_its_twin(kind, torch.float32)[0], ATTENTION[kind], [])
+    grouped = loss_and_gradients(held, token_ids())
+    assert use_loops(held, compiled=False) == 2
+    with Noted() as noted:
+        loss, found = loss_and_gradients(held, token_ids())
+    assert not [name for name in noted.names if "grouped" in name]
+    assert abs(loss - grouped[0]) < 1e-5 and found.keys() == grouped[1].keys()
+    assert all(distance(found[name], gradient) < 1e-5 for name, gradient in grouped[1].items())
+
+
+def test_a_compiled_layer_steps_out_for_its_loop() -> None:
+    torch._dynamo.reset()
+    model = adapted("mixtral", grouped=False)
+    for experts in fused_experts(model):
+        experts.__class__ = grouped_class(type(experts), GroupedExperts)
+    meant = gradients(model)
+    model.zero_grad()
+    assert use_loops(model, compiled=True) == 2
+    for layer in model.get_base_model().model.layers:
+        layer.forward = torch.compile(layer.forward, backend="aot_eager")
+    mine = gradients(model)
+    assert any("routed_experts_reference" in why for why in torch._dynamo.utils.counters["graph_break"])
+    assert all(distance(mine[name], meant[name]) < 1e-5 for name in meant)

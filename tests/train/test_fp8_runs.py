@@ -16,6 +16,7 @@ from shardtune.errors import UserInputError
 
 RUNS = {
     "dequantised": [],
+    "eager": ["train.kernels=eager"],
     "codes": ["train.fp8_compute=true"],
     "apart": ["train.fp8_compute=true", "train.fused_lora=false"],
 }
@@ -52,6 +53,12 @@ def test_the_curve_stays_near_the_dequantised_one_and_is_not_it(runs: dict[str, 
     assert len(codes) == 6 and codes == pytest.approx(plain, rel=2e-2) and codes != plain
     norms = [curve(runs[name], "grad_norm")[0] for name in ("dequantised", "codes")]
     assert norms[1] == pytest.approx(norms[0], rel=5e-2) and norms[1] != norms[0]
+
+
+def test_eager_goes_expert_by_expert_to_the_same_curve(runs: dict[str, Path]) -> None:
+    assert curve(runs["eager"], "loss") == pytest.approx(curve(runs["dequantised"], "loss"), rel=1e-5)
+    settled = (runs["eager"] / "config.yaml").read_text()
+    assert "fused_experts: false" in settled and "fused_lora: false" in settled
 
 
 def assert_alike(one: Path, other: Path) -> None:
