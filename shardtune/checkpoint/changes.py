@@ -81,6 +81,7 @@ VERDICTS: dict[str, Verdict] = {
     "train.per_device_eval_batch_size": _FREE,
     "train.gradient_accumulation_steps": _BATCH,
     "train.gradient_checkpointing": _FREE,
+    "train.offload_activations": _FREE,
     "train.optim": Verdict("refused", "the saved state belongs to another optimizer"),
     "train.learning_rate": _RATE,
     "train.lr_scheduler_type": _RATE,

@@ -64,6 +64,15 @@ def optimizer(config: RunConfig) -> Iterator[Finding]:
     yield Finding(("train.optim",), what, f"did you mean `{close}`?")
 
 
+def offloaded_inputs(config: RunConfig) -> Iterator[Finding]:
+    train = config.train
+    if train.offload_activations and train.gradient_checkpointing is not True:
+        how = train.gradient_checkpointing or "none"
+        what = f"it moves the inputs of layers that are computed again as a whole, and gradient_checkpointing is {how}"
+        fix = "set gradient_checkpointing: full, or remove offload_activations"
+        yield Finding(("train.offload_activations", "train.gradient_checkpointing"), what, fix)
+
+
 def adapter_targets(config: RunConfig) -> Iterator[Finding]:
     """What the words of lora.target_modules say without a look at the model."""
     lora = config.lora
@@ -171,6 +180,7 @@ def extra_is_known_to_trl(config: RunConfig) -> Iterator[Finding]:
 CHECKS: tuple[Callable[[RunConfig], Iterator[Finding]], ...] = (
     half_precision,
     optimizer,
+    offloaded_inputs,
     adapter_targets,
     evaluation_needs_rows,
     best_checkpoint,

@@ -289,6 +289,11 @@ class TrainSection(Section):
         "third more compute), what is cheap (`selective`: results of matrix products and attention are kept), or "
         "nothing (`none`, or false).",
     )
+    offload_activations: bool = Field(
+        default=False,
+        description="Let the inputs of layers that are computed again (gradient_checkpointing: full) wait for the "
+        "backward pass in the host's memory. They are copied while other layers compute. On a GPU.",
+    )
     optim: str = Field(
         default="adamw_torch",
         description="Optimizer: adamw_torch (fused on a GPU), adamw_torch_fused or sgd (those that handle sharded "

@@ -36,6 +36,7 @@ OWNED: dict[str, str] = {
     "torch_compile": "accelerate would compile the whole model after it was sharded",
     "torch_compile_backend": "accelerate would compile the whole model after it was sharded",
     "torch_compile_mode": "accelerate would compile the whole model after it was sharded",
+    "activation_offloading": "it moves whatever any layer saves; use `train.offload_activations`",
     "gradient_checkpointing_kwargs": "only the non-reentrant form works with FSDP2; `train.gradient_checkpointing` "
     "says what is recomputed",
     # It halves the batch and wraps the model a second time, which a sharded model does not survive.

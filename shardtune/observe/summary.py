@@ -11,6 +11,7 @@ from rich.table import Table
 if TYPE_CHECKING:
     from shardtune.adapters.coverage import Coverage
     from shardtune.config import ResolvedConfig
+    from shardtune.config.schema import TrainSection
     from shardtune.data.order import Documents
     from shardtune.data.prepared import PreparedCounts
     from shardtune.model.blueprint import Blueprint
@@ -99,12 +100,16 @@ def _some_of(what: str, here: int, of: int, else_by: str) -> str:
     return f"{what} {of} layers" if here == of else f"{what} {here} of {of} layers (else {else_by})"
 
 
-def recompute_line(checkpointing: bool | str) -> str:
-    """What the backward pass computes again."""
+def recompute_line(train: TrainSection, device: str) -> str:
+    """What the backward pass computes again, and where its inputs wait."""
+    checkpointing = train.gradient_checkpointing
     if checkpointing == "selective":
         return "selective: results of matrix products and attention are kept, the rest of a layer is computed again"
     if checkpointing:
-        return "full: of each layer its input is kept, all of it is computed again in the backward pass"
+        place = ""
+        if train.offload_activations:
+            place = " in the host's memory" if device == "cuda" else f" (where it is: a {device} has no other place)"
+        return f"full: of each layer its input is kept{place}, all of it is computed again in the backward pass"
     return "none: everything the backward pass needs is kept"
 
 

@@ -97,7 +97,7 @@ def tell_plan(
         "packing": summary.packing_line(data.train, config.data.max_length),
         "sharding": summary.sharding_line(sharding, scene.processes),
         "kernels": summary.kernels_line(resolved, fused.lora, fused.experts),
-        "recompute": summary.recompute_line(config.train.gradient_checkpointing),
+        "recompute": summary.recompute_line(config.train, scene.processes.device.type),
         "batch": batch,
         "steps": steps,
     }

@@ -10,6 +10,7 @@ from transformers import PrinterCallback
 
 from shardtune.observe.profiler import LLMStepProfiler
 from shardtune.observe.progress import ProgressCallback
+from shardtune.parallel.offload import OffloadedInputs, has_another_place
 from shardtune.train.guards.alarm import RollBack
 from shardtune.train.guards.looks import Looks
 from shardtune.train.guards.machine import gpu_of
@@ -122,6 +123,9 @@ def set_up_loop(
     )
     trainer.remove_callback(PrinterCallback)
     trainer.ledger = ledger
+    if config.train.offload_activations and has_another_place(processes.device):
+        width = model.config.get_text_config().hidden_size
+        trainer.maybe_activation_offload_context = OffloadedInputs(width, processes.device)  # TRL enters it
     guards.attach(trainer)
     profiler.attach(trainer)
     progress.paused = lambda: trainer.paused_seconds

@@ -20,6 +20,16 @@ def test_fp16_alone_is_refused_because_it_needs_loss_scaling(report: Report) -> 
     assert "use bf16: true" in said
 
 
+@pytest.mark.parametrize(("word", "told"), [("none", "none"), ("false", "none"), ("selective", "selective")])
+def test_inputs_are_only_moved_where_layers_are_computed_again(report: Report, word: str, told: str) -> None:
+    said = report(SMALLEST + f"train: {{offload_activations: true, gradient_checkpointing: {word}}}\n")
+    assert (
+        f"train.offload_activations it moves the inputs of layers that are computed again as a whole, and gradient_checkpointing is {told}"
+        in said
+    )
+    assert "set gradient_checkpointing: full" in said
+
+
 @pytest.mark.parametrize("name", ["adamw_bnb_8bit", "paged_adamw_32bit", "adamw_8bit", "ademamix_8bit"])
 def test_a_bitsandbytes_optimizer_is_refused_with_the_reason(report: Report, name: str) -> None:
     said = report(SMALLEST + f"train: {{optim: {name}}}\n")

@@ -32,6 +32,7 @@ ROOT = Path(shardtune.__file__).parents[1]
         ("fsdp", "full_shard", "this setting cannot be passed on; shardtune shards the model itself"),
         ("deepspeed", "x", "shardtune shards with FSDP2 only"),
         ("dataset_text_field", "x", "use `data.text_field`"),
+        ("activation_offloading", "true", "use `train.offload_activations`"),
         ("padding_free", "true", "follows from train.packing"),
         ("hub_token", "x", "set the environment variable HF_TOKEN"),
         ("logging_dir", "x", "transformers no longer has it"),

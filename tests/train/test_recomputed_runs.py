@@ -6,6 +6,7 @@ from contextlib import redirect_stdout
 from hashlib import sha256
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,9 @@ from interrupted import run
 from running import Command, events
 from safetensors.torch import load_file
 from toys import toy_config, toy_llama, toy_mistral4
+
+from shardtune.parallel.offload import OffloadedInputs, _Moved
+from shardtune.train import loop
 
 pytestmark = pytest.mark.slow
 
@@ -108,3 +112,27 @@ def test_experts_with_adapters_too(toy_data: Path, tmp_path: Path) -> None:
     for way in ("none", "selective"):
         _run_here(config, way, way)
     assert _hash(tmp_path / "runs" / "none") == _hash(tmp_path / "runs" / "selective")
+
+
+@pytest.mark.parametrize("moved", [True, False])
+def test_inputs_that_wait_elsewhere_change_nothing(
+    config: Path, alone: dict[str, Path], moved: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[object] = []
+
+    class Noted(OffloadedInputs):
+        least = 1
+
+        def _unpack(self, packed: Any) -> Any:
+            seen.append(packed)
+            return super()._unpack(packed)
+
+    if moved:  # as if a CPU had another place
+        monkeypatch.setattr(loop, "has_another_place", lambda device: True)
+        monkeypatch.setattr(loop, "OffloadedInputs", Noted)
+    name = f"offloaded-{moved}"
+    with redirect_stdout(StringIO()) as said:
+        assert run(config, "train.gradient_checkpointing=full", "train.offload_activations=true", run_id=name) == 0
+    assert "a cpu has no other place" in " ".join(said.getvalue().split())
+    assert any(isinstance(one, _Moved) for one in seen) is moved
+    assert _told(config.parent / "runs" / name) == _told(alone["full"])

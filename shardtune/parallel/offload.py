@@ -1,0 +1,120 @@
+"""Where does the input of a layer that is computed again wait for its backward pass? In the host's memory.
+
+With full recomputation the inputs of all layers are what a step keeps. Each is copied into pinned memory while the next
+layers compute, and comes back while the layer behind it is computed again. `torch.autograd.graph.save_on_cpu` lets the
+device wait for every copy; TRL's offloading moves whatever any layer saves.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from weakref import ReferenceType, ref
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+
+_STAY = 2  # the last ones of a forward pass are needed first: they are never let go
+
+
+def has_another_place(device: torch.device) -> bool:
+    """Is the host's memory not where the layers compute anyway?"""
+    return device.type == "cuda"
+
+
+class OffloadedInputs(saved_tensors_hooks):
+    """A context for forward passes whose layers are checkpointed, and for their backward passes.
+
+    What is saved inside of a checkpointed layer does not get here: that is computed again. What does are the layers'
+    inputs, and some of what stands around the layers.
+
+    Args:
+        width: Of the residual stream; nothing of another width is moved.
+        device: Where the layers compute.
+    """
+
+    least = 1 << 20  # bytes that are worth a copy
+
+    def __init__(self, width: int, device: torch.device) -> None:
+        super().__init__(self._pack, self._unpack)
+        self.width, self.device = width, device
+        self._copies = torch.cuda.Stream(device) if device.type == "cuda" else None
+        # autograd holds what is moved, for as long as its backward pass is to come.
+        self._last: deque[ReferenceType[_Moved]] = deque(maxlen=_STAY + 1)
+
+    def _pack(self, tensor: Tensor) -> Tensor | _Moved:
+        if not self._moves(tensor):
+            return tensor
+        moved = _Moved(tensor, before=self._last[-1] if self._last else None)
+        host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=self._copies is not None)
+        moved.copied = self._copy(tensor, host)
+        moved.host = host
+        self._last.append(ref(moved))
+        if len(self._last) > _STAY and (oldest := self._last[0]()) is not None:
+            self._let_go(oldest)
+        return moved
+
+    def _moves(self, tensor: Tensor) -> bool:
+        return (
+            tensor.dim() == 3
+            and tensor.shape[-1] == self.width
+            and tensor.device.type == self.device.type
+            and tensor.is_floating_point()
+            and tensor.is_contiguous()
+            and tensor.nbytes >= self.least
+            and not isinstance(tensor, nn.Parameter)
+        )
+
+    def _let_go(self, moved: _Moved) -> None:
+        """Give the device's memory back: its copy was asked for two inputs ago, so hardly anything waits for it."""
+        if moved.tensor is not None:
+            moved.wait()
+            moved.tensor = None
+
+    def _unpack(self, packed: Tensor | _Moved) -> Tensor:
+        if isinstance(packed, Tensor):
+            return packed
+        self._bring(packed)
+        before = packed.before() if packed.before is not None else None
+        if before is not None:
+            self._bring(before)  # needed next, when the layer before this one is computed again
+        packed.wait()
+        assert packed.tensor is not None
+        return packed.tensor
+
+    def _bring(self, moved: _Moved) -> None:
+        if moved.tensor is None and moved.host is not None:
+            # Made where the layers compute, which is where it is let go: its memory is free for them after that.
+            tensor = torch.empty(moved.host.shape, dtype=moved.host.dtype, device=self.device)
+            moved.copied = self._copy(moved.host, tensor)
+            moved.tensor = tensor
+
+    def _copy(self, source: Tensor, target: Tensor) -> torch.cuda.Event | None:
+        """Beside the layers, once all that was asked of the device before is done; returns when that will be."""
+        if self._copies is None:
+            target.copy_(source)
+            return None
+        self._copies.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(self._copies):
+            target.copy_(source, non_blocking=True)
+            done: torch.cuda.Event = self._copies.record_event()
+        return done
+
+
+class _Moved:
+    """A tensor that is on the device, on the host, or on its way between them."""
+
+    def __init__(self, tensor: Tensor, before: ReferenceType[_Moved] | None) -> None:
+        self.tensor: Tensor | None = tensor.detach()
+        self.host: Tensor | None = None
+        self.before = before  # what was saved before it, and is needed after it
+        self.copied: torch.cuda.Event | None = None
+
+    def wait(self) -> None:
+        """What the device is asked for from now on comes after the copy."""
+        if self.copied is not None:
+            torch.cuda.current_stream().wait_event(self.copied)
+            self.copied = None
+
+    def __del__(self) -> None:
+        self.wait()  # its memory goes back to those who compute, who must not write into it before
