@@ -84,6 +84,7 @@ def test_loops_over_experts_in_fp8_mean_the_same(kind: str) -> None:
 
 def test_a_compiled_layer_steps_out_for_its_loop() -> None:
     torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
     model = adapted("mixtral", grouped=False)
     for experts in fused_experts(model):
         experts.__class__ = grouped_class(type(experts), GroupedExperts)

@@ -43,6 +43,7 @@ def test_loss_and_every_gradient_stay_near_the_dequantised_twin(kind: str, dtype
     ],
 )
 def test_compiled_layers_compute_the_same_and_are_compiled_once(kind: str, backend: str, codes_too: bool) -> None:
+    torch._dynamo.utils.counters.clear()  # of the whole process
     dtype = torch.float32 if kind == "llama" else torch.bfloat16  # torch compiles grouped products of bfloat16 alone
     plain = prepared(kind, dtype, codes_too=codes_too)
     model = prepared(kind, dtype, codes_too=codes_too, compiled=backend)
