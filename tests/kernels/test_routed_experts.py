@@ -84,7 +84,7 @@ def test_bf16_stays_within_rounding_of_float32(kind: str, ranks: tuple[int, int]
     fast = outputs_and_gradients(routed_experts, given, torch.bfloat16)
     slow = outputs_and_gradients(routed_experts_reference, given, torch.bfloat16)
     for name in fast:
-        # The loop adds B A in float32 and rounds once; two products of low rank round their factors and what is between.
+        # Both round what is between two products; they add up in another order.
         assert distance(fast[name], exact[name]) < 2 * distance(slow[name], exact[name]) + 4e-3, name
 
 

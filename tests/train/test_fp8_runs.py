@@ -55,10 +55,20 @@ def test_the_curve_stays_near_the_dequantised_one_and_is_not_it(runs: dict[str, 
     assert norms[1] == pytest.approx(norms[0], rel=5e-2) and norms[1] != norms[0]
 
 
-def test_eager_goes_expert_by_expert_to_the_same_curve(runs: dict[str, Path]) -> None:
+def test_eager_goes_expert_by_expert_to_the_same_curve(
+    config: Path, runs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert curve(runs["eager"], "loss") == pytest.approx(curve(runs["dequantised"], "loss"), rel=1e-5)
     settled = (runs["eager"] / "config.yaml").read_text()
     assert "fused_experts: false" in settled and "fused_lora: false" in settled
+
+    def never(*_: object) -> None:
+        raise AssertionError("experts were multiplied together")
+
+    monkeypatch.setattr("shardtune.model.experts.routed_experts", never)
+    assert run(config, "train.kernels=eager", "train.max_steps=1", run_id="loops") == 0
+    with pytest.raises(AssertionError, match="multiplied together"):
+        run(config, "train.max_steps=1", run_id="grouped")
 
 
 def assert_alike(one: Path, other: Path) -> None:
