@@ -266,8 +266,12 @@ _FSDP_KEYS = (
         "fsdp_activation_checkpointing_offload",
         "switch",
         {
-            "true": _nothing("Not in this version: the layers' inputs stay on the device. Plan memory for them."),
-            "false": _nothing("The layers' inputs stay on the device, as this asks."),
+            "true": _honoured(
+                "Inputs of layers that are computed again wait in host memory (GPUs only).",
+                "train.offload_activations",
+                True,
+            ),
+            "false": _honoured("The layers' inputs stay on the device.", "train.offload_activations", False),
         },
     ),
     Key(

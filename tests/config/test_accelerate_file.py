@@ -209,6 +209,7 @@ def test_the_numbers_of_old_files_mean_what_torchs_enums_say() -> None:
         ("offload_params", 1, "parallel.offload_params", True),
         ("fsdp_transformer_layer_cls_to_wrap", ["A", "B"], "parallel.transformer_layer_cls_to_wrap", ["A", "B"]),
         ("fsdp_activation_checkpointing", "true", "train.gradient_checkpointing", True),
+        ("fsdp_activation_checkpointing_offload", "true", "train.offload_activations", True),
     ],
 )
 def test_an_fsdp_value_becomes_the_setting_that_means_it(

@@ -88,7 +88,7 @@ def advise(short: Shortage, config: RunConfig, model: Model, processes: int) -> 
             total += count * (1 - prod(strongest.values()))
         return int(total)
 
-    found = _options(short.phase, config, model, processes, needed, held)
+    found = _options(short, config, model, processes, needed, held)
     options = [Advice(**{**vars(one), "frees": freed(one)}) for one in found]
     useful = _without_half_measures([one for one in options if one.frees >= 0.01 * needed and one.frees > 0], needed)
     enough = [one for one in useful if one.frees >= needed]
@@ -121,14 +121,16 @@ def _told(enough: Sequence[Advice], ordered: Sequence[Advice], needed: int, free
 
 
 def _options(
-    phase: str, config: RunConfig, model: Model, processes: int, needed: int, held: Mapping[str, int]
+    short: Shortage, config: RunConfig, model: Model, processes: int, needed: int, held: Mapping[str, int]
 ) -> list[Advice]:
     """In the order of what they cost: nothing, speed, then what is trained, then machines."""
+    phase = short.phase
     growing = sum(held.get(part, 0) for part in _GROWING)
     found: list[Advice | None] = [
         _smaller_batch(phase, config, growing, needed),
         _reshard(config, model),
         *_recompute(phase, config, model, held),
+        _inputs_on_the_host(short, config, model, held),
         _fp8(config, model),
         _offload(config),
         _shorter(phase, config),
@@ -177,16 +179,32 @@ def _recompute(phase: str, config: RunConfig, model: Model, held: Mapping[str, i
     now, activations = config.train.gradient_checkpointing, held.get("activations", 0)
     if now is True or phase in ("evaluation", "loading", "optimizer") or not activations:
         return []
-    tokens = config.train.per_device_train_batch_size * config.data.max_length
-    inputs = model.layers * model.hidden * tokens * 2  # bf16, one per layer
     share = _PRODUCTS_SHARE if now == "selective" else 1.0
-    kept = min(1.0, 1 / max(1, model.layers) / share + inputs / activations)
+    kept = min(1.0, 1 / max(1, model.layers) / share + model.layers * _input_bytes(config, model) / activations)
     text = "Recompute all of a layer in the backward pass: about a third more compute."
     full = Advice(_CHECKPOINTING, "full", text, {"activations": kept})
     if now == "selective":
         return [full]
     text = "Keep results of matrix products and attention; the rest of a layer is recomputed, which is cheap."
     return [Advice(_CHECKPOINTING, "selective", text, {"activations": _PRODUCTS_SHARE}), full]
+
+
+def _input_bytes(config: RunConfig, model: Model) -> int:
+    """Of one layer, in bf16."""
+    return config.train.per_device_train_batch_size * config.data.max_length * model.hidden * 2
+
+
+def _inputs_on_the_host(short: Shortage, config: RunConfig, model: Model, held: Mapping[str, int]) -> Advice | None:
+    """Where a layer keeps nothing but its input: all inputs but the three that are used or on their way."""
+    train, activations = config.train, held.get("activations", 0)
+    if train.gradient_checkpointing is not True or train.offload_activations or not activations:
+        return None
+    if short.phase not in ("forward", "loss", "backward"):
+        return None
+    there = model.layers if short.layers_done is None else short.layers_done
+    kept = 1 - min(1.0, max(0, there - 3) * _input_bytes(config, model) / activations)
+    text = "Let the layers' inputs wait in host memory for the backward pass; they are copied while layers compute."
+    return Advice("train.offload_activations", "true", text, {"activations": kept})
 
 
 def _without_half_measures(useful: list[Advice], needed: int) -> list[Advice]:

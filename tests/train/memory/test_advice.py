@@ -83,11 +83,27 @@ def test_where_recomputation_is_selective_full_comes_next_and_activations_still_
     assert values == ["full"]
 
 
+def test_where_all_is_recomputed_the_layers_inputs_can_wait_in_host_memory() -> None:
+    data = {"dataset_name_or_path": "d", "max_length": 8192}
+    one_input = 4096 * 8192 * 2
+
+    def freed(phase: str, done: int | None, **train: Any) -> list[int]:
+        train = {"per_device_train_batch_size": 1, **train}
+        found = answer(phase, {"activations": 8 * GB}, 0, done=done, train=train, data=data)
+        return [one.frees for one in found.advice if one.setting == "train.offload_activations"]
+
+    assert freed("backward", None) == [pytest.approx(29 * one_input, rel=1e-6)]  # three of 32 stay
+    assert freed("forward", 20) == [pytest.approx(17 * one_input, rel=1e-6)]  # those of the layers so far
+    assert freed("forward", 2) == freed("evaluation", None) == freed("optimizer", None) == []
+    assert freed("backward", None, offload_activations=True) == []
+    assert freed("backward", None, gradient_checkpointing="selective") == []
+
+
 def test_what_is_on_already_or_cannot_help_is_not_advised() -> None:
     on = {
         "model": {"model_name_or_path": "m", "base_precision": "fp8"},
         "parallel": {"offload_params": True},
-        "train": {"per_device_train_batch_size": 1},
+        "train": {"per_device_train_batch_size": 1, "offload_activations": True},
         "lora": {"r": 2},
     }
     found = answer("backward", {"activations": 50 * GB, "gathered": 5 * GB}, 1 * GB, **on)
@@ -116,7 +132,8 @@ def test_gathered_layers_are_let_go_where_they_are_kept() -> None:
 
 def test_no_single_change_is_enough_but_several_are() -> None:
     held = {"weights": 20 * GB, "activations": 16 * GB}
-    found = answer("backward", held, 30 * GB, train={"per_device_train_batch_size": 2}, parallel={"offload_params": True},
+    train = {"per_device_train_batch_size": 2, "offload_activations": True}
+    found = answer("backward", held, 30 * GB, train=train, parallel={"offload_params": True},
                    lora={"r": 2})  # fmt: skip
     assert found.needed > max(one.frees for one in found.advice)
     assert "no single change is enough, the first 2 together are" in found.told
