@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch._dynamo.utils
 import torch.distributed as dist
 from expert_toys import distance
 from peft.tuners.lora.layer import ParamWrapper
@@ -150,11 +149,6 @@ def _row(length: int, documents: int, rng: np.random.Generator) -> list[tuple[np
         labels = np.where(np.arange(size) < size // 3, -100, ids)
         made.append((ids, labels))
     return made
-
-
-def graphs_compiled() -> int:
-    """So far in this process; a layer that is compiled again counts again."""
-    return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
 
 
 class HostReads(TorchDispatchMode):

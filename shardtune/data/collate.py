@@ -26,9 +26,10 @@ class Collator:
     - `flat`: all documents of the batch in one row without any padding, with their bounds, for variable-length kernels.
 
     Args:
-        fill_to: A flat batch is filled up with padding to so many tokens per row, and attention is told that no
-            document is longer, whatever this batch has: compiled code then sees one shape (packed rows are nearly
-            full).
+        fill_to: Rows are filled up with padding to so many tokens, and attention over a flat batch is told that no
+            document is longer, whatever this batch has: compiled code then sees one shape. For rows that are nearly
+            full.
+        fill_rows: Likewise the batch, to so many rows: the last one of an epoch may have fewer.
         fused_loss: Batches say where something is predicted, and what.
 
     A label at the first token of a document is taken out: nothing that stands before it may predict it.
@@ -37,6 +38,7 @@ class Collator:
     pad_token_id: int
     layout: Literal["padded", "packed", "flat"]
     fill_to: int | None = None
+    fill_rows: int = 0
     fused_loss: bool = False
 
     def __call__(self, rows: Sequence[Sequence[Row]]) -> dict[str, torch.Tensor | int]:
@@ -52,7 +54,8 @@ class Collator:
         return {**batch, REAL_TOKENS: real}
 
     def _flat(self, documents: Sequence[Row], rows: int) -> dict[str, torch.Tensor | int]:
-        documents = [*documents, *self._filling(rows, sum(len(ids) for ids, _ in documents))]
+        missing = max(rows, self.fill_rows) * (self.fill_to or 0) - sum(len(ids) for ids, _ in documents)
+        documents = [*documents, *self._padding(missing)]
         lengths = np.array([len(ids) for ids, _ in documents])
         bounds = torch.from_numpy(np.concatenate([[0], lengths.cumsum()]).astype(np.int32))
         ids, labels, positions = _joined(documents)
@@ -66,16 +69,17 @@ class Collator:
             "max_length_k": self.fill_to or int(lengths.max()),
         }
 
-    def _filling(self, rows: int, tokens: int) -> list[Row]:
+    def _padding(self, tokens: int) -> list[Row]:
         """Documents of padding, none longer than a row."""
         if self.fill_to is None:
             return []
-        left = rows * self.fill_to - tokens
-        lengths = [min(self.fill_to, left - start) for start in range(0, left, self.fill_to)]
+        lengths = [min(self.fill_to, tokens - start) for start in range(0, tokens, self.fill_to)]
         return [(np.full(length, self.pad_token_id), np.full(length, IGNORED)) for length in lengths]
 
     def _rows(self, rows: Sequence[Sequence[Row]]) -> dict[str, torch.Tensor | int]:
-        width = max(sum(len(ids) for ids, _ in row) for row in rows)
+        # A row of padding is a document, so that its tokens have something to look at.
+        rows = [*rows, *([row] for row in self._padding((self.fill_rows - len(rows)) * (self.fill_to or 0)))]
+        width = max(self.fill_to or 0, *(sum(len(ids) for ids, _ in row) for row in rows))
         input_ids = np.full((len(rows), width), self.pad_token_id, dtype=np.int64)
         labels = np.full((len(rows), width), IGNORED, dtype=np.int64)
         positions = np.zeros((len(rows), width), dtype=np.int64)

@@ -68,7 +68,8 @@ def _lengths(batch: Mapping[str, Any], ids: Tensor, with_loss: Tensor | None) ->
     if isinstance(bounds, Tensor):
         edges = bounds.long()
     elif isinstance(mask, Tensor) and not isinstance(positions, Tensor):
-        return [length for length in mask.sum(dim=1).tolist() if length]
+        rows = mask if with_loss is None else mask[with_loss.any(dim=1)]
+        return [length for length in rows.sum(dim=1).tolist() if length]
     elif isinstance(positions, Tensor) and positions.shape == ids.shape:
         # Positions count up by one within a document; anything else begins one. A row begins one in any case.
         begins = torch.ones_like(ids, dtype=torch.bool)

@@ -35,7 +35,8 @@ class ProfileWindow:
         for profile in self.profiles:
             for path, value in _numbers(profile):
                 values.setdefault(path, []).append(value)
-        values.pop("step", None)
+        for no_measure in ("step", "compiled"):  # a number, and what most steps do not have
+            values.pop(no_measure, None)
         return {path: statistics.median(found) for path, found in values.items()}
 
     def peak(self) -> int | None:

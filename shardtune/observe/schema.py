@@ -200,6 +200,7 @@ EVENTS: Mapping[str, Event] = {
         "hardware_tflops": Field("number", "Those executed: padding and recomputation too", optional=True),
         "mfu": Field("number", "`tflops` over the chip's dense bf16 peak", optional=True),
         "hfu": Field("number", "`hardware_tflops` over the same", optional=True),
+        "compiled": Field("integer", "Graphs that torch.compile made in it; absent if none", optional=True),
         "memory": Field("object", "On the GPU", optional=True, fields=_MEMORY),
         "host": Field("object", "This process", optional=True, fields=_HOST),
         "gpu": Field("object", "From NVML, at most a second old", optional=True, fields=_GPU),

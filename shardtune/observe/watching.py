@@ -14,6 +14,7 @@ from shardtune.observe.batches import BatchCount, count_batch
 from shardtune.observe.chips import peak_tflops
 from shardtune.observe.clocks import Clock, CudaClock, HostClock, Mark
 from shardtune.observe.collectives import CollectiveTap
+from shardtune.observe.compiling import CompileCount
 from shardtune.observe.fetching import FetchTap
 from shardtune.observe.flop_recorder import FlopRecorder
 from shardtune.observe.flops import FlopFormula
@@ -66,6 +67,7 @@ class TrainingWatch:
         self.recorder: FlopRecorder | None = None
         self._recomputed = bool(args.gradient_checkpointing)
         self._formula: FlopFormula | None = None
+        self.compiling = CompileCount(profiler.say)
         self.host = HostMeter()
         self.gpu: GpuMeter | None = None
         self.peak: float | None = None
@@ -100,6 +102,7 @@ class TrainingWatch:
                 self.clock.take_back([self._after_fetch])
             self._after_fetch = None
         self._used = []
+        self.compiling.begin_step()
         self.in_step = True
 
     def end_micro_batch(self) -> None:
@@ -124,6 +127,8 @@ class TrainingWatch:
         if self.collectives is not None and self.collectives.is_open:
             self.timer.now.known.add("collective")
         facts: dict[str, object] = {"host": self.host.read()}
+        if compiled := self.compiling.end_step(number):
+            facts["compiled"] = compiled
         if self.on_cuda:
             facts["memory"] = _gpu_memory(self.device)
         if self.gpu is not None and self.gpu.latest:

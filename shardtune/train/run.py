@@ -49,7 +49,7 @@ from shardtune.train.account import (
     warn_of_random_weights,
     write_config,
 )
-from shardtune.train.attention import FLAT_ATTENTION, masks_are_transformers, settle_packing
+from shardtune.train.attention import FLAT_ATTENTION, NEARLY_FULL, masks_are_transformers, settle_packing
 from shardtune.train.choices import (
     fp8_blocks,
     fp8_compute_notice,
@@ -130,7 +130,7 @@ def train(resolved: ResolvedConfig, *, run_id: str | None = None, stop: StopRequ
         filled = prepared.train.counts.tokens / (prepared.train.counts.rows * config.data.max_length)
         resolved = settle_packing(resolved, blueprint.model, processes.device, filled)
         config = resolved.config
-        data = _lay_out(config, prepared, blueprint.model, tokenizer)
+        data = _lay_out(config, prepared, blueprint.model, tokenizer, filled)
         math = training_math(config.train, rows=len(data.train), tokens=data.tokens, processes=processes.world_size)
         write_config(scene, resolved)
         set_seed(config.train.seed)
@@ -227,9 +227,17 @@ def _check_data(
 
 
 def _lay_out(
-    config: RunConfig, prepared: PreparedSet, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+    config: RunConfig,
+    prepared: PreparedSet,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    filled: float,
 ) -> Data:
-    """Rows as they are, or packed; and the batch layout that fits the attention code."""
+    """Rows as they are, or packed; and the batch layout that fits the attention code.
+
+    Args:
+        filled: How much of `data.max_length` a row takes on average.
+    """
     layout: Literal["padded", "packed", "flat"] = "padded"
     if config.train.packing:
         layout = "flat" if model.config._attn_implementation in FLAT_ATTENTION else "packed"
@@ -237,13 +245,14 @@ def _lay_out(
     def documents(part: Prepared) -> Documents:
         return Documents(part, part.packs(config.data.max_length) if config.train.packing else None)
 
+    one_shape = config.train.compile is True and (config.train.packing or filled >= NEARLY_FULL)
     return Data(
         train=documents(prepared.train),
         val=documents(prepared.val) if prepared.val is not None else None,
         collator=Collator(
             tokenizer.pad_token_id,
             layout,
-            fill_to=config.data.max_length if config.train.compile is True and layout == "flat" else None,
+            fill_to=config.data.max_length if one_shape else None,
             fused_loss=config.train.fused_loss is True,
         ),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -133,7 +134,7 @@ class ShardedSFTTrainer(SFTTrainer):
         return StepLoader(
             rows,
             batch_sampler=order,
-            collate_fn=self.collator,
+            collate_fn=replace(self.collator, fill_rows=order.micro_batch) if self.collator.fill_to else self.collator,
             num_workers=self.args.dataloader_num_workers,
             pin_memory=self.args.dataloader_pin_memory,
             persistent_workers=self.args.dataloader_persistent_workers,

@@ -150,6 +150,44 @@ def test_a_flat_batch_can_be_filled_up_to_one_shape() -> None:
     assert longer["cu_seq_lens_q"].diff().max() == 12  # no document of padding is longer than a row
 
 
+@pytest.mark.parametrize(("layout", "shape"), [("padded", (3, 12)), ("packed", (3, 12)), ("flat", (1, 36))])
+def test_filled_up_a_batch_has_one_shape_whatever_its_rows_are(
+    layout: Literal["padded", "packed", "flat"], shape: tuple[int, int]
+) -> None:
+    collator = Collator(0, layout, fill_to=12, fill_rows=3)
+    for rows in ([whole(12), whole(5), whole(9)], [whole(7)], [whole(12), whole(1)]):
+        batch = collator(rows)
+        assert batch["input_ids"].shape == batch["labels"].shape == shape
+        bare = Collator(0, layout)(rows)
+        assert batch[REAL_TOKENS] == bare[REAL_TOKENS]
+        meant = bare["labels"][bare["labels"] != IGNORED]
+        assert torch.equal(batch["labels"][batch["labels"] != IGNORED], meant)
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("layout", ["padded", "packed"])
+def test_what_a_batch_is_filled_up_with_changes_neither_loss_nor_gradients(
+    layout: Literal["padded", "packed"], attention: str
+) -> None:
+    """A row of padding among them: one whose tokens see nothing would make everything NaN."""
+    model = dense()
+    model.set_attn_implementation(attention)
+    rows = [documents(9), documents(6, seed=1)]
+    found = []
+    for collator in (Collator(0, layout), Collator(0, layout, fill_to=14, fill_rows=4)):
+        batch = collator(rows)
+        batch.pop(REAL_TOKENS)
+        labels = batch.pop("labels")
+        model.zero_grad()
+        logits = model(**batch, use_cache=False).logits
+        loss = cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), reduction="sum")
+        loss.backward()
+        found.append([loss.detach(), *(p.grad.clone() for p in model.parameters())])
+    assert len(found[0]) > 10
+    for bare, filled in zip(*found, strict=True):
+        torch.testing.assert_close(filled, bare, rtol=1e-4, atol=1e-6)
+
+
 @pytest.mark.parametrize("layout", ["padded", "packed", "flat"])
 def test_a_batch_says_where_something_is_predicted_and_what(layout: Literal["padded", "packed", "flat"]) -> None:
     ids = np.arange(6) + 10

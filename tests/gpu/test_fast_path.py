@@ -9,6 +9,8 @@ import pytest
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
+from shardtune.observe.compiling import graphs_compiled
+
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 HIDDEN, LENGTH = 1024, 512
 SIZES = {"hidden": HIDDEN, "length": LENGTH}
@@ -41,12 +43,12 @@ def test_nothing_is_compiled_again_whatever_documents_a_batch_has(
     paths: tuple[fast_path.Path, fast_path.Path],
 ) -> None:
     fast, _ = paths
-    warm = fast_path.graphs_compiled()
+    warm = graphs_compiled()
     batches = [fast_path.packed_rows(LENGTH, seed) for seed in range(10)]
     for rows in batches:
         fast.loss_and_gradients(rows)
     assert len({sum(map(len, rows)) for rows in batches}) > 4  # documents
-    assert warm > 0 and fast_path.graphs_compiled() == warm
+    assert warm > 0 and graphs_compiled() == warm
 
 
 def test_the_host_waits_for_nothing_in_a_step(paths: tuple[fast_path.Path, fast_path.Path]) -> None:

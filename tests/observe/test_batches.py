@@ -70,3 +70,13 @@ def test_what_lies_on_a_device_is_not_counted_since_asking_would_wait_for_it() -
 
 def test_the_collators_own_count_goes_by_the_same_name() -> None:
     assert batches._COUNTED == collate.REAL_TOKENS
+
+
+def test_a_padded_row_that_teaches_nothing_is_padding_to_our_own_collator() -> None:
+    ids = torch.ones(2, 4, dtype=torch.long)
+    labels = torch.tensor([[-100, 1, 1, -100], [-100] * 4])
+    batch = {"input_ids": ids, "labels": labels, "attention_mask": torch.tensor([[1, 1, 1, 0], [1, 1, 1, 1]])}
+    ours, others = count_batch({**batch, "real_tokens": 3}), count_batch(batch)
+    assert ours is not None and others is not None
+    assert (ours.lengths, ours.real, ours.padded) == ((3,), 3, 5)
+    assert (others.lengths, others.real, others.padded) == ((3, 4), 7, 1)

@@ -132,6 +132,26 @@ def test_tokens_are_those_the_model_saw(tmp_path: Path, toy_model: Path) -> None
     assert [step["real"] + step["padded"] for step in tokens] == computed
 
 
+def test_a_step_that_compiles_says_so_and_a_late_one_is_remarked(tmp_path: Path, toy_model: Path) -> None:
+    torch._dynamo.reset()
+    lengths = [16] * 5 + [9] * 3
+    data = Dataset.from_dict({"input_ids": [list(range(5, 5 + length)) for length in lengths]})
+    profiler = LLMStepProfiler(console=quiet())
+    run = trainer(
+        tmp_path, toy_model, [profiler], data=data, max_steps=8, per_device_train_batch_size=1,
+        gradient_accumulation_steps=1, train_sampling_strategy="sequential",
+    )  # fmt: skip
+    for layer in run.model.base_model.model.model.layers:
+        layer.mlp.forward = torch.compile(layer.mlp.forward, backend="eager", dynamic=False)
+    run.train()
+    compiled = [profile.get("compiled", 0) for profile in events(tmp_path, "profile")]
+    assert [count > 0 for count in compiled] == [True] + [False] * 4 + [True] + [False] * 2
+    [notice] = [event["text"] for event in events(tmp_path, "notice") if "compiled" in event["text"]]
+    assert notice.startswith("step 6 compiled layers again") and "step 6 compiled" in said(profiler)
+    medians = json.loads((tmp_path / "profile.json").read_text())["medians"]
+    assert "seconds.step" in medians and "compiled" not in medians
+
+
 def test_waiting_for_data_is_told_apart_from_computing(tmp_path: Path, toy_model: Path, time: Time) -> None:
     run = trainer(tmp_path, toy_model, [LLMStepProfiler(console=quiet())], max_steps=3)
     loader_of = run.get_train_dataloader

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from contextlib import redirect_stdout
+from functools import partial
 from io import StringIO
 from pathlib import Path
 
@@ -13,7 +15,7 @@ import torch
 from interrupted import run
 from running import events
 from safetensors.torch import load_file
-from toys import save_toy, toy_config, toy_llama, toy_text_config
+from toys import WORDS, save_toy, toy_config, toy_llama, toy_text_config
 
 from shardtune.config import load_config
 from shardtune.errors import UserInputError
@@ -81,6 +83,35 @@ def test_the_run_says_which_code_it_takes(runs: dict[str, Path]) -> None:
     assert said("eager") == f"eager: LoRA ({why}), loss ({why}), layers ({why}); attention: sdpa"
     assert said("loss-only").startswith("fused: loss; eager: LoRA (train.fused_lora is false), ")
     assert said("compiled") == "fused: LoRA on 4 layers, loss, compiled layers; attention: sdpa"
+
+
+@pytest.mark.parametrize(
+    ("packing", "lengths"),
+    [("true", [18, 10, 13, 9, 5, 8] * 4), ("false", [30, 29, 28, 30, 29])],
+    ids=["packed", "nearly full"],
+)
+def test_layers_are_compiled_in_the_first_step_and_never_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, packing: str, lengths: list[int]
+) -> None:
+    """Whatever rows a batch has, and in the last one of an epoch, which has fewer.
+
+    Two documents to a row at least: where a batch has none to keep apart, transformers leaves the mask out, which is
+    another way through the layer.
+    """
+    torch._dynamo.reset()
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+    rows = [{"text": " ".join(WORDS[n % 60] for n in range(length))} for length in lengths]
+    (tmp_path / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    data = {"prompt_template": None, "max_length": 31}
+    config = toy_config(
+        tmp_path, toy_llama(tmp_path / "model"), tmp_path / "rows.jsonl", data=data, train={"max_steps": 8}
+    )
+    assert run(config, "train.compile=true", f"train.packing={packing}", run_id="one") == 0
+    profiles = events(tmp_path / "runs" / "one", "profile")
+    assert len({profile["tokens"]["real"] for profile in profiles}) > 2  # other rows, and fewer
+    assert len({profile["tokens"]["real"] + profile["tokens"]["padded"] for profile in profiles}) == 1
+    compiled = [profile.get("compiled", 0) for profile in profiles]
+    assert compiled[0] > 0 and compiled[1:] == [0] * 7
 
 
 def test_lora_on_weights_held_in_fp8_takes_one_operator_too(
