@@ -33,7 +33,7 @@ class CompileCount:
             self._told += 1
             last = " (not said again)" if self._told == _TELLINGS else ""
             self._say(
-                f"step {number} compiled layers again, which made it slow: its rows had a shape no step before had. "
-                f"Packed rows have one shape (train.packing); train.compile: false compiles nothing{last}."
+                f"step {number} compiled layers again, which made it slow: as a rule its rows have a shape no step "
+                f"before had. Packed rows have one shape (train.packing); train.compile: false compiles nothing{last}."
             )
         return max(0, made)

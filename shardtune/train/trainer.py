@@ -131,10 +131,13 @@ class ShardedSFTTrainer(SFTTrainer):
         )
 
     def _loader(self, rows: Documents, order: StepOrder) -> StepLoader:
+        collator = self.collator
+        if collator.fill_to is not None and len(order) > 1:  # otherwise the only batch there is has one shape already
+            collator = replace(collator, fill_rows=order.micro_batch)
         return StepLoader(
             rows,
             batch_sampler=order,
-            collate_fn=replace(self.collator, fill_rows=order.micro_batch) if self.collator.fill_to else self.collator,
+            collate_fn=collator,
             num_workers=self.args.dataloader_num_workers,
             pin_memory=self.args.dataloader_pin_memory,
             persistent_workers=self.args.dataloader_persistent_workers,
