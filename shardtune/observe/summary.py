@@ -41,9 +41,13 @@ def data_line(counts: PreparedCounts) -> str:
     return text + (f" ({told})" if told else "")
 
 
-def packing_line(documents: Documents, capacity: int) -> str:
+def packing_line(documents: Documents, capacity: int, *, filled: bool) -> str:
+    """Args:
+    filled: Sequences are padded to the capacity, so that compiled code sees one shape.
+    """
     if documents.packs is None:
-        return "off: one row per sequence, padded to the longest of its batch"
+        to = f"{capacity:,}: layers are compiled for one shape" if filled else "the longest of its batch"
+        return f"off: one row per sequence, padded to {to}"
     used = documents.packs.efficiency(documents.prepared.lengths, capacity)
     rows, sequences = len(documents.prepared), len(documents)
     return f"{rows:,} rows in {sequences:,} sequences of {capacity:,}, {used:.1%} of the places used"

@@ -9,6 +9,7 @@ from contextlib import redirect_stdout
 from functools import partial
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -85,33 +86,49 @@ def test_the_run_says_which_code_it_takes(runs: dict[str, Path]) -> None:
     assert said("compiled") == "fused: LoRA on 4 layers, loss, compiled layers; attention: sdpa"
 
 
+def compiled_run(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, lengths: list[int], *overrides: str
+) -> list[dict[str, Any]]:
+    """The profiles of eight steps over rows of so many words, in sequences of 31 tokens."""
+    torch._dynamo.reset()
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+    rows = [{"text": " ".join(WORDS[n % 60] for n in range(length))} for length in lengths]
+    (folder / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    data = {"prompt_template": None, "max_length": 31}
+    config = toy_config(folder, toy_llama(folder / "model"), folder / "rows.jsonl", data=data, train={"max_steps": 8})
+    assert run(config, "train.compile=true", *overrides, run_id="one") == 0
+    return events(folder / "runs" / "one", "profile")
+
+
 @pytest.mark.parametrize(
-    ("packing", "lengths"),
-    [("true", [18, 10, 13, 9, 5, 8] * 4), ("false", [30, 29, 28, 30, 29])],
+    ("packing", "lengths", "said"),
+    [
+        ("true", [18, 10, 13, 9, 5, 8] * 4, "packing   24 rows in "),
+        ("false", [30, 29, 28, 30, 29], "padded to 31: layers are compiled for one shape"),
+    ],
     ids=["packed", "nearly full"],
 )
 def test_layers_are_compiled_in_the_first_step_and_never_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, packing: str, lengths: list[int]
-) -> None:
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    packing: str, lengths: list[int], said: str,
+) -> None:  # fmt: skip
     """Whatever rows a batch has, and in the last one of an epoch, which has fewer.
 
     Two documents to a row at least: where a batch has none to keep apart, transformers leaves the mask out, which is
     another way through the layer.
     """
-    torch._dynamo.reset()
-    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
-    rows = [{"text": " ".join(WORDS[n % 60] for n in range(length))} for length in lengths]
-    (tmp_path / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    data = {"prompt_template": None, "max_length": 31}
-    config = toy_config(
-        tmp_path, toy_llama(tmp_path / "model"), tmp_path / "rows.jsonl", data=data, train={"max_steps": 8}
-    )
-    assert run(config, "train.compile=true", f"train.packing={packing}", run_id="one") == 0
-    profiles = events(tmp_path / "runs" / "one", "profile")
+    profiles = compiled_run(tmp_path, monkeypatch, lengths, f"train.packing={packing}")
+    assert said in capsys.readouterr().out
     assert len({profile["tokens"]["real"] for profile in profiles}) > 2  # other rows, and fewer
-    assert len({profile["tokens"]["real"] + profile["tokens"]["padded"] for profile in profiles}) == 1
+    assert {profile["tokens"]["real"] + profile["tokens"]["padded"] for profile in profiles} == {2 * 31}
     compiled = [profile.get("compiled", 0) for profile in profiles]
     assert compiled[0] > 0 and compiled[1:] == [0] * 7
+
+
+def test_where_there_is_one_batch_no_rows_are_filled_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    profiles = compiled_run(tmp_path, monkeypatch, [18, 10], "train.packing=true")
+    assert {profile["tokens"]["real"] + profile["tokens"]["padded"] for profile in profiles} == {31}
+    assert [profile.get("compiled", 0) > 0 for profile in profiles] == [True] + [False] * 7
 
 
 def test_lora_on_weights_held_in_fp8_takes_one_operator_too(
