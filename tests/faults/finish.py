@@ -1,8 +1,8 @@
 """Does every finished run end with 0? `python tests/faults/finish.py --runs 300` beside a machine that is kept busy.
 
 Each run trains a toy on three processes for two steps, through the command line. Busy loops on every core make the
-threads of launcher and ranks meet the end of their processes at odd moments. Prints the exit codes, and what a run said
-that did not end with 0.
+threads of launcher and ranks meet the end of their processes at odd moments; on a machine with many cores `--at-once`
+starts several runs side by side. Prints the exit codes, and what a run said that did not end with 0.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
@@ -27,8 +28,8 @@ def _busy() -> None:
         pass
 
 
-def finish(runs: int, *, busy: int) -> collections.Counter[int]:
-    """Exit codes of so many runs, one after the other, beside so many busy loops."""
+def finish(runs: int, *, at_once: int, busy: int) -> collections.Counter[int]:
+    """Exit codes of so many runs, so many of them at once, beside so many busy loops."""
     codes: collections.Counter[int] = collections.Counter()
     loops = [multiprocessing.Process(target=_busy, daemon=True) for _ in range(busy)]
     with tempfile.TemporaryDirectory(prefix="shardtune-finish-") as name:
@@ -38,13 +39,17 @@ def finish(runs: int, *, busy: int) -> collections.Counter[int]:
         environment = {**environment_of_tests(), "OMP_NUM_THREADS": "1"}
         for loop in loops:
             loop.start()
-        for number in range(runs):
-            done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
-            codes[done.returncode] += 1
-            if done.returncode != 0:
-                print(f"run {number + 1} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}", flush=True)
-            if (number + 1) % 25 == 0:
-                print(f"{number + 1} runs: {dict(codes)}", flush=True)
+
+        def one_run(number: int) -> subprocess.CompletedProcess[str]:
+            return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
+
+        with ThreadPoolExecutor(at_once) as pool:
+            for number, done in enumerate(pool.map(one_run, range(runs)), start=1):
+                codes[done.returncode] += 1
+                if done.returncode != 0:
+                    print(f"run {number} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}", flush=True)
+                if number % 25 == 0:
+                    print(f"{number} runs: {dict(codes)}", flush=True)
         for loop in loops:
             loop.terminate()
     return codes
@@ -53,9 +58,10 @@ def finish(runs: int, *, busy: int) -> collections.Counter[int]:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=300)
+    parser.add_argument("--at-once", type=int, default=1, help="runs side by side")
     parser.add_argument("--busy", type=int, default=multiprocessing.cpu_count(), help="busy loops beside the runs")
     asked = parser.parse_args()
     began = time.monotonic()
-    ended = finish(asked.runs, busy=asked.busy)
+    ended = finish(asked.runs, at_once=asked.at_once, busy=asked.busy)
     print(f"{sum(ended.values())} runs of three processes in {(time.monotonic() - began) / 60:.0f} min: {dict(ended)}")
     sys.exit(0 if set(ended) == {0} else 1)
