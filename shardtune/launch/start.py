@@ -15,10 +15,10 @@ from shardtune.errors import UserInputError
 from shardtune.launch.defaults import banner, set_safe_defaults
 from shardtune.launch.ending import STOPPED_EARLY, as_rank
 from shardtune.launch.local import launch, process_count, threads_per_process
+from shardtune.launch.parent_death import LAUNCHER_VARIABLE
 from shardtune.launch.place import Asked, Node, Worker, read_place
 from shardtune.launch.run_folder import FOLDER_VARIABLE
 from shardtune.launch.which_run import Choice, choose_run
-from shardtune.launch.workers import LAUNCHER_VARIABLE
 from shardtune.model.locate import check_model_folder
 from shardtune.train.interrupt import StopRequest
 

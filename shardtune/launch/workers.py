@@ -16,9 +16,9 @@ from shardtune.launch.exit_codes import stop_signal
 from shardtune.launch.failure import ERRORS_VARIABLE, read_records
 from shardtune.launch.findings import Finding
 from shardtune.launch.host_memory import oom_kills
+from shardtune.launch.parent_death import LAUNCHER_VARIABLE
 from shardtune.launch.stacks import ask as stacks_of
 
-LAUNCHER_VARIABLE = "SHARDTUNE_LAUNCHER_PID"
 STORE_VARIABLE = "SHARDTUNE_STORE_PREFIX"  # the launcher's store is the ranks' too; each attempt has keys of its own
 _LATE = 5.0  # seconds past its deadline after which a rank's own watchdog is taken to be stuck as well
 
