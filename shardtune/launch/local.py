@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import sys
 import tempfile
@@ -15,6 +14,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from shardtune.errors import UserInputError
+from shardtune.launch.capacity import check_capacity
 from shardtune.launch.council import Council, Exchange, Report, Word, end_word, on_masters_clock
 from shardtune.launch.exit_codes import DONE, LEFT_AT_ONCE, LOST, stop_signal, stop_signals, stopped_by
 from shardtune.launch.failure import render
@@ -34,13 +34,15 @@ _SETTLE = 3.0  # seconds for the other ranks to end by themselves after a failur
 _FAREWELL = 5.0  # seconds the master stays for the others to read its last word
 
 
-def process_count(asked: int | str, device: str) -> int:
+def process_count(asked: int | str, device: str, *, force: bool = False) -> int:
     """How many processes `auto` is here: one per GPU, or one.
 
     Raises:
-        UserInputError: more processes than GPUs, with the device set to cuda.
+        UserInputError: more processes than GPUs, or (unless `force`) than this machine has memory or cores for.
     """
     import torch
+
+    from shardtune.data.workers import usable_cores
 
     gpus = torch.cuda.device_count() if device != "cpu" and torch.cuda.is_available() else 0
     if asked == "auto":
@@ -51,13 +53,16 @@ def process_count(asked: int | str, device: str) -> int:
             f"{count} processes were asked for, but this machine has {gpus} GPU{'s' if gpus > 1 else ''}.",
             fix=f"Use --nproc {gpus} or auto, or parallel.device: cpu.",
         )
+    if count > 1:
+        check_capacity(count, None if gpus else usable_cores(), force=force)
     return count
 
 
 def threads_per_process(nproc: int) -> int:
     """The cores this process may use, shared out."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, cores // nproc)
+    from shardtune.data.workers import usable_cores
+
+    return max(1, usable_cores() // nproc)
 
 
 def launch(command: list[str], node: Node, nproc: int, config: RunConfig, environ: Mapping[str, str]) -> int:

@@ -30,10 +30,15 @@ def start(
     run_id: str | None,
     environ: MutableMapping[str, str],
     asked: Asked = Asked(),  # noqa: B008 - frozen
+    *,
+    force: bool = False,
 ) -> int:
     """Train as `config` says; returns the exit code.
 
     Whatever can be found wrong without torch is found here, once, before any process is started.
+
+    Args:
+        force: Start more processes than this machine has memory or cores for.
     """
     place = read_place(environ, asked)
     set_safe_defaults(environ)
@@ -42,7 +47,7 @@ def start(
         return _work(config, overrides, accelerate_config, run_id, place, environ)
     with StopRequest() as stop:  # reading the config and importing torch take seconds, and a scheduler may not wait
         try:
-            train = _prepare(config, overrides, accelerate_config, run_id, place, environ)
+            train = _prepare(config, overrides, accelerate_config, run_id, place, environ, force=force)
             if stop.requested:  # code that swallows exceptions got the signal
                 raise SystemExit
         except SystemExit:
@@ -60,6 +65,8 @@ def _prepare(
     run_id: str | None,
     node: Node,
     environ: MutableMapping[str, str],
+    *,
+    force: bool,
 ) -> Callable[[], int]:
     """Check what can be checked, choose the run's folder, and return what trains."""
     resolved = load_config(config, overrides, accelerate_config, environ)
@@ -67,7 +74,7 @@ def _prepare(
         model = resolved.config.model
         check_model_folder(model.model_name_or_path, weights=model.weights == "checkpoint")
     check_dataset_path(resolved.config.data)
-    nproc = _processes(node, resolved)
+    nproc = _processes(node, resolved, force=force)
     print(_banner(node, nproc), flush=True)
     command = _command(config, overrides, accelerate_config, run_id)
     if node.nnodes > 1:  # rank 0 makes the folder, wherever it is
@@ -89,11 +96,11 @@ def _train_in(chosen: Choice, train: Callable[[], int]) -> int:
     return code
 
 
-def _processes(node: Node, resolved: ResolvedConfig) -> int:
+def _processes(node: Node, resolved: ResolvedConfig, *, force: bool) -> int:
     asked = resolved.config.parallel.nproc
     if asked == "auto" and node.nproc is not None:
         asked = node.nproc
-    return process_count(asked, resolved.config.parallel.device)
+    return process_count(asked, resolved.config.parallel.device, force=force)
 
 
 def _work(
