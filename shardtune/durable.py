@@ -17,9 +17,9 @@ def fsync(path: Path) -> None:
 
 
 def write_file(path: Path, content: str | bytes) -> None:
-    """Write a new file that anybody may read, and wait until the disk has it."""
+    """Write a file that anybody who may enter its folder may read, and wait until the disk has it. Follows no link."""
     rest = memoryview(content.encode("utf-8") if isinstance(content, str) else content)
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o644)
     try:
         while rest:
             rest = rest[os.write(handle, rest) :]

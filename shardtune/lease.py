@@ -31,7 +31,8 @@ class Lease:
         """The lease, or None if somebody alive still has it after `wait` seconds. An orphan's file is taken over."""
         until = time.monotonic() + wait
         while True:
-            file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o644), "r+")
+            # No link is followed: whoever may put one there must not choose which file is emptied below.
+            file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644), "r+")
             if _lock(file):
                 # Its former owner may have removed the file after we opened it: then we hold a lock on nothing.
                 if _is_still(path, file):
@@ -54,12 +55,12 @@ class Lease:
 def is_held(path: Path) -> bool:
     """Whether somebody alive holds the lease (this process counts)."""
     try:
-        with os.fdopen(os.open(path, os.O_RDWR), "r+") as file:
+        with os.fdopen(os.open(path, os.O_RDWR | os.O_NOFOLLOW), "r+") as file:
             return not _lock(file)
     except FileNotFoundError:
         return False
-    except PermissionError:
-        return True  # another user's: not ours to judge
+    except OSError:
+        return True  # another user's, or a link: not ours to judge
 
 
 def looks_alive(path: Path) -> bool | None:

@@ -75,6 +75,7 @@ VERDICTS: dict[str, Verdict] = {
     "data.on_error": _DATA,
     "data.cache_dir": _FREE,
     "train.output_dir": _FREE,
+    "train.run_folder_access": _FREE,
     "train.num_train_epochs": _LENGTH,
     "train.max_steps": _LENGTH,
     "train.per_device_train_batch_size": _BATCH,

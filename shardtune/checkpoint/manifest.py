@@ -18,6 +18,7 @@ from typing import Any, Literal
 from shardtune.durable import replace_file, write_file
 
 NAME = "manifest.json"
+TRAINER = "trainer.json"  # where a run stood, and what it was asked to be
 FORMAT = 1
 _PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 _PIECE = 1 << 20

@@ -82,6 +82,17 @@ class CheckpointStore:
         matches = (_NAME.fullmatch(p.name) for p in self.folder.iterdir() if p.is_dir() and not p.is_symlink())
         return sorted(int(m.group(1)) for m in matches if m)
 
+    def not_folders(self) -> list[str]:
+        """What is named like a checkpoint and is a link or a file: never read, and said where a run is looked at."""
+        if not self.folder.is_dir():
+            return []
+        found = (path for path in sorted(self.folder.iterdir()) if _NAME.fullmatch(path.name))
+        return [
+            f"{path.name} is a {'symbolic link' if path.is_symlink() else 'file'} and no checkpoint: it is not used"
+            for path in found
+            if path.is_symlink() or not path.is_dir()
+        ]
+
     def write(self, step: int, fill: Callable[[Path], None], about: Mapping[str, Any]) -> Path:
         """Publish one checkpoint, point to it, delete what exceeds `keep`.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from typing import Annotated
 
 import typer
@@ -60,6 +59,7 @@ def train(
     saved: start it again; 130 stopped by Ctrl-C; 69 a node was lost; 71 a GPU ran out of memory; 76 a rank hung
     (docs/exit-codes.md).
     """
+    from shardtune.launch.ending import leave
     from shardtune.launch.place import Asked
     from shardtune.launch.start import start
 
@@ -73,4 +73,4 @@ def train(
     if max_restarts is not None:
         overrides.append(f"parallel.max_restarts={max_restarts}")
     asked = Asked(nnodes, node_rank, master_addr, master_port)
-    sys.exit(start(config, overrides, accelerate_config, run_id, os.environ, asked, force=force))
+    leave(start(config, overrides, accelerate_config, run_id, os.environ, asked, force=force))

@@ -269,6 +269,11 @@ class TrainSection(Section):
     output_dir: str = Field(
         default="runs", min_length=1, description="Each run gets a folder of its own, <output_dir>/<run-id>."
     )
+    run_folder_access: Literal["private", "group"] = Field(
+        default="private",
+        description="Who else may read a run's folder: nobody (`private`, mode 0700), or its group (`group`, 0750). A "
+        "folder that is open already is not closed.",
+    )
     num_train_epochs: Float = Field(
         default=3.0, gt=0, description="Passes over the training data (fractions are allowed)."
     )

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 from collections.abc import Callable, MutableMapping
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
@@ -17,8 +17,8 @@ from shardtune.launch.ending import STOPPED_EARLY, as_rank
 from shardtune.launch.local import launch, process_count, threads_per_process
 from shardtune.launch.parent_death import LAUNCHER_VARIABLE
 from shardtune.launch.place import Asked, Node, Worker, read_place
-from shardtune.launch.run_folder import FOLDER_VARIABLE
-from shardtune.launch.which_run import Choice, choose_run
+from shardtune.launch.run_folder import CHECKPOINTS, FOLDER_VARIABLE, RunFolder
+from shardtune.launch.which_run import choose_run
 from shardtune.model.locate import check_model_folder
 from shardtune.train.interrupt import StopRequest
 
@@ -45,17 +45,18 @@ def start(
     if isinstance(place, Worker):
         # A worker's errors go to its launcher, which tells them once for all ranks.
         return _work(config, overrides, accelerate_config, run_id, place, environ)
-    with StopRequest() as stop:  # reading the config and importing torch take seconds, and a scheduler may not wait
+    environ.pop(FOLDER_VARIABLE, None)  # of another run that this command was started in
+    # Reading the config and importing torch take seconds, and a scheduler may not wait.
+    with ExitStack() as at_end, StopRequest() as stop:
         try:
-            train = _prepare(config, overrides, accelerate_config, run_id, place, environ, force=force)
-            if stop.requested:  # code that swallows exceptions got the signal
-                raise SystemExit
+            train = _prepare(config, overrides, accelerate_config, run_id, place, environ, at_end, force=force)
+            stop.wait_for_step()  # unless code that swallows exceptions got a signal, what trains listens from here on
         except SystemExit:
             if not stop.requested:
                 raise
             print(STOPPED_EARLY, flush=True)
             return stop.exit_code
-        return train()  # listens itself
+        return train()
 
 
 def _prepare(
@@ -65,10 +66,11 @@ def _prepare(
     run_id: str | None,
     node: Node,
     environ: MutableMapping[str, str],
+    at_end: ExitStack,
     *,
     force: bool,
 ) -> Callable[[], int]:
-    """Check what can be checked, choose the run's folder, and return what trains."""
+    """Check what can be checked, choose the run's folder and hold it until `at_end`, and return what trains."""
     resolved = load_config(config, overrides, accelerate_config, environ)
     if node.node_rank == 0 or resolved.config.model.load == "read-all":  # others may get the model from rank 0
         model = resolved.config.model
@@ -80,19 +82,20 @@ def _prepare(
     if node.nnodes > 1:  # rank 0 makes the folder, wherever it is
         return partial(launch, command, node, nproc, resolved.config, environ)
     chosen = choose_run(resolved.config, run_id)
+    at_end.callback(chosen.held.lease.release)
     if chosen.told:
         print(chosen.told, flush=True)
     environ[FOLDER_VARIABLE] = str(chosen.folder)
+    train = partial(launch, command, node, nproc, resolved.config, environ)
     if nproc == 1:
-        here = Worker(0, 1, 0)
-        return partial(_train_in, chosen, partial(_work, config, overrides, accelerate_config, run_id, here, environ))
-    return partial(_train_in, chosen, partial(launch, command, node, nproc, resolved.config, environ))
+        train = partial(_work, config, overrides, accelerate_config, run_id, Worker(0, 1, 0), environ)
+    return partial(_train_in, chosen.held, train)
 
 
-def _train_in(chosen: Choice, train: Callable[[], int]) -> int:
+def _train_in(held: RunFolder, train: Callable[[], int]) -> int:
     code = train()
-    if code == UserInputError.exit_code and chosen.created:
-        shutil.rmtree(chosen.folder)  # nothing was trained, and the name is free for the corrected command
+    if code == UserInputError.exit_code and not held.discard_untrained() and (held.path / CHECKPOINTS).is_dir():
+        print(f"The run is kept as it was: {held.path}", file=sys.stderr)  # a restart was refused, not the run
     return code
 
 

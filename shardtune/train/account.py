@@ -14,7 +14,8 @@ from shardtune import __version__
 from shardtune.checkpoint.store import CheckpointStore
 from shardtune.config import ResolvedConfig, render_yaml
 from shardtune.config.redact import redacted
-from shardtune.launch.which_run import CHECKPOINTS, record_start
+from shardtune.launch.run_folder import CHECKPOINTS
+from shardtune.launch.which_run import record_start
 from shardtune.observe import environment, summary
 from shardtune.train.choices import slow_precision_notice
 from shardtune.train.machines import tell_machines

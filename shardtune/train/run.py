@@ -29,7 +29,8 @@ from shardtune.data.order import Documents
 from shardtune.data.prepare import PreparedSet, prepare
 from shardtune.errors import ShardtuneError
 from shardtune.launch.exit_codes import FAILED, INTERRUPTED, PREEMPTED
-from shardtune.launch.which_run import CHECKPOINTS, record_finish
+from shardtune.launch.run_folder import CHECKPOINTS
+from shardtune.launch.which_run import record_finish
 from shardtune.model.blueprint import draw_up
 from shardtune.model.load import load_tokenizer
 from shardtune.model.quantized import hold_in_fp8, multiply_codes
@@ -148,7 +149,7 @@ def train(resolved: ResolvedConfig, *, run_id: str | None = None, stop: StopRequ
         memory.config = config
         memory.ledger.watch(model)
         _load_weights(scene, config, model, blueprint, checkpoint.way, watchdog)
-        facts = _facts(config, math, prepared)
+        facts = _facts(config, asked, math, prepared)
         stop.wait_for_step()
         code = _train_and_save(
             scene, resolved, model, blueprint.wrapper, tokenizer, data, math, facts, stop, watchdog, memory.ledger
@@ -177,11 +178,12 @@ def _watched(config: RunConfig) -> Watchdog:
     return watchdog
 
 
-def _facts(config: RunConfig, math: TrainingMath, prepared: PreparedSet) -> RunFacts:
+def _facts(config: RunConfig, asked: RunConfig, math: TrainingMath, prepared: PreparedSet) -> RunFacts:
     settings = redacted_settings(config)
     return RunFacts(
         settings=settings,
         identity=identity(settings),
+        asked=redacted_settings(asked),
         data=str(prepared.about["fingerprint"]),
         batch={
             "per_device": math.per_device,

@@ -42,6 +42,7 @@ class RunFacts:
     Attributes:
         settings: The settled config by section, without secrets.
         identity: Hash of what makes it this run (`checkpoint/changes.py`).
+        asked: The config as it was given, as `run.json` has it; a run whose `run.json` is lost is found by it.
         data: Fingerprint of the prepared data.
         batch: per_device, accumulation, processes, effective.
         steps_per_epoch: Follows from data and effective batch.
@@ -49,6 +50,7 @@ class RunFacts:
 
     settings: dict[str, Any]
     identity: str
+    asked: dict[str, Any]
     data: str
     batch: dict[str, int]
     steps_per_epoch: int
@@ -121,6 +123,7 @@ class CheckpointSaver:
             "guards": trainer.guards.state() if trainer.guards is not None else {},
             "settings": self.facts.settings,
             "identity": self.facts.identity,
+            "asked": self.facts.asked,
         }
 
     def _write(self, step: int, snapshot: Snapshot, config: PeftConfig, eval_loss: float | None, began: float) -> None:

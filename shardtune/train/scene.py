@@ -15,17 +15,14 @@ from shardtune.data.collate import Collator
 from shardtune.data.order import Documents
 from shardtune.errors import UserInputError
 from shardtune.launch.meeting import Facts, differences, digests, versions
-from shardtune.launch.run_folder import FOLDER_VARIABLE
-from shardtune.launch.which_run import LEASE, choose_run
+from shardtune.launch.run_folder import FOLDER_VARIABLE, join_run_folder
+from shardtune.launch.which_run import choose_run
 from shardtune.launch.workers import STORE_VARIABLE
-from shardtune.lease import Lease, owner
 from shardtune.observe.events import EventLog
 from shardtune.parallel.processes import Processes
 
 if TYPE_CHECKING:
     from shardtune.config.schema import RunConfig
-
-_LEASE_SECONDS = 15.0  # for the data workers of a run that was just killed to notice and let go
 
 
 @dataclass(frozen=True)
@@ -53,7 +50,7 @@ class Scene:
 
 
 def open_scene(asked: RunConfig, processes: Processes, run_id: str | None, at_end: ExitStack) -> Scene:
-    """Agree on the run's folder (our launcher has chosen one; otherwise rank 0 does), and make it ours alone.
+    """Agree on the run's folder. Our launcher has chosen one and holds it; otherwise rank 0 chooses, and holds it.
 
     Args:
         asked: The config as it was given: a run is found by it, whatever `auto` turns out to be here.
@@ -64,18 +61,10 @@ def open_scene(asked: RunConfig, processes: Processes, run_id: str | None, at_en
     if given is None and processes.is_main:
         choice = choose_run(asked, run_id)
         console.print(choice.told, markup=False, highlight=False, soft_wrap=True, end="\n" if choice.told else "")
+        at_end.callback(choice.held.lease.release)
         chosen = str(choice.folder)
     folder = Path(given or processes.share_from_main(chosen))
-    folder.mkdir(parents=True, exist_ok=True)  # nodes may not share a disk
-    if processes.is_main:
-        lease = Lease.take(folder / LEASE, wait=_LEASE_SECONDS)
-        if lease is None:
-            raise UserInputError(
-                f"The run {folder.name} is being trained right now.",
-                why=f"{owner(folder / LEASE).capitalize()} holds {folder / LEASE}.",
-                fix="Wait for it, end it, or start another run beside it: --resume never.",
-            )
-        at_end.callback(lease.release)
+    join_run_folder(folder, asked.train.run_folder_access)
     return Scene(processes, folder, console, EventLog(folder, processes.rank), asked)
 
 
