@@ -258,7 +258,7 @@ class _Member:
             return Word("collect")
         findings = [finding for finding in report.findings if finding.kind not in ("echo", "waiting")]
         if findings:
-            return end_word(cause_of(findings, 2), findings, self.restarts_left)
+            return end_word(cause_of(findings, 2), findings, self.restarts_left, time.time())
         return Word("end", code=LOST, text=render(lost), restart=self.restarts_left > 0)
 
 
@@ -309,15 +309,21 @@ def _looked(workers: LocalWorkers, report: Report, codes: dict[int, int], handed
 
 
 def _keep(word: Word, folder: Path | None) -> None:
-    """Everything that was found, beside the stacks, for whoever looks later."""
+    """Everything that was found, beside the stacks, for whoever looks later: of the last failure, and of each one.
+
+    Named by the cause's time, which is the same on all nodes: on a shared disk they write the same file.
+    """
     if word.findings and folder is not None and folder.is_dir():
         crash = folder / "crash"
+        found = {
+            "time": word.time, "told": word.text, "exit_code": word.code, "restart": word.restart,
+            "findings": word.findings,
+        }  # fmt: skip
+        when = time.strftime("%Y%m%d-%H%M%S", time.gmtime(word.findings[0]["time"]))
         try:
             crash.mkdir(exist_ok=True)
-            (crash / "findings.json").write_text(
-                json.dumps({"told": word.text, "exit_code": word.code, "findings": word.findings}, indent=1) + "\n",
-                encoding="utf-8",
-            )
+            for name in (f"findings-{when}.json", "findings.json"):
+                (crash / name).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
         except OSError as error:
             print(f"warning: {crash} was not written: {error.strerror}", file=sys.stderr)
 

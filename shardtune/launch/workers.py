@@ -109,19 +109,19 @@ class LocalWorkers:
             if code == 0 or stop_signal(code) is not None:
                 return None
             if code < 0:
-                text = self._why_killed(-code)
-                return self._found(rank, "killed", self._ended[rank], text=text, exit_code=128 - code, doing=doing)
+                counted = self._killed_for_memory(-code)
+                return self._found(
+                    rank, "killed", self._ended[rank], exit_code=128 - code, doing=doing, for_memory=counted
+                )
             return self._found(rank, "exited", self._ended[rank], exit_code=code, doing=doing)
         return self._examined.get(rank) or self._examine(rank, state)
 
-    def _why_killed(self, number: int) -> str:
-        """What the cgroup says about a SIGKILL; empty where it says nothing."""
+    def _killed_for_memory(self, number: int) -> bool | None:
+        """What the cgroup says about a SIGKILL; None where it says nothing."""
         before, now = self._oom_kills, oom_kills()
         if number != signal.SIGKILL or before is None or now is None:
-            return ""
-        if now > before:
-            return "The host's memory ran out: the kernel's out-of-memory killer ended it (the cgroup counts it)."
-        return "The cgroup counts no kill for memory, so an operator or a scheduler has sent it."
+            return None
+        return now > before
 
     def _found(self, rank: int, kind: str, when: float, **more: Any) -> Finding:
         return Finding(kind, when, self.seat.node, self.seat.host, rank, **more)
