@@ -16,6 +16,10 @@ from running import Command, events
 from toys import toy_config
 
 from shardtune.observe.events import VERSION
+from shardtune.report.history import RunHistory
+from shardtune.report.page import embedded
+from shardtune.report.view import run_view
+from shardtune.report.watch import Watch
 
 ACCELERATE_FILE = """\
 compute_environment: LOCAL_MACHINE
@@ -171,7 +175,9 @@ def test_a_signal_stops_after_the_step_and_keeps_what_was_learnt(
     assert_gone(folder)
 
 
-def test_a_worker_that_is_killed_ends_the_run_and_says_so(config: Path, environment: dict[str, str]) -> None:
+def test_a_worker_that_is_killed_ends_the_run_and_is_named_by_launcher_report_and_dashboard(
+    config: Path, environment: dict[str, str]
+) -> None:
     process, folder = start_long_run(config, environment, 2)
     try:
         os.kill(worker_pids(folder)[1], signal.SIGKILL)
@@ -182,6 +188,29 @@ def test_a_worker_that_is_killed_ends_the_run_and_says_so(config: Path, environm
     assert "Rank 1 was killed by signal 9 (SIGKILL)" in err and "memory" in err
     assert "Traceback" not in err
     assert_gone(folder)
+    assert events(folder, "run_failed")[0]["exit_code"] == 1, "rank 0 saw its connection break"
+    history = RunHistory(folder)
+    history.update()
+    view = run_view(history, time.time())
+    (row,) = [row for row in Watch(folder.parent).runs(None)["runs"] if row["name"] == folder.name]
+    for status, why in ((view["status"], view["why"]), (row["status"], row["why"])):
+        assert status == "failed" and why.startswith("Rank 1 was killed by signal 9 (SIGKILL) while ")
+        assert why.endswith(" (exit code 137)")
+    assert view["advice"] and all(line in err for line in view["advice"])
+    ((_, what, said, ranks, _),) = view["troubles"]["rows"]
+    assert what["text"] == "failure" and said.startswith("Rank 1 was killed") and ranks == "1"
+    assert "closed by peer" not in embedded(view)
+
+
+@pytest.mark.slow
+def test_a_launcher_that_is_killed_takes_its_ranks_and_their_data_loaders_with_it(
+    config: Path, environment: dict[str, str]
+) -> None:
+    more = ("-o", "train.extra.dataloader_num_workers=1", "-o", "train.extra.dataloader_persistent_workers=true")
+    process, folder = start_long_run(config, environment, 2, *more)
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    assert_gone(folder, seconds=40)  # an idle data loader looks for its rank every 5 s
 
 
 @pytest.mark.slow
@@ -216,8 +245,8 @@ def worker_pids(folder: Path) -> list[int]:
     return [found[rank] for rank in sorted(found)]
 
 
-def assert_gone(folder: Path) -> None:
-    deadline = time.monotonic() + 10
+def assert_gone(folder: Path, seconds: float = 10) -> None:
+    deadline = time.monotonic() + seconds
     while worker_pids(folder) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert worker_pids(folder) == []
