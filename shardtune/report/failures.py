@@ -46,7 +46,7 @@ class Failure:
 
     @property
     def sentence(self) -> str:
-        return self.what if self.exit_code is None else f"{self.what} (exit code {self.exit_code})"
+        return self.what if self.exit_code is None else f"{self.what.rstrip('.')}; exit code {self.exit_code}."
 
     def includes(self, time: float, ranks: set[int]) -> bool:
         """Is what these ranks said at that time part of this failure?"""
