@@ -50,6 +50,7 @@ class LocalWorkers:
         for local in range(seat.nproc):
             rank = seat.first_rank + local
             # A process group of its own: Ctrl-C reaches it once, through us, and its data loaders end with it.
+            # From the main thread: a rank ends with the thread that started it (parent_death).
             self._processes[rank] = subprocess.Popen(
                 command, env={**environ, **self._environment(local)}, process_group=0
             )

@@ -53,6 +53,8 @@ def broadcast(value: Any, group: dist.ProcessGroup) -> Any:
     """Rank 0's `value`, on every rank."""
     if dist.get_rank(group) == 0:
         content = _tensor(to_bytes(value))
+        if dist.get_world_size(group) == 1:
+            return value
         dist.broadcast(torch.tensor([content.numel()]), src=0, group=group)
         dist.broadcast(content, src=0, group=group)
         return value
@@ -66,6 +68,8 @@ def broadcast(value: Any, group: dist.ProcessGroup) -> Any:
 def gather(value: Any, group: dist.ProcessGroup, *, everywhere: bool) -> list[Any]:
     """Every rank's value by its number: on all ranks, or on rank 0 alone (an empty list elsewhere)."""
     content = _tensor(to_bytes(value))
+    if dist.get_world_size(group) == 1:
+        return [value]
     lengths = list(torch.empty(dist.get_world_size(group), 1, dtype=torch.int64))
     dist.all_gather(lengths, torch.tensor([content.numel()]), group=group)
     longest = int(max(lengths))

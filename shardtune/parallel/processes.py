@@ -49,19 +49,16 @@ class Processes:
 
     def share_from_main(self, value: T) -> T:
         """Rank 0's `value`, on every rank. What JSON would alter (`exchange.to_bytes`) raises, also on a lone rank."""
-        if self.world_size == 1:
-            exchange.to_bytes(value)
-            return value
         shared: T = exchange.broadcast(value, self.control)
         return shared
 
     def gather(self, value: T) -> list[T]:
         """Every rank's `value` on rank 0, by rank; empty elsewhere. JSON as above."""
-        return exchange.gather(value, self.control, everywhere=False) if self.world_size > 1 else [value]
+        return exchange.gather(value, self.control, everywhere=False)
 
     def all_gather(self, value: T) -> list[T]:
         """Every rank's `value` on every rank, by rank. JSON as above."""
-        return exchange.gather(value, self.control, everywhere=True) if self.world_size > 1 else [value]
+        return exchange.gather(value, self.control, everywhere=True)
 
     def wait_for_all(self, name: str) -> None:
         """Wait until every rank has come to `name`, however long it takes; a collective would give up on one."""
