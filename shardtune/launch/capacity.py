@@ -6,7 +6,7 @@ import sys
 
 from shardtune.errors import UserInputError
 from shardtune.launch.failure import three_parts
-from shardtune.launch.host_memory import free_memory
+from shardtune.machine import free_memory
 
 LEAST_BYTES = 350 << 20  # of one process, its own pages after its imports; measured with torch 2.13 (CPU): 330 MB
 PER_CORE = 4  # processes on a core beyond which ranks mostly wait for each other's turn

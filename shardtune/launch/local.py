@@ -23,6 +23,7 @@ from shardtune.launch.link import Link, MasterLostError, wait_for_master
 from shardtune.launch.meeting import Facts, Met, facts_of, meet
 from shardtune.launch.place import Node
 from shardtune.launch.workers import LocalWorkers
+from shardtune.machine import usable_cores
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -42,8 +43,6 @@ def process_count(asked: int | str, device: str, *, force: bool = False) -> int:
     """
     import torch
 
-    from shardtune.data.workers import usable_cores
-
     gpus = torch.cuda.device_count() if device != "cpu" and torch.cuda.is_available() else 0
     if asked == "auto":
         return max(1, gpus)
@@ -60,8 +59,6 @@ def process_count(asked: int | str, device: str, *, force: bool = False) -> int:
 
 def threads_per_process(nproc: int) -> int:
     """The cores this process may use, shared out."""
-    from shardtune.data.workers import usable_cores
-
     return max(1, usable_cores() // nproc)
 
 

@@ -18,7 +18,7 @@ from shardtune.checkpoint.manifest import ManifestError
 from shardtune.checkpoint.optimizer import gather_optimizer
 from shardtune.checkpoint.snapshot import Snapshot
 from shardtune.checkpoint.store import CheckpointStore
-from shardtune.launch.host_memory import free_memory
+from shardtune.machine import free_memory
 from shardtune.observe.events import EventLog
 from shardtune.observe.summary import size
 from shardtune.train.loop_state import gather_parts, loop_state

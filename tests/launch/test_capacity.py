@@ -10,7 +10,6 @@ from toys import toy_config
 
 from shardtune.errors import UserInputError
 from shardtune.launch.capacity import LEAST_BYTES, check_capacity
-from shardtune.launch.host_memory import free_memory
 
 PLENTY = 1 << 50
 
@@ -51,35 +50,3 @@ def test_ten_thousand_processes_are_refused_on_any_machine_and_nothing_is_starte
     assert result.returncode == 2, result.stderr
     assert "cannot run 10000 processes" in result.stderr and "Traceback" not in result.stderr
     assert not (tmp_path / "runs").exists()
-
-
-def cgroup(folder: Path, **files: str) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, text in files.items():
-        (folder / name.replace("_", ".", 1)).write_text(text)
-
-
-def test_free_memory_is_a_plausible_number() -> None:
-    free = free_memory()
-    assert free is not None and 1 << 20 < free < 1 << 50
-
-
-def test_the_limit_of_a_cgroup_or_of_one_above_it_counts_and_page_cache_does_not(tmp_path: Path) -> None:
-    own, meminfo = tmp_path / "own", tmp_path / "meminfo"
-    own.write_text("0::/pod/container\n")
-    meminfo.write_text("MemTotal: 64 kB\nMemAvailable: 100 kB\n")
-    root = tmp_path / "cgroups"
-    cgroup(root / "pod" / "container", memory_max="max\n", memory_current="7\n", memory_stat="inactive_file 3\n")
-    assert free_memory(root, own, meminfo) == 100 * 1024
-    cgroup(root / "pod", memory_max="5000\n", memory_current="3000\n", memory_stat="anon 1\ninactive_file 900\n")
-    assert free_memory(root, own, meminfo) == 2900
-
-
-def test_the_limit_is_read_from_version_1_of_cgroups_too(tmp_path: Path) -> None:
-    own = tmp_path / "own"
-    own.write_text("4:memory:/job\n0::/\n")
-    cgroup(
-        tmp_path / "cgroups" / "memory" / "job",
-        memory_limit_in_bytes="5000\n", memory_usage_in_bytes="4000\n", memory_stat="total_inactive_file 500\n",
-    )  # fmt: skip
-    assert free_memory(tmp_path / "cgroups", own, tmp_path / "nothing there") == 1500
