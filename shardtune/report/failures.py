@@ -15,9 +15,7 @@ from shardtune.report.read import listed, mapping, number, text, whole
 FOLDER, LATEST = "crash", "findings.json"  # as launch/local.py writes them; a test compares
 _MOST_FILES = 200
 _MOST_BYTES = 4 << 20
-_MARGIN = (
-    5.0  # seconds by which a file of an older version, which has no time of its own, was written after its findings
-)
+_MARGIN = 5.0  # seconds after its findings that a file of an older version, which has no time, was written
 _PARTS = re.compile(r"^  (why|fix): ", re.MULTILINE)
 
 
