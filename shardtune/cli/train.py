@@ -45,6 +45,9 @@ def train(
         str | None,
         typer.Option("--resume", metavar="auto|latest|best|never|PATH", help="Short for -o train.resume=…."),
     ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Start more processes than this machine has memory or cores for.")
+    ] = False,
 ) -> None:
     """Train a LoRA adapter as CONFIG says, sharded over the processes of this machine, or of several.
 
@@ -70,4 +73,4 @@ def train(
     if max_restarts is not None:
         overrides.append(f"parallel.max_restarts={max_restarts}")
     asked = Asked(nnodes, node_rank, master_addr, master_port)
-    leave(start(config, overrides, accelerate_config, run_id, os.environ, asked))
+    leave(start(config, overrides, accelerate_config, run_id, os.environ, asked, force=force))

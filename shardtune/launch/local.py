@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import sys
 import tempfile
@@ -15,6 +14,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from shardtune.errors import UserInputError
+from shardtune.launch.capacity import check_capacity
 from shardtune.launch.council import Council, Exchange, Report, Word, end_word, on_masters_clock
 from shardtune.launch.exit_codes import DONE, LEFT_AT_ONCE, LOST, stop_signal, stop_signals, stopped_by
 from shardtune.launch.failure import render
@@ -23,6 +23,7 @@ from shardtune.launch.link import Link, MasterLostError, wait_for_master
 from shardtune.launch.meeting import Facts, Met, facts_of, meet
 from shardtune.launch.place import Node
 from shardtune.launch.workers import LocalWorkers
+from shardtune.machine import usable_cores
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -34,11 +35,11 @@ _SETTLE = 3.0  # seconds for the other ranks to end by themselves after a failur
 _FAREWELL = 5.0  # seconds the master stays for the others to read its last word
 
 
-def process_count(asked: int | str, device: str) -> int:
+def process_count(asked: int | str, device: str, *, force: bool = False) -> int:
     """How many processes `auto` is here: one per GPU, or one.
 
     Raises:
-        UserInputError: more processes than GPUs, with the device set to cuda.
+        UserInputError: more processes than GPUs, or (unless `force`) than this machine has memory or cores for.
     """
     import torch
 
@@ -51,13 +52,14 @@ def process_count(asked: int | str, device: str) -> int:
             f"{count} processes were asked for, but this machine has {gpus} GPU{'s' if gpus > 1 else ''}.",
             fix=f"Use --nproc {gpus} or auto, or parallel.device: cpu.",
         )
+    if count > 1:
+        check_capacity(count, None if gpus else usable_cores(), force=force)
     return count
 
 
 def threads_per_process(nproc: int) -> int:
     """The cores this process may use, shared out."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, cores // nproc)
+    return max(1, usable_cores() // nproc)
 
 
 def launch(command: list[str], node: Node, nproc: int, config: RunConfig, environ: Mapping[str, str]) -> int:
@@ -253,7 +255,7 @@ class _Member:
             return Word("collect")
         findings = [finding for finding in report.findings if finding.kind not in ("echo", "waiting")]
         if findings:
-            return end_word(cause_of(findings, 2), findings, self.restarts_left)
+            return end_word(cause_of(findings, 2), findings, self.restarts_left, time.time())
         return Word("end", code=LOST, text=render(lost), restart=self.restarts_left > 0)
 
 
@@ -304,15 +306,21 @@ def _looked(workers: LocalWorkers, report: Report, codes: dict[int, int], handed
 
 
 def _keep(word: Word, folder: Path | None) -> None:
-    """Everything that was found, beside the stacks, for whoever looks later."""
+    """Everything that was found, beside the stacks, for whoever looks later: of the last failure, and of each one.
+
+    Named by the cause's time, which is the same on all nodes: on a shared disk they write the same file.
+    """
     if word.findings and folder is not None and folder.is_dir():
         crash = folder / "crash"
+        found = {
+            "time": word.time, "told": word.text, "exit_code": word.code, "restart": word.restart,
+            "findings": word.findings,
+        }  # fmt: skip
+        when = time.strftime("%Y%m%d-%H%M%S", time.gmtime(word.findings[0]["time"]))
         try:
             crash.mkdir(exist_ok=True)
-            (crash / "findings.json").write_text(
-                json.dumps({"told": word.text, "exit_code": word.code, "findings": word.findings}, indent=1) + "\n",
-                encoding="utf-8",
-            )
+            for name in (f"findings-{when}.json", "findings.json"):
+                (crash / name).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
         except OSError as error:
             print(f"warning: {crash} was not written: {error.strerror}", file=sys.stderr)
 

@@ -15,10 +15,10 @@ from shardtune.errors import UserInputError
 from shardtune.launch.defaults import banner, set_safe_defaults
 from shardtune.launch.ending import STOPPED_EARLY, as_rank
 from shardtune.launch.local import launch, process_count, threads_per_process
+from shardtune.launch.parent_death import LAUNCHER_VARIABLE
 from shardtune.launch.place import Asked, Node, Worker, read_place
 from shardtune.launch.run_folder import CHECKPOINTS, FOLDER_VARIABLE, RunFolder
 from shardtune.launch.which_run import choose_run
-from shardtune.launch.workers import LAUNCHER_VARIABLE
 from shardtune.model.locate import check_model_folder
 from shardtune.train.interrupt import StopRequest
 
@@ -30,10 +30,15 @@ def start(
     run_id: str | None,
     environ: MutableMapping[str, str],
     asked: Asked = Asked(),  # noqa: B008 - frozen
+    *,
+    force: bool = False,
 ) -> int:
     """Train as `config` says; returns the exit code.
 
     Whatever can be found wrong without torch is found here, once, before any process is started.
+
+    Args:
+        force: Start more processes than this machine has memory or cores for.
     """
     place = read_place(environ, asked)
     set_safe_defaults(environ)
@@ -44,7 +49,7 @@ def start(
     # Reading the config and importing torch take seconds, and a scheduler may not wait.
     with ExitStack() as at_end, StopRequest() as stop:
         try:
-            train = _prepare(config, overrides, accelerate_config, run_id, place, environ, at_end)
+            train = _prepare(config, overrides, accelerate_config, run_id, place, environ, at_end, force=force)
             stop.wait_for_step()  # unless code that swallows exceptions got a signal, what trains listens from here on
         except SystemExit:
             if not stop.requested:
@@ -62,6 +67,8 @@ def _prepare(
     node: Node,
     environ: MutableMapping[str, str],
     at_end: ExitStack,
+    *,
+    force: bool,
 ) -> Callable[[], int]:
     """Check what can be checked, choose the run's folder and hold it until `at_end`, and return what trains."""
     resolved = load_config(config, overrides, accelerate_config, environ)
@@ -69,7 +76,7 @@ def _prepare(
         model = resolved.config.model
         check_model_folder(model.model_name_or_path, weights=model.weights == "checkpoint")
     check_dataset_path(resolved.config.data)
-    nproc = _processes(node, resolved)
+    nproc = _processes(node, resolved, force=force)
     print(_banner(node, nproc), flush=True)
     command = _command(config, overrides, accelerate_config, run_id)
     if node.nnodes > 1:  # rank 0 makes the folder, wherever it is
@@ -92,11 +99,11 @@ def _train_in(held: RunFolder, train: Callable[[], int]) -> int:
     return code
 
 
-def _processes(node: Node, resolved: ResolvedConfig) -> int:
+def _processes(node: Node, resolved: ResolvedConfig, *, force: bool) -> int:
     asked = resolved.config.parallel.nproc
     if asked == "auto" and node.nproc is not None:
         asked = node.nproc
-    return process_count(asked, resolved.config.parallel.device)
+    return process_count(asked, resolved.config.parallel.device, force=force)
 
 
 def _work(

@@ -16,9 +16,9 @@ from shardtune.launch.exit_codes import stop_signal
 from shardtune.launch.failure import ERRORS_VARIABLE, read_records
 from shardtune.launch.findings import Finding
 from shardtune.launch.host_memory import oom_kills
+from shardtune.launch.parent_death import LAUNCHER_VARIABLE
 from shardtune.launch.stacks import ask as stacks_of
 
-LAUNCHER_VARIABLE = "SHARDTUNE_LAUNCHER_PID"
 STORE_VARIABLE = "SHARDTUNE_STORE_PREFIX"  # the launcher's store is the ranks' too; each attempt has keys of its own
 _LATE = 5.0  # seconds past its deadline after which a rank's own watchdog is taken to be stuck as well
 
@@ -50,6 +50,7 @@ class LocalWorkers:
         for local in range(seat.nproc):
             rank = seat.first_rank + local
             # A process group of its own: Ctrl-C reaches it once, through us, and its data loaders end with it.
+            # From the main thread: a rank ends with the thread that started it (parent_death).
             self._processes[rank] = subprocess.Popen(
                 command, env={**environ, **self._environment(local)}, process_group=0
             )
@@ -109,19 +110,19 @@ class LocalWorkers:
             if code == 0 or stop_signal(code) is not None:
                 return None
             if code < 0:
-                text = self._why_killed(-code)
-                return self._found(rank, "killed", self._ended[rank], text=text, exit_code=128 - code, doing=doing)
+                counted = self._killed_for_memory(-code)
+                return self._found(
+                    rank, "killed", self._ended[rank], exit_code=128 - code, doing=doing, for_memory=counted
+                )
             return self._found(rank, "exited", self._ended[rank], exit_code=code, doing=doing)
         return self._examined.get(rank) or self._examine(rank, state)
 
-    def _why_killed(self, number: int) -> str:
-        """What the cgroup says about a SIGKILL; empty where it says nothing."""
+    def _killed_for_memory(self, number: int) -> bool | None:
+        """What the cgroup says about a SIGKILL; None where it says nothing."""
         before, now = self._oom_kills, oom_kills()
         if number != signal.SIGKILL or before is None or now is None:
-            return ""
-        if now > before:
-            return "The host's memory ran out: the kernel's out-of-memory killer ended it (the cgroup counts it)."
-        return "The cgroup counts no kill for memory, so an operator or a scheduler has sent it."
+            return None
+        return now > before
 
     def _found(self, rank: int, kind: str, when: float, **more: Any) -> Finding:
         return Finding(kind, when, self.seat.node, self.seat.host, rank, **more)

@@ -17,6 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from shardtune.config.schema import ParallelSection
 from shardtune.errors import UserInputError
+from shardtune.parallel import exchange
 from shardtune.parallel.interface import choose_interface
 
 T = TypeVar("T")
@@ -25,7 +26,7 @@ _MARGIN = timedelta(minutes=1)
 
 @dataclass(frozen=True)
 class Processes:
-    """This rank's place in the run. `control` is a gloo group for flags and small objects: it never waits for a GPU."""
+    """This rank's place in the run. `control` is a gloo group for flags and JSON: it never waits for a GPU."""
 
     rank: int
     local_rank: int
@@ -47,11 +48,17 @@ class Processes:
         return bool(votes.item())
 
     def share_from_main(self, value: T) -> T:
-        """Rank 0's `value`, on every rank."""
-        box = [value]
-        if self.world_size > 1:
-            dist.broadcast_object_list(box, src=0, group=self.control)
-        return box[0]
+        """Rank 0's `value`, on every rank. What JSON would alter (`exchange.to_bytes`) raises, also on a lone rank."""
+        shared: T = exchange.broadcast(value, self.control)
+        return shared
+
+    def gather(self, value: T) -> list[T]:
+        """Every rank's `value` on rank 0, by rank; empty elsewhere. JSON as above."""
+        return exchange.gather(value, self.control, everywhere=False)
+
+    def all_gather(self, value: T) -> list[T]:
+        """Every rank's `value` on every rank, by rank. JSON as above."""
+        return exchange.gather(value, self.control, everywhere=True)
 
     def wait_for_all(self, name: str) -> None:
         """Wait until every rank has come to `name`, however long it takes; a collective would give up on one."""

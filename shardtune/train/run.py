@@ -37,6 +37,7 @@ from shardtune.model.quantized import hold_in_fp8, multiply_codes
 from shardtune.observe import summary
 from shardtune.observe.loading import LoadingProgress
 from shardtune.observe.preparing import PreparingProgress
+from shardtune.parallel.exchange import from_outline, outline
 from shardtune.parallel.processes import join
 from shardtune.parallel.shard import shard_model
 from shardtune.plan.steps import TrainingMath, training_math
@@ -68,7 +69,7 @@ from shardtune.train.memory.ledger import Ledger
 from shardtune.train.resume import resume_point
 from shardtune.train.samples import Samples
 from shardtune.train.saving import CheckpointSaver, RunFacts
-from shardtune.train.scene import Data, Scene, open_scene, refuse_different_nodes
+from shardtune.train.scene import Data, Scene, open_scene, refuse_different_data, refuse_different_nodes
 from shardtune.train.settings import check_trackers
 from shardtune.train.trainer import ShardedSFTTrainer
 from shardtune.train.watchdog import ENDING, JOINING, LOADING, PREPARING, Limits, Watchdog
@@ -201,13 +202,7 @@ def _prepare_data(scene: Scene, config: RunConfig, tokenizer: PreTrainedTokenize
     with PreparingProgress(scene.console) as progress:
         prepared = prepare(config.data, config.train.seed, tokenizer, name, progress=progress)
     scene.processes.wait_for_all("data")
-    fingerprint = prepared.about["fingerprint"]
-    if scene.processes.agree(fingerprint != scene.processes.share_from_main(fingerprint)):
-        raise ShardtuneError(
-            "The nodes have prepared different data.",
-            why=f"Rank {scene.processes.rank} has {fingerprint}.",
-            fix="Give every node the same files, or prepare once (shardtune data prepare) and copy the folder.",
-        )
+    refuse_different_data(scene.processes, prepared.about["fingerprint"])
     scene.events.write(
         "data",
         format=asdict(prepared.choice),
@@ -316,8 +311,8 @@ def _train_and_save(
             _save_if_missing(scene, trainer)
             return _end_early(scene, trainer, stop, math)
     watchdog.enter(ENDING)
-    found = scene.processes.share_from_main(store.best() if scene.processes.is_main else None)
-    best = found[0] if config.train.load_best_model_at_end and found else None
+    found = store.best() if config.train.load_best_model_at_end and scene.processes.is_main else None
+    best = scene.processes.share_from_main(found[0] if found else None)
     if best is not None and best != trainer.state.global_step:
         _load_best(scene, model, store, best)
     _write_final(scene, model, wrapper, tokenizer)
@@ -356,7 +351,8 @@ def _end_early(scene: Scene, trainer: ShardedSFTTrainer, stop: StopRequest, math
 
 def _load_best(scene: Scene, model: PeftModel, store: CheckpointStore, step: int) -> None:
     tensors = read_adapter(store.path(step)) if scene.processes.is_main else {}
-    put_adapter(model, scene.processes.share_from_main(tensors))
+    outlines = scene.processes.share_from_main({name: outline(tensor) for name, tensor in tensors.items()})
+    put_adapter(model, tensors or {name: from_outline(one) for name, one in outlines.items()})
 
 
 def _write_final(scene: Scene, model: PeftModel, wrapper: Wrapper | None, tokenizer: PreTrainedTokenizerBase) -> None:

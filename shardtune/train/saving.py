@@ -13,11 +13,12 @@ from transformers import TrainerCallback
 
 from shardtune import __version__
 from shardtune.checkpoint.adapter import frozen_config, gather_adapter
-from shardtune.checkpoint.background import BackgroundWriter, Outcome, free_memory
+from shardtune.checkpoint.background import BackgroundWriter, Outcome
 from shardtune.checkpoint.manifest import ManifestError
 from shardtune.checkpoint.optimizer import gather_optimizer
 from shardtune.checkpoint.snapshot import Snapshot
 from shardtune.checkpoint.store import CheckpointStore
+from shardtune.machine import free_memory
 from shardtune.observe.events import EventLog
 from shardtune.observe.summary import size
 from shardtune.train.loop_state import gather_parts, loop_state

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
+import socket
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch.distributed as dist
 from rich.console import Console
 
 from shardtune.data.collate import Collator
@@ -73,12 +73,35 @@ def refuse_different_nodes(processes: Processes, asked: RunConfig) -> None:
     if processes.world_size == 1 or STORE_VARIABLE in os.environ:
         return
     mine = Facts(processes.rank, processes.world_size, 1, versions=versions(), settings=digests(asked))
-    everyone: list[Facts] = [mine] * processes.world_size
-    dist.all_gather_object(everyone, mine, group=processes.control)
-    lines = differences(everyone, "rank")
+    everyone = processes.all_gather(asdict(mine))
+    lines = differences([Facts(**facts) for facts in everyone], "rank")
     if lines:
         raise UserInputError(
             "The ranks do not run the same thing.",
             why="; ".join(lines) + ".",
             fix="Use one image and one config file on all nodes.",
         )
+
+
+def refuse_different_data(processes: Processes, fingerprint: str) -> None:
+    """Every rank prepares its node's files; ranks that hold other rows would train on other data unnoticed.
+
+    Raises:
+        UserInputError: with the same text on every rank; the ranks that differ from most are named.
+    """
+    everyone = processes.all_gather([socket.gethostname(), fingerprint])
+    held: dict[str, list[str]] = {}  # who holds which data
+    for rank, (host, found) in enumerate(everyone):
+        held.setdefault(found, []).append(f"rank {rank} ({host})")
+    if len(held) == 1:
+        return
+    most, *others = sorted(held.values(), key=len, reverse=True)
+    what = "The ranks have prepared different data."
+    if len(most) > len(others[0]):
+        odd = ", ".join(name for names in others for name in names)
+        what = f"Other data than on most ranks was prepared on {odd}."
+    raise UserInputError(
+        what,
+        why="; ".join(f"fingerprint {found[:16]} on {', '.join(names)}" for found, names in held.items()) + ".",
+        fix="Give every node the same files, or prepare once (shardtune data prepare) and copy the folder.",
+    )

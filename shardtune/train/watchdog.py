@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 
 from shardtune.launch.exit_codes import LOST, NO_PROGRESS
 from shardtune.launch.failure import ERRORS_VARIABLE, leave_record, three_parts, write_json
+from shardtune.launch.parent_death import LAUNCHER_VARIABLE
 from shardtune.launch.stacks import answering
-from shardtune.launch.workers import LAUNCHER_VARIABLE
 
 if TYPE_CHECKING:
     from shardtune.config.schema import ParallelSection
