@@ -56,6 +56,8 @@ class ListenerThread:
             await self._serve(reader, writer)
         except (OSError, EOFError):  # the peer has gone
             pass
+        except asyncio.CancelledError:  # by `close` or `serve` itself; Python 3.11 would log it as an error
+            pass
         finally:
             writer.close()
 

@@ -60,7 +60,7 @@ class MasterServer:
         self._thread.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        address = str(writer.get_extra_info("peername")[0])
+        address = str(writer.get_extra_info("peername")[0]).removeprefix("::ffff:")  # IPv4 on a socket for both
         try:
             role = await self._admit(reader, writer)
         except StrangerError as error:
