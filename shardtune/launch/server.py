@@ -18,7 +18,7 @@ from shardtune.launch.handshake import StrangerError
 from shardtune.launch.listener import ListenerThread, splice
 
 LARGEST_FRAME = 64 << 20  # bytes; of launchers that have proven the secret
-_HALF_OPEN = 512  # handshakes at a time; past it the oldest is closed, so that mute strangers keep nobody out
+_HALF_OPEN = 4096  # handshakes at a time; past it the oldest is closed, so that mute strangers keep nobody out
 _FILES = 1 << 16  # a rank of another node holds three descriptors here; the usual limit is 1,024
 _NAMED = 64  # addresses of strangers that are reported
 
@@ -53,7 +53,7 @@ class MasterServer:
         self._table, self._key, self._ranks_port, self._say = table, key, ranks_port, say
         self._half_open: dict[asyncio.Task[None], None] = {}
         self._named: set[str] = set()
-        _allow_many_files()
+        self.most_half_open = min(_HALF_OPEN, _allow_many_files() // 4)
         self._thread = ListenerThread(listener, self._serve, "shardtune-server")
 
     def close(self) -> None:
@@ -81,7 +81,7 @@ class MasterServer:
         """
         task: asyncio.Task[None] | None = asyncio.current_task()
         assert task is not None
-        if len(self._half_open) >= _HALF_OPEN:
+        if len(self._half_open) >= self.most_half_open:
             oldest = next(iter(self._half_open))
             del self._half_open[oldest]
             oldest.cancel()
@@ -131,8 +131,12 @@ def frame(content: dict[str, Any]) -> bytes:
     return len(data).to_bytes(4, "big") + data
 
 
-def _allow_many_files() -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != resource.RLIM_INFINITY and soft < _FILES:
-        most = _FILES if hard == resource.RLIM_INFINITY else min(hard, _FILES)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+def _allow_many_files() -> int:
+    """How many descriptors this process may have: raised as far as needed and allowed."""
+    soft, hard = (
+        _FILES if limit == resource.RLIM_INFINITY else limit for limit in resource.getrlimit(resource.RLIMIT_NOFILE)
+    )
+    if soft < min(_FILES, hard):
+        soft = min(_FILES, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    return soft

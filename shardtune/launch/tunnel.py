@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import random
 
 from shardtune.errors import ShardtuneError
 from shardtune.launch import handshake
 from shardtune.launch.handshake import NotAMasterError
 from shardtune.launch.listener import ListenerThread, Streams, keep_alive, listen, splice
 
-_TRIES = 5  # a master that thousands of ranks join at once may let one wait
+_TRIES = 6  # within half a minute: a master that thousands of ranks join in one second keeps some waiting
 
 
 class Tunnel:
@@ -27,7 +28,7 @@ class Tunnel:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         for trial in range(_TRIES):
-            await asyncio.sleep(trial)
+            await asyncio.sleep(random.uniform(0, 2**trial) if trial else 0)
             try:
                 master = await self._connect()
             except (OSError, EOFError, NotAMasterError, ShardtuneError):

@@ -129,3 +129,17 @@ def test_a_node_on_a_network_starts_with_a_secret_or_says_that_it_has_none(
     safe = shardtune(*words, env={"SHARDTUNE_SECRET": secret})
     assert "was not reached within" in safe.stderr and "insecure" not in safe.stdout
     assert secret not in safe.stdout + safe.stderr
+
+
+def test_ranks_that_join_when_the_master_is_lost_are_ended_and_the_master_is_named(pair: Cluster) -> None:
+    pair.start_all_toys()
+    node = pair.machines[1]
+
+    def has_a_rank() -> bool:
+        return any(b"toy_worker" in Path(f"/proc/{pid}/cmdline").read_bytes() for pid in node.pids())
+
+    pair.wait(has_a_rank, BOUND, "the start of a rank on node 1")
+    pair.machines[0].kill()
+    assert pair.ended(1, BOUND) == 69
+    assert node.said().count("error: ") == 1 and "has lost the master (node 0, 127.0.0.1:" in node.said()
+    assert "Traceback" not in node.said()
