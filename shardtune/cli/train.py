@@ -38,6 +38,13 @@ def train(
     master_port: Annotated[
         int | None, typer.Option("--master-port", metavar="PORT", help="Port machine 0 listens on; default 29500.")
     ] = None,
+    insecure_network: Annotated[
+        bool,
+        typer.Option(
+            "--insecure-network",
+            help="Let several machines meet without SHARDTUNE_SECRET, on a network where everyone is trusted.",
+        ),
+    ] = False,
     max_restarts: Annotated[
         int | None, typer.Option("--max-restarts", metavar="N", help="Short for -o parallel.max_restarts=N.")
     ] = None,
@@ -60,6 +67,7 @@ def train(
     (docs/exit-codes.md).
     """
     from shardtune.launch.ending import leave
+    from shardtune.launch.network import INSECURE_VARIABLE
     from shardtune.launch.place import Asked
     from shardtune.launch.start import start
 
@@ -72,5 +80,7 @@ def train(
         overrides.append(f"train.resume={resume}")
     if max_restarts is not None:
         overrides.append(f"parallel.max_restarts={max_restarts}")
+    if insecure_network:
+        os.environ[INSECURE_VARIABLE] = "1"
     asked = Asked(nnodes, node_rank, master_addr, master_port)
     leave(start(config, overrides, accelerate_config, run_id, os.environ, asked, force=force))

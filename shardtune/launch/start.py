@@ -15,6 +15,7 @@ from shardtune.errors import UserInputError
 from shardtune.launch.defaults import banner, set_safe_defaults
 from shardtune.launch.ending import STOPPED_EARLY, as_rank
 from shardtune.launch.local import launch, process_count, threads_per_process
+from shardtune.launch.network import read_network
 from shardtune.launch.parent_death import LAUNCHER_VARIABLE
 from shardtune.launch.place import Asked, Node, Worker, read_place
 from shardtune.launch.run_folder import CHECKPOINTS, FOLDER_VARIABLE, RunFolder
@@ -71,13 +72,14 @@ def _prepare(
     force: bool,
 ) -> Callable[[], int]:
     """Check what can be checked, choose the run's folder and hold it until `at_end`, and return what trains."""
+    network = read_network(environ, node)
     resolved = load_config(config, overrides, accelerate_config, environ)
     if node.node_rank == 0 or resolved.config.model.load == "read-all":  # others may get the model from rank 0
         model = resolved.config.model
         check_model_folder(model.model_name_or_path, weights=model.weights == "checkpoint")
     check_dataset_path(resolved.config.data)
     nproc = _processes(node, resolved, force=force)
-    print(_banner(node, nproc), flush=True)
+    print(_banner(node, nproc, network.insecure), flush=True)
     command = _command(config, overrides, accelerate_config, run_id)
     if node.nnodes > 1:  # rank 0 makes the folder, wherever it is
         return partial(launch, command, node, nproc, resolved.config, environ)
@@ -131,13 +133,13 @@ def _work(
     return as_rank(place.rank, place.world_size, work)
 
 
-def _banner(node: Node, nproc: int) -> str:
+def _banner(node: Node, nproc: int, insecure: bool = False) -> str:
     import torch
 
     gpus = (
         [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
     )
-    return banner(node.nnodes, node.node_rank, nproc, f"{node.master_addr}:{node.master_port}", gpus)
+    return banner(node.nnodes, node.node_rank, nproc, f"{node.master_addr}:{node.master_port}", gpus, insecure)
 
 
 def _command(config: Path, overrides: list[str], accelerate_config: Path | None, run_id: str | None) -> list[str]:

@@ -19,7 +19,8 @@ from shardtune.launch.host_memory import oom_kills
 from shardtune.launch.parent_death import LAUNCHER_VARIABLE
 from shardtune.launch.stacks import ask as stacks_of
 
-STORE_VARIABLE = "SHARDTUNE_STORE_PREFIX"  # the launcher's store is the ranks' too; each attempt has keys of its own
+STORE_VARIABLE = "SHARDTUNE_STORE_PREFIX"  # of the ranks' keys in their store; each attempt has its own
+STORE_PORT_VARIABLE = "SHARDTUNE_STORE_PORT"  # of that store, on loopback
 _LATE = 5.0  # seconds past its deadline after which a rank's own watchdog is taken to be stuck as well
 
 
@@ -35,6 +36,7 @@ class Seat:
     world_size: int
     master_addr: str
     master_port: int
+    store_port: int  # on this node's loopback
     host: str
 
 
@@ -61,6 +63,7 @@ class LocalWorkers:
             "RANK": str(seat.first_rank + local), "WORLD_SIZE": str(seat.world_size), "LOCAL_RANK": str(local),
             "LOCAL_WORLD_SIZE": str(seat.nproc), "GROUP_RANK": str(seat.node), "MASTER_ADDR": seat.master_addr,
             "MASTER_PORT": str(seat.master_port), STORE_VARIABLE: f"attempt{seat.attempt}",
+            STORE_PORT_VARIABLE: str(seat.store_port),
             ERRORS_VARIABLE: str(self.folder), LAUNCHER_VARIABLE: str(os.getpid()),
         }  # fmt: skip
 

@@ -112,11 +112,14 @@ def collective_timeout(section: ParallelSection) -> timedelta:
 
 
 def _launchers_store(timeout: timedelta) -> Store | None:
-    """Our launcher's store, which outlives every rank; None under other launchers (torch then asks the environment)."""
+    """Our launcher's store, which outlives every rank; None under other launchers (torch then asks the environment).
+
+    On the master it is there itself, on other nodes the launcher hands the connection on.
+    """
     prefix = os.environ.get("SHARDTUNE_STORE_PREFIX")
     if prefix is None:
         return None
-    store = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), None, False, timeout)
+    store = TCPStore("127.0.0.1", int(os.environ["SHARDTUNE_STORE_PORT"]), None, False, timeout)
     return PrefixStore(prefix, store)
 
 

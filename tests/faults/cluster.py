@@ -211,7 +211,8 @@ def environment_of_tests() -> dict[str, str]:
         if not name.startswith(("PET_", "SHARDTUNE_", "GLOO_", "SLURM_")) and name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")
     }  # fmt: skip
     paths = (REPOSITORY, REPOSITORY / "tests", *filter(None, [kept.get("PYTHONPATH")]))
-    return {**kept, "PYTHONPATH": ":".join(map(str, paths))}
+    path = ":".join(map(str, paths))
+    return {**kept, "PYTHONPATH": path, "SHARDTUNE_SECRET": "the secret of a test cluster"}
 
 
 def _ip(*words: str) -> None:
