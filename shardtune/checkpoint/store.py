@@ -242,9 +242,10 @@ class CheckpointStore:
 def publish(folder: Path, fill: Callable[[Path], None]) -> Path:
     """Make `folder` appear with everything `fill` writes, or not at all: stage → fill → fsync → rename.
 
-    A failure leaves nothing of the attempt (a crash does, until the next `publish` beside it).
+    A failure leaves nothing of the attempt (a crash does, until the next `publish` beside it). The folder two above has
+    to be there: under a mount that was lost it is not, and making it would write to another disk.
     """
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    folder.parent.mkdir(exist_ok=True)
     remove_leftovers(folder.parent)
     staging = folder.parent / f"{_STAGING}{folder.name}-{secrets.token_hex(4)}"
     lease = Lease.take(_owner_file(staging))
