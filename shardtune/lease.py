@@ -8,6 +8,7 @@ import json
 import os
 import socket
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
@@ -36,9 +37,7 @@ class Lease:
             if _lock(file):
                 # Its former owner may have removed the file after we opened it: then we hold a lock on nothing.
                 if _is_still(path, file):
-                    file.truncate(0)
-                    file.write(json.dumps(_self()))
-                    file.flush()
+                    _sign(file)
                     return cls(path, file)
                 file.close()
                 continue
@@ -48,7 +47,8 @@ class Lease:
             time.sleep(0.1)
 
     def release(self) -> None:
-        self.path.unlink(missing_ok=True)
+        with suppress(OSError):  # a disk that is gone or read-only by now; without its lock the file means nothing
+            self.path.unlink(missing_ok=True)
         self._file.close()
 
 
@@ -98,6 +98,13 @@ def _lock(file: IO[str]) -> bool:
             raise
         return not _named_owner_lives(file)
     return True
+
+
+def _sign(file: IO[str]) -> None:
+    """Who holds it. On a full disk the lock alone has to do."""
+    with suppress(OSError):
+        os.ftruncate(file.fileno(), 0)
+        os.pwrite(file.fileno(), json.dumps(_self()).encode(), 0)
 
 
 def _is_still(path: Path, file: IO[str]) -> bool:

@@ -130,6 +130,8 @@ VERDICTS: dict[str, Verdict] = {
     "parallel.join_timeout_minutes": _FREE,
     "parallel.node_timeout_seconds": _FREE,
     "parallel.max_restarts": _FREE,
+    "train.final_wait_minutes": _FREE,
+    "train.fallback_dir": _FREE,
     "train.grace_seconds": _FREE,
     "guards.non_finite": _GUARD,
     "guards.loss_spike": _GUARD,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -173,14 +172,14 @@ class _Launcher:
         else:
             assert isinstance(link, NodeLink)
             exchange = _Member(link, met.seat.attempt, self.settings.node_timeout_seconds, restarts_left)
-        with tempfile.TemporaryDirectory(prefix="shardtune-errors-") as errors:
-            environ = {**self.environ, "OMP_NUM_THREADS": self._threads()}
-            workers = LocalWorkers(self.command, met.seat, Path(errors), environ)
-            try:
-                word = _supervise(workers, exchange, self.signals)
-            finally:
-                workers.kill()
-            _keep(word, workers.folder_of_run())
+        environ = {**self.environ, "OMP_NUM_THREADS": self._threads()}
+        workers = LocalWorkers(self.command, met.seat, environ)
+        try:
+            word = _supervise(workers, exchange, self.signals)
+        finally:
+            workers.kill()
+        _keep(word, workers.folder_of_run())
+        workers.close()
         if isinstance(exchange, _Chair):
             exchange.farewell()
         return word

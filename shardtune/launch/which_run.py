@@ -13,7 +13,7 @@ from typing import Any
 from shardtune.checkpoint.changes import changes, identity
 from shardtune.checkpoint.manifest import NAME as MANIFEST
 from shardtune.checkpoint.manifest import TRAINER, ManifestError, read_manifest, verify
-from shardtune.checkpoint.store import CheckpointStore, publish
+from shardtune.checkpoint.store import CheckpointStore, UnreadableStoreError, publish
 from shardtune.config.redact import redacted_settings
 from shardtune.config.schema import RunConfig
 from shardtune.durable import replace_file
@@ -120,7 +120,11 @@ def read_run(folder: Path) -> Run | None:
 def _run_of_checkpoints(folder: Path, problem: str) -> Run | None:
     """The run as its newest readable checkpoint describes it: `trainer.json` repeats what `run.json` says."""
     store = CheckpointStore(folder / CHECKPOINTS, keep=None)
-    for step in reversed(store.steps()):
+    try:
+        steps = store.steps()
+    except UnreadableStoreError:  # another user's, or `_unreadable` says so
+        return None
+    for step in reversed(steps):
         manifest = store.manifest(step)
         if manifest is None or any(damage.spoils for damage in store.verify(step)):
             continue
@@ -151,9 +155,13 @@ def _new(config: RunConfig, run_id: str | None, told: str = "") -> Choice:
 
 
 def _existing(config: RunConfig, run: Run, told: str = "") -> Choice:
-    notices = [run.notice, *(f"{run.folder.name}: {line}" for line in run.store.not_folders()), told]
     held = hold_run_folder(run.folder, config.train.run_folder_access)
-    return Choice(held, "\n".join(line for line in notices if line))
+    notices = [run.notice, told]
+    if not run.store.steps():  # otherwise they are said where the run resumes
+        notices += [
+            f"{path} is a link or a file, not a checkpoint's folder: not read" for path in run.store.not_folders()
+        ]
+    return Choice(held, "\n".join(filter(None, notices)))
 
 
 def _auto(config: RunConfig, run_id: str | None) -> Choice:
@@ -180,7 +188,7 @@ def _auto(config: RunConfig, run_id: str | None) -> Choice:
     told = ""
     if same and same[0].finished:
         told = f"the run of this config, {same[0].folder.name}, is finished: this is a new one"
-    elif near := next((run for run in runs if not run.finished and run.store.steps()), None):
+    elif near := next((run for run in runs if not run.finished and _may_resume(run)), None):
         told = (
             f"the unfinished run {near.folder.name} has another config, so this is a new one "
             f"(to go on with it: --run-id {near.folder.name} --resume latest):\n{_differences(near, settings)}"
@@ -188,15 +196,23 @@ def _auto(config: RunConfig, run_id: str | None) -> Choice:
     return _new(config, run_id, f"{lost}{told}".rstrip())
 
 
+def _may_resume(run: Run) -> bool:
+    try:
+        return bool(run.store.steps())
+    except UnreadableStoreError:
+        return False
+
+
 def _unreadable(config: RunConfig) -> list[str]:
-    """Folders with checkpoints of which nothing says what run they are of: never passed over in silence."""
-    return [
-        f"{path} has checkpoints, but neither its {RECORD} nor any of them can be read: it is left as it is "
-        "(shardtune checkpoints --verify tells what is wrong)"
-        for path in _folders(config)
-        if (store := CheckpointStore(path / CHECKPOINTS, keep=None)).steps() + store.not_folders()
-        and read_run(path) is None
-    ]
+    """This user's folders with checkpoints of which nothing says what run they are of: never passed over in silence."""
+    found = []
+    for path in _folders(config):
+        if path.stat().st_uid == os.geteuid() and (path / CHECKPOINTS).exists() and read_run(path) is None:
+            found.append(
+                f"{path} has checkpoints, but neither its {RECORD} nor any of them can be read: it is left as it is "
+                "(shardtune checkpoints --verify tells what is wrong)"
+            )
+    return found
 
 
 def _latest(config: RunConfig, run_id: str | None) -> Run:

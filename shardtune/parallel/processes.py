@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -60,14 +60,19 @@ class Processes:
         """Every rank's `value` on every rank, by rank. JSON as above."""
         return exchange.gather(value, self.control, everywhere=True)
 
-    def wait_for_all(self, name: str) -> None:
-        """Wait until every rank has come to `name`, however long it takes; a collective would give up on one."""
+    def wait_for_all(self, name: str, beat: Callable[[], None] = lambda: None) -> None:
+        """Wait until every rank has come to `name`, however long it takes; a collective would give up on one.
+
+        Args:
+            beat: Called again and again while waiting.
+        """
         if self.world_size == 1:
             return
         store = dist.distributed_c10d._get_default_store()
         store.set(f"shardtune/{name}/{self.rank}", "here")
         everyone = [f"shardtune/{name}/{rank}" for rank in range(self.world_size)]
         while not store.check(everyone):  # store.wait would keep Python from noticing a signal until it returns
+            beat()
             time.sleep(0.1)
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from shardtune.observe.hardware import describe_hardware
 from shardtune.observe.hardware_summary import print_hw_summary
+from shardtune.train.run_files import write_run_file
 
 if TYPE_CHECKING:
     from shardtune.train.scene import Scene
@@ -26,6 +27,6 @@ def tell_machines(scene: Scene, *, workers: int) -> None:
     if not processes.is_main:
         return
     nodes = [facts for facts in found if facts is not None]
-    (scene.folder / "environment.json").write_text(json.dumps(nodes[0], indent=2) + "\n", encoding="utf-8")
+    write_run_file(scene, "environment.json", json.dumps(nodes[0], indent=2) + "\n")
     others = {f"node {number} ({facts['host']})": facts for number, facts in enumerate(nodes[1:], start=1)}
     print_hw_summary(scene.console, nodes[0], others, workers=workers)

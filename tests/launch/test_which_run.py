@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -206,13 +208,30 @@ def test_checkpoints_that_nothing_can_be_read_of_are_never_passed_over_in_silenc
     assert chosen.created and f"{run} has checkpoints, but neither its run.json nor any of them" in chosen.told
 
 
-def test_a_link_or_a_file_in_place_of_a_checkpoint_is_said(tmp_path: Path) -> None:
-    run = make(tmp_path, "a", 5)
-    (run / "checkpoints" / "step-000010").symlink_to(run / "checkpoints" / "step-000005")
+def test_a_link_or_a_file_in_place_of_the_only_checkpoint_is_said(tmp_path: Path) -> None:
+    run = make(tmp_path, "a")
+    (run / "checkpoints").mkdir()
+    (run / "checkpoints" / "step-000010").symlink_to(make(tmp_path, "b", 5, seed=1) / "checkpoints" / "step-000005")
     (run / "checkpoints" / "step-000015").write_text("")
-    chosen = choose_run(config(tmp_path), None)
+    chosen = choose_run(config(tmp_path), "a")
     assert chosen.folder == run
-    assert "step-000010 is a symbolic link" in chosen.told and "step-000015 is a file" in chosen.told
+    assert "step-000010 is a link or a file" in chosen.told and "step-000015 is a link or a file" in chosen.told
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user for a while")
+def test_a_folder_of_another_user_beside_ours_does_not_matter() -> None:
+    """Folders are private: in an output folder that several people use, nobody can look into the others' runs."""
+    with tempfile.TemporaryDirectory() as name:  # tmp_path itself lets nobody else in
+        shared = Path(name)
+        make(shared, "theirs", 5).chmod(0o700)
+        shared.chmod(0o777)
+        if (child := os.fork()) == 0:
+            with contextlib.ExitStack() as at_end:
+                at_end.callback(os._exit, 1)
+                os.seteuid(12345)
+                if choose_run(config(shared, seed=1), None).created:
+                    os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_an_empty_folder_without_a_record_is_no_run(tmp_path: Path) -> None:
