@@ -24,7 +24,8 @@ _HEAD = """\
 One YAML describes a run. Only `model.model_name_or_path` and `data.dataset_name_or_path` are required.
 
 - **Files**: `extends: base.yaml` (or a list) merges other files under this one; paths are relative to the file that
-  says it, later files win, mappings are merged, lists replaced.
+  says it, later files win, mappings are merged, lists replaced. A config is a regular file (or a link to one) of
+  at most 1 MiB; no message repeats words of a file that is not a config.
 - **Overrides**: `-o train.learning_rate=5e-5 -o lora.target_modules=[q_proj,v_proj] -o data.val_split=null`. They win
   over the file.
 - **Environment**: `${VAR}` and `${VAR:-default}` in values; `$${` is a literal `${`. The resolved config, expanded, is

@@ -99,8 +99,13 @@ def typed(text: str) -> Any:
     return _INFINITE.get(text, text)
 
 
-def read_yaml(text: str, source: str, environ: Mapping[str, str]) -> tuple[Node | None, list[Problem]]:
+def read_yaml(
+    text: str, source: str, environ: Mapping[str, str], *, quote: bool = True
+) -> tuple[Node | None, list[Problem]]:
     """Reads a whole file.
+
+    Args:
+        quote: Whether a syntax problem may repeat words of the text.
 
     Returns:
         The top node (None where the text is not YAML, or empty) and the problems found: syntax, duplicate keys, tags.
@@ -109,7 +114,10 @@ def read_yaml(text: str, source: str, environ: Mapping[str, str]) -> tuple[Node 
     def place(mark: Mark) -> Place:
         return Place(source, mark.line + 1, mark.column + 1)
 
-    return _read(text, place, Place(source, 1, 1), "", environ)
+    top, problems = _read(text, place, Place(source, 1, 1), "", environ)
+    if top is None and not quote:  # what follows the colon is the parser's own report, with words of the text in it
+        problems = [replace(problem, what=problem.what.partition(": ")[0]) for problem in problems]
+    return top, problems
 
 
 def read_value(text: str, place: Place, key: str, environ: Mapping[str, str]) -> tuple[Node | None, list[Problem]]:
