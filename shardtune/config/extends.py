@@ -38,10 +38,13 @@ class _Reading:
         self.environ = environ
         self.files = 0
 
-    def read(self, path: Path, asked_at: Place, chain: tuple[str, ...]) -> tuple[Node | None, list[Problem]]:
+    def read(
+        self, path: Path, asked_at: Place, chain: tuple[str, ...], written: str = ""
+    ) -> tuple[Node | None, list[Problem]]:
         """Args:
         asked_at: Where its name stands; the file itself for the first.
         chain: The files that led here, the first one first.
+        written: How the config names the file, where that is with a ${VAR}.
         """
         self.files += 1
         if self.files > _MOST_FILES:
@@ -50,7 +53,7 @@ class _Reading:
         text, problems = _text(path, asked_at)
         if text is None:
             return None, problems
-        top, problems = read_yaml(text, str(path), self.environ, quote=not chain)
+        top, problems = read_yaml(text, str(path), self.environ, quote=not chain, written=written)
         if top is None:
             empty = Problem(Place(str(path), 1, 1), "", "the file is empty", _SMALLEST)
             return None, problems or [empty]
@@ -85,7 +88,16 @@ class _Reading:
         if "\0" not in named.value and (same := os.path.realpath(base)) in chain:
             way = " → ".join(Path(file).name for file in (*chain[chain.index(same) :], same))
             return None, [Problem(named.place, "extends", f"these files extend each other in a circle: {way}")]
-        return self.read(base, named.place, chain)
+        return self.read(base, named.place, chain, _written_name(named))
+
+
+def _written_name(named: Node) -> str:
+    """A file's name as the config writes it, where some of it came from the environment."""
+    folder = Path(named.place.written or named.place.source).parent
+    text = named.reference.text if named.reference is not None else named.value
+    if named.reference is None and not named.place.written:
+        return ""
+    return text if Path(named.value).expanduser().is_absolute() else str(folder / text)
 
 
 def _named_files(extends: Node, problems: list[Problem]) -> list[Node]:
