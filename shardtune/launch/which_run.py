@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shardtune.checkpoint.changes import changes, identity
+from shardtune.checkpoint.changes import changes, identity, kept_settings
 from shardtune.checkpoint.manifest import NAME as MANIFEST
 from shardtune.checkpoint.manifest import ManifestError, read_manifest, verify
 from shardtune.checkpoint.store import CheckpointStore, publish
-from shardtune.config.redact import redacted_settings
 from shardtune.config.schema import RunConfig
 from shardtune.durable import replace_file
 from shardtune.errors import UserInputError
@@ -77,9 +76,9 @@ def choose_run(config: RunConfig, run_id: str | None) -> Choice:
 
 def record_start(folder: Path, config: RunConfig) -> None:
     """Write down which config this run is of, so that the same one finds it again. Also opens a finished one again."""
-    settings = redacted_settings(config)
+    settings = kept_settings(config)
     _write_record(
-        folder, {"identity": identity(settings), "settings": settings, "started": time.time(), "finished": False}
+        folder, {"identity": identity(config), "settings": settings, "started": time.time(), "finished": False}
     )
 
 
@@ -111,8 +110,8 @@ def _new(config: RunConfig, run_id: str | None, told: str = "") -> Choice:
 
 
 def _auto(config: RunConfig, run_id: str | None) -> Choice:
-    settings = redacted_settings(config)
-    mine = identity(settings)
+    settings = kept_settings(config)
+    mine = identity(config)
     if run_id is not None:
         run = read_run(_output(config) / run_id)
         if run is None:
@@ -158,7 +157,7 @@ def _latest(config: RunConfig, run_id: str | None) -> Run:
             why=f"Looked in {_output(config)} (train.output_dir).",
             fix="Set train.output_dir to where the run is, give the checkpoint's path, or use --resume auto.",
         )
-    mine = identity(redacted_settings(config))
+    mine = identity(config)
     return next((run for run in runs if run.identity == mine), runs[0])
 
 

@@ -18,11 +18,11 @@ from transformers import set_seed
 
 from shardtune.adapters.lora import add_lora
 from shardtune.checkpoint.adapter import gather_adapter, put_adapter, read_adapter, write_adapter
-from shardtune.checkpoint.changes import identity
+from shardtune.checkpoint.changes import identity, kept_settings
 from shardtune.checkpoint.store import CheckpointStore, publish
 from shardtune.checkpoint.wrapper import write_for_wrapper
 from shardtune.config import ResolvedConfig
-from shardtune.config.redact import redacted_settings
+from shardtune.config.references import put_back
 from shardtune.data.checks import enforce, refusals_and_warnings
 from shardtune.data.collate import Collator
 from shardtune.data.order import Documents
@@ -178,10 +178,9 @@ def _watched(config: RunConfig) -> Watchdog:
 
 
 def _facts(config: RunConfig, math: TrainingMath, prepared: PreparedSet) -> RunFacts:
-    settings = redacted_settings(config)
     return RunFacts(
-        settings=settings,
-        identity=identity(settings),
+        settings=kept_settings(config),
+        identity=identity(config),
         data=str(prepared.about["fingerprint"]),
         batch={
             "per_device": math.per_device,
@@ -209,9 +208,9 @@ def _prepare_data(scene: Scene, config: RunConfig, tokenizer: PreTrainedTokenize
     scene.events.write(
         "data",
         format=asdict(prepared.choice),
-        folder=str(prepared.folder),
-        train=prepared.train.counts.as_dict(),
-        validation=prepared.val.counts.as_dict() if prepared.val else None,
+        folder=put_back(config, str(prepared.folder)),
+        train=put_back(config, prepared.train.counts.as_dict()),
+        validation=put_back(config, prepared.val.counts.as_dict()) if prepared.val else None,
     )
     return prepared
 
