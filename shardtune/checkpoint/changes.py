@@ -7,7 +7,12 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+from shardtune.config.redact import redacted_settings, redacted_values
+
+if TYPE_CHECKING:
+    from shardtune.config.schema import RunConfig
 
 Settings = Mapping[str, Mapping[str, Any]]
 
@@ -163,6 +168,8 @@ VERDICTS: dict[str, Verdict] = {
     "cluster.env": _FREE,
 }
 _UNKNOWN = Verdict("refused", "nothing is known about continuing a run with another value of it")
+# Beside the sections of kept settings: digests of values that are kept as references.
+DIGESTS = "value_digests"
 # A longer run is still the same run: a preempted job may come back with more steps; so may one that a guard stopped,
 # with another guard.
 _NOT_NAMING = {"train.num_train_epochs", "train.max_steps"} | {path for path in VERDICTS if path.startswith("guards.")}
@@ -178,7 +185,25 @@ class Change:
     verdict: Verdict
 
     def __str__(self) -> str:
+        if self.old == self.new:  # both as they were written
+            text = self.new if isinstance(self.new, str) else _show(self.new)
+            return f"{self.path}: {text} has another value ({self.verdict.meaning})"
         return f"{self.path}: {_show(self.old)} → {_show(self.new)} ({self.verdict.meaning})"
+
+
+def kept_settings(config: RunConfig) -> dict[str, dict[str, Any]]:
+    """The settings as a run's files keep them: without secrets, and `${VAR}` as it was written.
+
+    A reference in a setting that changes numbers has a digest of its value beside it, so that another value is noticed.
+    """
+    settings, values = redacted_settings(config), redacted_values(config)
+    digests = {
+        path: _digest(path, value)
+        for section, fields in values.items()
+        for name, value in fields.items()
+        if settings[section][name] != value and _changes_numbers(path := f"{section}.{name}")
+    }
+    return {**settings, DIGESTS: digests} if digests else settings
 
 
 def changes(old: Settings, new: Settings) -> list[Change]:
@@ -188,26 +213,44 @@ def changes(old: Settings, new: Settings) -> list[Change]:
     """
     found = []
     for section, fields in new.items():
-        for name, value in fields.items():
+        for name, value in fields.items() if section != DIGESTS else ():
             path = f"{section}.{name}"
-            verdict = VERDICTS.get(path, _UNKNOWN)
-            if verdict.kind in ("free", "batch") or name not in old.get(section, {}):
+            if not _changes_numbers(path) or name not in old.get(section, {}):
                 continue
             before = old[section][name]
-            if _comparable(path, before) != _comparable(path, value):
-                found.append(Change(path, before, value, verdict))
+            if not _same(path, (before, old.get(DIGESTS, {}).get(path)), (value, new.get(DIGESTS, {}).get(path))):
+                found.append(Change(path, before, value, VERDICTS.get(path, _UNKNOWN)))
     return found
 
 
-def identity(settings: Settings) -> str:
-    """What makes two configs the same run: a hash over every setting that changes its numbers, but not its length."""
+def identity(config: RunConfig) -> str:
+    """What makes two configs the same run: a hash over every setting that changes its numbers, but not its length.
+
+    Of values, not of how they are written: a path that comes from the environment today is the same path.
+    """
     naming = {
-        f"{section}.{name}": value
-        for section, fields in settings.items()
+        path: value
+        for section, fields in redacted_values(config).items()
         for name, value in fields.items()
-        if (path := f"{section}.{name}") not in _NOT_NAMING and VERDICTS.get(path, _UNKNOWN).kind in ("told", "refused")
+        if (path := f"{section}.{name}") not in _NOT_NAMING and _changes_numbers(path)
     }
     return hashlib.sha256(json.dumps(naming, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def _changes_numbers(path: str) -> bool:
+    return VERDICTS.get(path, _UNKNOWN).kind in ("told", "refused")
+
+
+def _same(path: str, old: tuple[Any, str | None], new: tuple[Any, str | None]) -> bool:
+    """Whether two values are, each with its digest where a reference stands for it."""
+    if old[1] is None and new[1] is None:
+        return bool(_comparable(path, old[0]) == _comparable(path, new[0]))
+    return (old[1] or _digest(path, old[0])) == (new[1] or _digest(path, new[0]))
+
+
+def _digest(path: str, value: Any) -> str:
+    text = json.dumps(_comparable(path, value), sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def _comparable(path: str, value: Any) -> Any:

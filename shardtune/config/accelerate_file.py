@@ -8,6 +8,7 @@ list of `_Entry` and go through the one table in `accelerate_keys`.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -32,6 +33,7 @@ from shardtune.config.accelerate_keys import (
     Meaning,
     VerdictName,
 )
+from shardtune.config.settings_file import UnsuitableFileError, read_settings_file
 from shardtune.errors import UserInputError
 
 if TYPE_CHECKING:
@@ -51,6 +53,7 @@ __all__ = [
 
 _TRUE = ("true", "yes", "y", "t", "on", "1")
 _FALSE = ("false", "no", "n", "f", "off", "0")
+_REMOVE = "Remove it."
 
 
 @dataclass(frozen=True)
@@ -115,24 +118,33 @@ def translate_file(path: Path) -> Translation:
         for key, line in twice
     ]
     entries, unknown = _entries_of_file(content, lines, path.name)
+    if not entries and all(fix == _REMOVE for _, _, fix in unknown):
+        # Any file may be named in a config; its keys are not listed unless one of them is, or nearly is, accelerate's.
+        raise UserInputError(
+            f"'{path}' is not an accelerate config.",
+            why="It has none of accelerate's keys.",
+            fix="Name a file that `accelerate config` wrote.",
+        )
     return _translate(entries, [*problems, *unknown])
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[tuple[str, ...], int], list[tuple[str, int]]]:
     """The file's mapping, the line of each key (as a path of keys), and the keys given twice."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_settings_file(path).decode("utf-8")
     except FileNotFoundError as error:
         raise UserInputError(
             f"The accelerate config '{path}' does not exist.",
             fix="Check the path. `accelerate config --config_file fsdp.yaml` writes such a file.",
         ) from error
+    except UnsuitableFileError as error:
+        raise UserInputError(f"The accelerate config '{path}' {error}.", fix="Check the path.") from error
     except (OSError, UnicodeDecodeError) as error:
         raise UserInputError(f"The accelerate config '{path}' cannot be read as text.", why=str(error)) from error
     try:
         content = yaml.safe_load(text)
         node = yaml.compose(text, Loader=yaml.SafeLoader)
-    except (yaml.YAMLError, ValueError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise _broken_yaml(path, text, error) from error
     if content is None or content == {}:
         raise UserInputError(
@@ -159,10 +171,11 @@ def _broken_yaml(path: Path, text: str, error: Exception) -> UserInputError:
             why="YAML does not allow tabs for indentation.",
             fix="Replace each tab at the start of a line with two spaces.",
         )
-    reason = getattr(error, "problem", None) or str(error)
+    # Words of the file are left out: it may be anything that a config names, a private key too.
+    reason = re.sub(r"""(['"]).*\1""", "…", getattr(error, "problem", None) or type(error).__name__)
     return UserInputError(
         f"{where}: the accelerate config is not valid YAML.",
-        why=f"{reason[:1].upper()}{reason[1:]}" + (f": `{line.strip()}`" if line.strip() else "."),
+        why=f"{reason[:1].upper()}{reason[1:]}.",
         fix="Correct that line; nested keys are indented by two spaces, and a colon is followed by a space.",
     )
 
@@ -235,7 +248,7 @@ def _unknown_key(section: str, label: str, where: str) -> _Problem:
     near = difflib.get_close_matches(label, known, n=1, cutoff=0.6)
     if near:
         return label, what, f"Did you mean `{near[0]}`?"
-    return label, what, "Remove it."
+    return label, what, _REMOVE
 
 
 def _given_twice(entries: Iterable[_Entry]) -> list[_Problem]:

@@ -54,6 +54,17 @@ def expand(text: str, environ: Mapping[str, str]) -> str:
     return _REFERENCE.sub(value, text)
 
 
+def variables(text: str) -> list[str]:
+    """The names of the variables that a text refers to.
+
+    Example:
+        >>> variables("${HOME}/$${x}/${NAME:-first}")
+        ['HOME', 'NAME']
+    """
+    bodies = (_BODY.fullmatch(match.group("body") or "") for match in _REFERENCE.finditer(text))
+    return [body.group("name") for body in bodies if body is not None]
+
+
 def escape(text: str) -> str:
     """The text that `expand` turns back into this one."""
     return text.replace("${", "$${")

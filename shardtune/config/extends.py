@@ -8,9 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from shardtune.config.problems import Place, Problem
+from shardtune.config.settings_file import UnsuitableFileError, read_settings_file
+from shardtune.config.suggestions import section_fields
 from shardtune.config.yaml_reader import Node, merge, read_yaml
 
 _SMALLEST = "a config needs at least `model: {model_name_or_path: …}` and `data: {dataset_name_or_path: …}`"
+# Two files that each extend two files that … make thousands of reads out of a few lines.
+_MOST_FILES = 100
 
 
 def read_config(path: Path, environ: Mapping[str, str]) -> tuple[Node | None, list[Problem]]:
@@ -20,35 +24,80 @@ def read_config(path: Path, environ: Mapping[str, str]) -> tuple[Node | None, li
         The merged mapping without `extends`, and the problems. None where some file could not be read: checking the
         rest for missing keys would then report what the unreadable file may well contain.
     """
-    return _read(path, environ, Place(str(path)), open_files=())
+    return _Reading(environ).read(path, Place(str(path)), chain=())
 
 
-def _read(
-    path: Path, environ: Mapping[str, str], asked_at: Place, open_files: tuple[Path, ...]
-) -> tuple[Node | None, list[Problem]]:
-    text, problems = _text(path, asked_at)
-    if text is None:
-        return None, problems
-    top, problems = read_yaml(text, str(path), environ)
-    if top is None:
-        empty = Problem(Place(str(path), 1, 1), "", "the file is empty", _SMALLEST)
-        return None, problems or [empty]
-    if not top.is_mapping:
-        kind = "a list" if isinstance(top.value, tuple) else "a single value"
-        what = f"the file holds {kind}, not sections (`model:`, `data:`, …)"
-        return None, [*problems, Problem(top.place, "", what, _SMALLEST)]
-    extends = top.value.get("extends")
-    own = replace(top, value={key: node for key, node in top.value.items() if key != "extends"})
-    merged: Node | None = None
-    readable = True
-    for named in _named_files(extends, problems) if extends else []:
-        base, more = _read_base(path, named, environ, open_files)
-        problems += more
-        readable = readable and base is not None
-        merged = base if merged is None or base is None else merge(merged, base)
-    if not readable:
-        return None, problems
-    return (own if merged is None else merge(merged, own)), problems
+class _Reading:
+    """One config with all the files it extends.
+
+    A file that is reached by `extends` may be anything of this machine that a config names, a private key too: nothing
+    of its content is repeated in a message unless it is a config.
+    """
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self.environ = environ
+        self.files = 0
+
+    def read(
+        self, path: Path, asked_at: Place, chain: tuple[str, ...], written: str = ""
+    ) -> tuple[Node | None, list[Problem]]:
+        """Args:
+        asked_at: Where its name stands; the file itself for the first.
+        chain: The files that led here, the first one first.
+        written: How the config names the file, where that is with a ${VAR}.
+        """
+        self.files += 1
+        if self.files > _MOST_FILES:
+            what = f"more than {_MOST_FILES} files are read through `extends`"
+            return None, [Problem(asked_at, "extends", what, "merge some of them")]
+        text, problems = _text(path, asked_at)
+        if text is None:
+            return None, problems
+        top, problems = read_yaml(text, str(path), self.environ, quote=not chain, written=written)
+        if top is None:
+            empty = Problem(Place(str(path), 1, 1), "", "the file is empty", _SMALLEST)
+            return None, problems or [empty]
+        if not top.is_mapping:
+            kind = "a list" if isinstance(top.value, tuple) else "a single value"
+            what = f"the file holds {kind}, not sections (`model:`, `data:`, …)"
+            return None, [*(problems if not chain else []), Problem(top.place, "", what, _SMALLEST)]
+        if chain and top.value and not top.value.keys() & {"extends", *section_fields()}:
+            what = f"'{path}' is not a config: it has none of the sections {', '.join(section_fields())}"
+            return None, [Problem(asked_at, "extends", what)]
+        return self._with_bases(path, top, problems, chain)
+
+    def _with_bases(
+        self, path: Path, top: Node, problems: list[Problem], chain: tuple[str, ...]
+    ) -> tuple[Node | None, list[Problem]]:
+        extends = top.value.get("extends")
+        own = replace(top, value={key: node for key, node in top.value.items() if key != "extends"})
+        merged: Node | None = None
+        readable = True
+        for named in _named_files(extends, problems) if extends else []:
+            base, more = self._base(path, named, chain)
+            problems += more
+            readable = readable and base is not None
+            merged = base if merged is None or base is None else merge(merged, base)
+        if not readable:
+            return None, problems
+        return (own if merged is None else merge(merged, own)), problems
+
+    def _base(self, path: Path, named: Node, chain: tuple[str, ...]) -> tuple[Node | None, list[Problem]]:
+        base = Path(os.path.normpath(path.parent / Path(named.value).expanduser()))
+        chain = (*chain, os.path.realpath(path))
+        if "\0" not in named.value and (same := os.path.realpath(base)) in chain:
+            way = " → ".join(Path(file).name for file in (*chain[chain.index(same) :], same))
+            return None, [Problem(named.place, "extends", f"these files extend each other in a circle: {way}")]
+        return self.read(base, named.place, chain, _written_name(named))
+
+
+def _written_name(named: Node) -> str:
+    """A file's name as the config writes it, where some of it came from the environment."""
+    folder = Path(named.place.written or named.place.source).parent
+    text = named.reference.text if named.reference is not None else named.value
+    if named.reference is None and not named.place.written:
+        return ""
+    return text if Path(named.value).expanduser().is_absolute() else str(folder / text)
 
 
 def _named_files(extends: Node, problems: list[Problem]) -> list[Node]:
@@ -65,26 +114,15 @@ def _named_files(extends: Node, problems: list[Problem]) -> list[Node]:
     return found
 
 
-def _read_base(
-    path: Path, named: Node, environ: Mapping[str, str], open_files: tuple[Path, ...]
-) -> tuple[Node | None, list[Problem]]:
-    base = Path(os.path.normpath(path.parent / Path(named.value).expanduser()))
-    chain = (*open_files, path.resolve())
-    if base.resolve() in chain:
-        way = " → ".join(file.name for file in (*chain[chain.index(base.resolve()) :], base))
-        return None, [Problem(named.place, "extends", f"these files extend each other in a circle: {way}")]
-    return _read(base, environ, named.place, chain)
-
-
 def _text(path: Path, asked_at: Place) -> tuple[str | None, list[Problem]]:
     """The file's text, or why it cannot be had; `asked_at` is where its name stands (the file itself for the first)."""
     key = "extends" if asked_at.line else ""
     try:
-        data = path.read_bytes()
+        data = read_settings_file(path)
     except FileNotFoundError:
         return None, [Problem(asked_at, key, f"there is no file '{path}'", _neighbours(path))]
-    except IsADirectoryError:
-        return None, [Problem(asked_at, key, f"'{path}' is a folder, not a file", _neighbours(path / "x.yaml"))]
+    except UnsuitableFileError as error:
+        return None, [Problem(asked_at, key, f"'{path}' {error}", _neighbours(path / "x.yaml"))]
     except OSError as error:
         return None, [Problem(asked_at, key, f"'{path}' cannot be read: {error.strerror or error}")]
     try:
@@ -99,9 +137,12 @@ def _text(path: Path, asked_at: Place) -> tuple[str | None, list[Problem]]:
 
 def _neighbours(path: Path) -> str:
     """Which files could have been meant?"""
-    if not path.parent.is_dir():
+    try:
+        found = sorted(file.name for file in path.parent.iterdir() if file.suffix in (".yaml", ".yml"))
+    except FileNotFoundError:
         return f"the folder '{path.parent}' does not exist either"
-    found = sorted(file.name for file in path.parent.iterdir() if file.suffix in (".yaml", ".yml"))
+    except (OSError, ValueError):
+        return ""
     if not found:
         return ""
     more = f" and {len(found) - 5} more" if len(found) > 5 else ""

@@ -89,7 +89,7 @@ class _Walk:
             elif node.is_mapping:
                 self._section(key, section, node)
             elif node.value is not None:  # `lora:` with everything under it commented out says nothing
-                what = f"expected a section (indented `key: value` lines); got {shown(node.plain())}"
+                what = f"expected a section (indented `key: value` lines); got {shown(node.quotable())}"
                 self.problems.append(Problem(node.place, key, what))
                 self.wrong.update(f"{key}.{name}" for name in section.model_fields)
 
@@ -157,7 +157,7 @@ class _Walk:
         """A mapping of texts with something else in it (`env: {A: 1}`)."""
         for name in dict.fromkeys(str(rest[0]) for rest in inner if rest):
             node = self.leaves[path].value[name]
-            what = f"expected text; got {shown(node.plain())}"
+            what = f"expected text; got {shown(node.quotable())}"
             self.problems.append(Problem(node.place, f"{path}.{name}", what, _quote_hint(node)))
 
     def _wrong_value(self, section: str, key: str, at: tuple[Node, str]) -> None:
@@ -174,7 +174,7 @@ class _Walk:
         fix = _meant_value(value, literal_words(info.annotation))
         if not fix and accepts(info.annotation, str):
             fix = _quote_hint(node)
-        self.problems.append(Problem(node.place, path + index, f"expected {words}; got {shown(value)}", fix))
+        self.problems.append(Problem(node.place, path + index, f"expected {words}; got {shown(node.quotable())}", fix))
 
 
 def _item(node: Node, inner: list[tuple[int | str, ...]]) -> tuple[Node, str]:

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from shardtune.config.cross_checks import effective_eval_strategy
+from shardtune.config.references import as_text, written_settings
 from shardtune.config.schema import ClusterSection, RunConfig
 from shardtune.config.trl_fields import TrlSourceError, trl_fields
 
@@ -17,13 +18,13 @@ def notices(config: RunConfig, given: Collection[str]) -> Iterator[str]:
 
 
 def _model(config: RunConfig, given: Collection[str]) -> Iterator[str]:
-    model = config.model
+    model, written = config.model, as_text(written_settings(config))["model"]
     if model.device_map is not None:
-        yield f"model.device_map ({model.device_map}) has no effect: sharding places the weights."
+        yield f"model.device_map ({written['device_map']}) has no effect: sharding places the weights."
     if model.use_cache:
         yield "model.use_cache has no effect: the key/value cache serves generation, not training."
     if model.revision is not None and Path(model.model_name_or_path).expanduser().is_dir():
-        yield f"model.revision ({model.revision}) has no effect: model_name_or_path is a local folder."
+        yield f"model.revision ({written['revision']}) has no effect: model_name_or_path is a local folder."
 
 
 def _warmup(config: RunConfig, given: Collection[str]) -> Iterator[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from shardtune.errors import UserInputError
@@ -30,9 +30,14 @@ class Place:
     line: int = 0
     column: int = 0
     kind: Literal["file", "override", "accelerate"] = "file"
+    written: str = ""  # how the config names the source, where that is with a ${VAR}
 
     def __str__(self) -> str:
         return f"{self.source}:{self.line}:{self.column}" if self.line else self.source
+
+    def as_written(self) -> str:
+        """The place in words that may be kept: without what a variable held."""
+        return str(replace(self, source=self.written or self.source))
 
 
 @dataclass(frozen=True)

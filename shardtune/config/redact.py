@@ -1,14 +1,17 @@
-"""What of a config may be written down? Everything but secrets: those become `***` wherever a config is kept."""
+"""What of a config may be written down? What the user wrote: `${VAR}` for what came from it, `***` for a secret."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from shardtune.config.resolve import ResolvedConfig
+from shardtune.config.references import Reference, as_text, written_settings
 from shardtune.config.schema import RunConfig
+
+if TYPE_CHECKING:
+    from shardtune.config.resolve import ResolvedConfig
 
 HIDDEN = "***"
 # Names whose value is a secret whatever it looks like. `pad_token` and its kin are words of a vocabulary.
@@ -28,39 +31,71 @@ _SECRET_VALUES = (
 )
 
 
+_ONLY_REFERENCES = re.compile(r"(?:\$\{\w+\})+")
+
+
 def redacted_settings(config: RunConfig) -> dict[str, dict[str, Any]]:
-    """The settings by section and name, as JSON holds them, without secrets."""
-    values = config.model_dump(mode="json")
-    return {section: _hide_in(fields) for section, fields in values.items()}
+    """The settings by section and name, as JSON holds them: references as they were written, no secrets."""
+    values = written_settings(config, "json")
+    return {section: as_text(_hide_in(fields)) for section, fields in values.items()}
+
+
+def redacted_values(config: RunConfig) -> dict[str, dict[str, Any]]:
+    """The same with what references stand for. To be compared, never to be written down."""
+    return {section: _hide_in(fields) for section, fields in config.model_dump(mode="json").items()}
 
 
 def redacted(resolved: ResolvedConfig) -> ResolvedConfig:
     """The same config without secrets, to be rendered and kept; also in the origins, which repeat what was typed."""
-    values = resolved.config.model_dump(mode="json")
-    secrets = [text for text in _hidden_texts(values) if text]
+    secrets = [text for text in _hidden_texts(resolved.config.model_dump(mode="json")) if text]
     origins = {
         path: replace(origin, where=_without(origin.where, secrets)) for path, origin in resolved.origins.items()
     }
-    config = RunConfig.model_validate(redacted_settings(resolved.config))
+    written = _hide_in(written_settings(resolved.config))
+    config = RunConfig.model_validate(_values(written))
+    config._references = written
     return replace(resolved, config=config, origins=origins)
 
 
 def hide_text(text: str) -> str:
-    """A text with what looks like a secret hidden."""
+    """A text with what looks like a secret hidden; `https://me:${PASSWORD}@host` holds none."""
     for pattern in _SECRET_VALUES:
-        text = pattern.sub(HIDDEN, text)
+        text = pattern.sub(_hidden, text)
     return text
 
 
-def _hide_in(value: Any) -> Any:
+def _hidden(match: re.Match[str]) -> str:
+    secret = re.split("[:=]", match.group(), maxsplit=1)[-1]
+    return match.group() if _ONLY_REFERENCES.fullmatch(secret) else HIDDEN
+
+
+def _hide_in(value: Any, name: str = "") -> Any:
     if isinstance(value, Mapping):
-        return {
-            name: HIDDEN if isinstance(item, str) and item and is_secret(str(name)) else _hide_in(item)
-            for name, item in value.items()
-        }
+        return {key: _hide_in(item, str(key)) for key, item in value.items()}
     if isinstance(value, list):
         return [_hide_in(item) for item in value]
-    return hide_text(value) if isinstance(value, str) else value
+    if isinstance(value, Reference):
+        return _hide_in_reference(value, name)
+    if isinstance(value, str):
+        return HIDDEN if value and is_secret(name) else hide_text(value)
+    return value
+
+
+def _hide_in_reference(reference: Reference, name: str) -> Any:
+    if not is_secret(name):
+        return replace(reference, text=hide_text(reference.text), value=_hide_in(reference.value))
+    # `${HF_TOKEN}` says nothing of the token; `${HF_TOKEN:-hf_abc}` and `hf_${REST}` do.
+    text = reference.text
+    return replace(reference, value=text) if _ONLY_REFERENCES.fullmatch(text) else HIDDEN
+
+
+def _values(written: Any) -> Any:
+    """What stands for what was written."""
+    if isinstance(written, Reference):
+        return written.value
+    if isinstance(written, dict):
+        return {key: _values(item) for key, item in written.items()}
+    return [_values(item) for item in written] if isinstance(written, list) else written
 
 
 def is_secret(name: str) -> bool:

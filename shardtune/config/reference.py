@@ -24,11 +24,14 @@ _HEAD = """\
 One YAML describes a run. Only `model.model_name_or_path` and `data.dataset_name_or_path` are required.
 
 - **Files**: `extends: base.yaml` (or a list) merges other files under this one; paths are relative to the file that
-  says it, later files win, mappings are merged, lists replaced.
+  says it, later files win, mappings are merged, lists replaced. A config is a regular file (or a link to one) of
+  at most 1 MiB; no message repeats words of a file that is not a config.
 - **Overrides**: `-o train.learning_rate=5e-5 -o lora.target_modules=[q_proj,v_proj] -o data.val_split=null`. They win
   over the file.
-- **Environment**: `${VAR}` and `${VAR:-default}` in values; `$${` is a literal `${`. The resolved config, expanded, is
-  written to the run folder: keep secrets in the environment.
+- **Environment**: `${VAR}` and `${VAR:-default}` in values; `$${` is a literal `${`. The run uses the value; its
+  files and reports, and `config show`, keep the reference. Where another value would change the run's numbers, a short
+  SHA-256 digest of the value is kept too, to notice it: a value that can be guessed can be checked against it. What an
+  adapter needs to be loaded (the model's name, `lora`) is in its `adapter_config.json` as it is.
 - **Numbers and words**: `1e-4` is a number; only `true` and `false` are truth values, so `eval_strategy: no` is the
   word (a setting that is true or false still takes yes/no/on/off).
 - `shardtune config show CONFIG` prints every value with where it came from; `config validate` checks; `config schema`

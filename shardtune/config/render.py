@@ -8,11 +8,15 @@ from collections.abc import Iterator
 from typing import Any
 
 from shardtune.config.expansion import escape
+from shardtune.config.references import Reference, as_text, written_settings
 from shardtune.config.resolve import Origin, ResolvedConfig
 
 # Wider values push their own comment to the right, not everybody's.
 COMMENT_COLUMN = 44
 _SAFE = re.compile(r"[A-Za-z_/][A-Za-z0-9_./-]*")
+_SAFE_REFERENCE = re.compile(r"(?:[A-Za-z0-9_./-]|\$\{\w+(?::-[A-Za-z0-9_./-]*)?\})+")
+# A number in quotes is text to YAML unless it is told otherwise.
+_TAGS = {int: "!!int", float: "!!float", bool: "!!bool", type(None): "!!null"}
 # Words that YAML 1.1 or 1.2 readers take for something else than text.
 _RESERVED = {"null", "true", "false", "yes", "no", "on", "off", "y", "n"}
 _ESCAPES = {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\t": "\\t", "\r": "\\r"}
@@ -36,7 +40,7 @@ def render_yaml(resolved: ResolvedConfig, *, origins: bool = True) -> str:
 
 def render_lines(resolved: ResolvedConfig) -> Iterator[tuple[str, str]]:
     """(YAML, comment) of each line; the comment is empty for a line that only opens a section."""
-    for section, values in resolved.config.model_dump().items():
+    for section, values in written_settings(resolved.config).items():
         yield f"{section}:", ""
         for key, value in values.items():
             path = f"{section}.{key}"
@@ -44,9 +48,9 @@ def render_lines(resolved: ResolvedConfig) -> Iterator[tuple[str, str]]:
                 yield f"  {key}:", ""
                 for name, entry in value.items():
                     comment = _comment(resolved.origins.get(f"{path}.{name}", Origin("default")))
-                    yield f"    {_scalar(name, is_key=True)}: {flow(entry)}", comment
+                    yield f"    {_scalar(name, is_key=True)}: {_value(entry)}", comment
             else:
-                yield f"  {key}: {flow(value)}", _comment(resolved.origins[path])
+                yield f"  {key}: {_value(value)}", _comment(resolved.origins[path])
 
 
 def as_json(resolved: ResolvedConfig) -> dict[str, Any]:
@@ -54,7 +58,7 @@ def as_json(resolved: ResolvedConfig) -> dict[str, Any]:
     from dataclasses import asdict
 
     return {
-        "config": resolved.config.model_dump(mode="json"),
+        "config": as_text(written_settings(resolved.config, "json")),
         "origins": {path: asdict(origin) for path, origin in resolved.origins.items()},
         "notices": list(resolved.notices),
         "verdicts": [asdict(verdict) for verdict in resolved.verdicts],
@@ -66,7 +70,18 @@ def _comment(origin: Origin) -> str:
     return " ".join(text.split())  # a comment ends with its line
 
 
+def _value(value: Any) -> str:
+    """What stands behind a key. Here `${VAR}` needs no quotes, and is typed by what the variable holds next time."""
+    if isinstance(value, Reference) and not value.quoted and _SAFE_REFERENCE.fullmatch(value.text):
+        return value.text
+    return flow(value)
+
+
 def flow(value: Any) -> str:
+    if isinstance(value, Reference):
+        text = '"' + "".join(map(_escaped, value.text)) + '"'
+        tag = _TAGS.get(value.kind, "")
+        return f"{tag} {text}" if tag else text
     if isinstance(value, dict):
         return "{" + ", ".join(f"{_scalar(key, is_key=True)}: {flow(item)}" for key, item in value.items()) + "}"
     if isinstance(value, list):

@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from shardtune.config.cross_checks import cross_checks
+from shardtune.config.expansion import escape
 from shardtune.config.extends import read_config
 from shardtune.config.field_checks import Checked, check_fields
 from shardtune.config.notices import notices
 from shardtune.config.overrides import read_overrides
 from shardtune.config.problems import ConfigError, Place, Problem
+from shardtune.config.references import keep_references
 from shardtune.config.schema import RunConfig
 from shardtune.config.yaml_reader import Node, merge
 from shardtune.errors import UserInputError
@@ -60,6 +62,7 @@ class ResolvedConfig:
             raise KeyError(f"there is no setting {path}")
         values[section][key] = value
         config = RunConfig.model_validate(values)
+        config._references = self.config._references
         return replace(self, config=config, origins={**self.origins, path: Origin("auto", why)})
 
 
@@ -94,9 +97,20 @@ def load_config(
     problems += checked.problems + _cross_problems(checked, said.place)
     if problems:
         raise ConfigError(problems, str(path))
+    keep_references(checked.config, _written(checked.leaves))
     told = [*notices(checked.config, checked.leaves), *_unread_launch_settings(checked.config, environ)]
     verdicts = translation.verdicts if translation is not None else ()
     return ResolvedConfig(checked.config, _origins(checked), tuple(told), verdicts)
+
+
+def _written(leaves: Mapping[str, Node]) -> dict[str, dict[str, Any]]:
+    """The settings with values from the environment, as they were written."""
+    found: dict[str, dict[str, Any]] = {}
+    for path, node in leaves.items():
+        if node.references():
+            section, _, key = path.partition(".")
+            found.setdefault(section, {})[key] = node.written()
+    return found
 
 
 def _cross_problems(checked: Checked, top: Place) -> list[Problem]:
@@ -136,7 +150,7 @@ def _origins(checked: Checked) -> dict[str, Origin]:
 
 
 def _origin(node: Node) -> Origin:
-    return Origin(node.key_place.kind, str(node.key_place))
+    return Origin(node.key_place.kind, node.key_place.as_written())
 
 
 def _with_accelerate(
@@ -157,9 +171,12 @@ def _with_accelerate(
         return said, None, []
     translation = settle_conflicts(translation, dict(_explicit(said)))
     name = file.name if file is not None else "accelerate launch"
+    reference = said.value["parallel"].value["accelerate_config"].reference if file is not None else None
+    written = reference.text if reference is not None else ""
     problems = [_accelerate_problem(name, *problem) for problem in translation.problems]
     for dotted, value in translation.values.items():
-        source = Place(f"{name}:{translation.sources.get(dotted, '')}".rstrip(":"), kind="accelerate")
+        key = translation.sources.get(dotted, "")
+        source = Place(f"{name}:{key}".rstrip(":"), kind="accelerate", written=f"{written}:{key}" if written else "")
         node = _tree(value, source)
         for part in reversed(dotted.split(".")):
             node = Node({part: node}, source, source)
@@ -188,18 +205,21 @@ def _accelerate_path(said: Node, from_command_line: Path | None) -> tuple[Node, 
     """
     section = said.value.get("parallel")
     named = section.value.get("accelerate_config") if section is not None and section.is_mapping else None
+    reference = None
     if from_command_line is not None:
         place = Place(f"--accelerate-config {from_command_line}", kind="override")
         file = from_command_line
     elif named is not None and not named.problem and isinstance(named.value, str) and named.value:
-        place = named.place
+        place, reference = named.place, named.reference
         folder = Path(place.source).parent if place.kind == "file" else Path()
         file = folder / Path(named.value).expanduser()
+        if reference is not None and not Path(named.value).expanduser().is_absolute():
+            reference = replace(reference, text=f"{escape(str(folder.absolute()))}/{reference.text}")
     else:
         return said, None, said.place
     file = file.expanduser().absolute()
     key_place = named.key_place if named is not None and from_command_line is None else place
-    node = Node({"accelerate_config": Node(str(file), place, key_place)}, place, place)
+    node = Node({"accelerate_config": Node(str(file), place, key_place, reference=reference)}, place, place)
     return replace(merge(said, Node({"parallel": node}, place, place)), place=said.place), file, place
 
 

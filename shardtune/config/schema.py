@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr
 
 
 def _not_a_bool(value: Any) -> Any:
@@ -583,3 +583,5 @@ class RunConfig(Section):
         default_factory=GuardsSection, description="What is watched for, and what happens then (docs/guards.md)."
     )
     cluster: ClusterSection = Field(default_factory=ClusterSection, description="Where it runs, when not here.")
+    # What was written where values came from ${VAR} (see references.py); goes along with every copy.
+    _references: dict[str, dict[str, Any]] = PrivateAttr(default_factory=dict)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,8 +21,10 @@ from yaml.reader import Reader, ReaderError
 from yaml.resolver import BaseResolver
 from yaml.scanner import Scanner
 
-from shardtune.config.expansion import ExpansionError, expand
+from shardtune.config.expansion import ExpansionError, expand, variables
 from shardtune.config.problems import Place, Problem
+from shardtune.config.redact import is_secret
+from shardtune.config.references import Reference
 
 _INT = re.compile(r"[-+]?[0-9]{1,400}|0o[0-7]{1,400}|0x[0-9a-fA-F]{1,400}")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
@@ -31,6 +33,10 @@ _BOOLS = {"true": True, "True": True, "TRUE": True, "false": False, "False": Fal
 _INFINITE = {f"{sign}.{word}": float(f"{sign}inf") for sign in ("", "+", "-") for word in ("inf", "Inf", "INF")}
 _NAN = {".nan", ".NaN", ".NAN"}
 _PLAIN, _QUOTED = "plain", "quoted"
+_TAGS = {
+    f"tag:yaml.org,2002:{name}": kind
+    for name, kind in {"int": int, "float": float, "bool": bool, "null": type(None)}.items()
+}
 # Aliases let ten lines stand for a billion values; no config of ours has more than a few hundred.
 _MOST_NODES = 100_000
 
@@ -40,13 +46,14 @@ class Node:
     """A value with its place: a scalar, a tuple of nodes (list) or a dict of nodes (mapping).
 
     `problem` is set when the value could not be understood (an unset ${VAR}); it counts only if no later file or
-    override replaces the value.
+    override replaces the value. `reference` is set when the value came from the environment.
     """
 
     value: Any
     place: Place
     key_place: Place
     problem: Problem | None = None
+    reference: Reference | None = None
 
     @property
     def is_mapping(self) -> bool:
@@ -54,19 +61,42 @@ class Node:
 
     def plain(self) -> Any:
         """The value as plain Python lists, dicts and scalars."""
-        if isinstance(self.value, dict):
-            return {key: node.plain() for key, node in self.value.items()}
-        if isinstance(self.value, tuple):
-            return [node.plain() for node in self.value]
-        return self.value
+        return self._mapped(lambda node: node.value)
+
+    def written(self) -> Any:
+        """The same with a `Reference` in place of each value that came from the environment."""
+        return self._mapped(lambda node: node.reference or node.value)
+
+    def quotable(self) -> Any:
+        """The same for messages: the text in place of each value that came from a variable with a secret's name."""
+
+        def leaf(node: Node) -> Any:
+            text = node.reference.text if node.reference is not None else ""
+            return text if any(map(is_secret, variables(text))) else node.value
+
+        return self._mapped(leaf)
+
+    def references(self) -> list[Reference]:
+        """Those of this value and everything in it."""
+        found = [self.reference] if self.reference else []
+        return found + [reference for node in self._inside() for reference in node.references()]
 
     def problems(self) -> list[Problem]:
         """Problems of this value and everything in it."""
-        inside = self.value.values() if isinstance(self.value, dict) else self.value
         found = [self.problem] if self.problem else []
-        if isinstance(inside, tuple) or self.is_mapping:
-            found += [problem for node in inside for problem in node.problems()]
-        return found
+        return found + [problem for node in self._inside() for problem in node.problems()]
+
+    def _inside(self) -> Iterable[Node]:
+        if isinstance(self.value, dict):
+            return self.value.values()
+        return self.value if isinstance(self.value, tuple) else ()
+
+    def _mapped(self, leaf: Callable[[Node], Any]) -> Any:
+        if isinstance(self.value, dict):
+            return {key: node._mapped(leaf) for key, node in self.value.items()}
+        if isinstance(self.value, tuple):
+            return [node._mapped(leaf) for node in self.value]
+        return leaf(self)
 
 
 def merge(lower: Node, upper: Node) -> Node:
@@ -99,17 +129,26 @@ def typed(text: str) -> Any:
     return _INFINITE.get(text, text)
 
 
-def read_yaml(text: str, source: str, environ: Mapping[str, str]) -> tuple[Node | None, list[Problem]]:
+def read_yaml(
+    text: str, source: str, environ: Mapping[str, str], *, quote: bool = True, written: str = ""
+) -> tuple[Node | None, list[Problem]]:
     """Reads a whole file.
+
+    Args:
+        quote: Whether a syntax problem may repeat words of the text.
+        written: How the config names the file, where that is with a ${VAR}.
 
     Returns:
         The top node (None where the text is not YAML, or empty) and the problems found: syntax, duplicate keys, tags.
     """
 
     def place(mark: Mark) -> Place:
-        return Place(source, mark.line + 1, mark.column + 1)
+        return Place(source, mark.line + 1, mark.column + 1, written=written)
 
-    return _read(text, place, Place(source, 1, 1), "", environ)
+    top, problems = _read(text, place, Place(source, 1, 1), "", environ)
+    if top is None and not quote:  # what follows the colon is the parser's own report, with words of the text in it
+        problems = [replace(problem, what=problem.what.partition(": ")[0]) for problem in problems]
+    return top, problems
 
 
 def read_value(text: str, place: Place, key: str, environ: Mapping[str, str]) -> tuple[Node | None, list[Problem]]:
@@ -123,7 +162,8 @@ def scalar(text: str, place: Place, key: str, environ: Mapping[str, str], *, quo
         expanded = expand(text, environ)
     except ExpansionError as error:
         return Node(text, place, place, Problem(place, key, error.what, error.fix))
-    return Node(expanded if quoted else typed(expanded), place, place)
+    value = expanded if quoted else typed(expanded)
+    return Node(value, place, place, reference=Reference(text, quoted, type(value), value) if variables(text) else None)
 
 
 def _read(
@@ -196,6 +236,11 @@ class _TreeBuilder:
             return scalar(node.value, place, key, self._environ, quoted=True)
         if node.tag == _PLAIN:
             return scalar(node.value, place, key, self._environ)
+        if node.tag in _TAGS:  # how a config that is written down says that "${VAR}" is not text
+            built = scalar(node.value, place, key, self._environ)
+            if built.problem or type(built.value) is _TAGS[node.tag]:
+                return built
+            return self._refuse(place, key, f"the value is not what its YAML tag {_tag_name(node)} says")
         return self._refuse(place, key, f"the YAML tag {_tag_name(node)} is not understood", "write the plain value")
 
     def _mapping(self, node: MappingNode, path: str) -> dict[str, Node]:

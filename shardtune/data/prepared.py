@@ -5,7 +5,7 @@ supervised.bin   uint8 per token: 1 where it carries loss
 offsets.bin      int64, rows + 1: where each stored row starts
 learnt.bin       int32 per stored row: tokens that carry loss and are predicted (the first of a row never is)
 taken.bin        int64 per row: its stored row. Only where weights repeat rows or leave some out
-packs.N.bin      int64: which rows share a sequence of N tokens. Made when first asked for
+packs.N.bin      int64: which rows share a sequence of N tokens; then a checksum. Made when first asked for
 manifest.json    counts, settings, sizes and checksums. Written last
 """
 
@@ -36,6 +36,7 @@ _TYPES: dict[str, type[np.generic]] = {
     "tokens.bin": np.int32, "supervised.bin": np.uint8, "offsets.bin": np.int64, "learnt.bin": np.int32,
     "taken.bin": np.int64,
 }  # fmt: skip
+_SHA256_BYTES = 32
 _CHECKED = 16 * 2**20  # files up to this size carry a checksum, which costs some 10 ms to compare when opened
 
 
@@ -117,12 +118,18 @@ class Prepared:
         Several processes may ask at once: each computes the same and puts it in place whole.
         """
         file = self.folder / f"packs.{capacity}.bin"
-        found = _read_packs(file, len(self))
-        if found is not None:
-            return found
+        rows = json.dumps(
+            [capacity, self.manifest["files"]], sort_keys=True
+        ).encode()  # those of another set do not fit
+        if file.is_file():
+            found = _read_packs(file, rows)
+            if found is not None:
+                return found
+            log.warning("%s is damaged, of other rows or of another version: it is made again", file)
         packs = pack(self.lengths, capacity)
+        content = np.concatenate([[len(packs)], packs.offsets, packs.rows]).astype(np.int64).tobytes()
         try:
-            _write_whole(file, np.concatenate([[len(packs)], packs.offsets, packs.rows]).astype(np.int64).tobytes())
+            _write_whole(file, content + hashlib.sha256(rows + content).digest())
         except OSError as error:  # a prepared set on a disk that may only be read
             log.info("packs of %s are not kept: %s", self.folder, error)
         return packs
@@ -259,13 +266,16 @@ def _checksum(file: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def _read_packs(file: Path, rows: int) -> Packs | None:
+def _read_packs(file: Path, rows: bytes) -> Packs | None:
+    """The packs, if the file holds what was written for these rows."""
     try:
-        values = np.fromfile(file, np.int64)
+        content = file.read_bytes()
     except OSError:
         return None
-    if not len(values) or len(values) != 1 + values[0] + 1 + rows:
-        return None  # of other rows, or cut short by a copy: made again
+    content, checksum = content[:-_SHA256_BYTES], content[-_SHA256_BYTES:]
+    if hashlib.sha256(rows + content).digest() != checksum:
+        return None
+    values = np.frombuffer(content, np.int64)
     return Packs(values[values[0] + 2 :], values[1 : values[0] + 2])
 
 

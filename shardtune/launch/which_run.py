@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shardtune.checkpoint.changes import changes, identity
+from shardtune.checkpoint.changes import changes, identity, kept_settings
 from shardtune.checkpoint.manifest import NAME as MANIFEST
 from shardtune.checkpoint.manifest import TRAINER, ManifestError, read_manifest, verify
 from shardtune.checkpoint.store import CheckpointStore, UnreadableStoreError, publish
-from shardtune.config.redact import redacted_settings
 from shardtune.config.schema import RunConfig
 from shardtune.durable import replace_file
 from shardtune.errors import UserInputError
@@ -89,9 +88,9 @@ def choose_run(config: RunConfig, run_id: str | None) -> Choice:
 
 def record_start(folder: Path, config: RunConfig) -> None:
     """Write down which config this run is of, so that the same one finds it again. Also opens a finished one again."""
-    settings = redacted_settings(config)
+    settings = kept_settings(config)
     _write_record(
-        folder, {"identity": identity(settings), "settings": settings, "started": time.time(), "finished": False}
+        folder, {"identity": identity(config), "settings": settings, "started": time.time(), "finished": False}
     )
 
 
@@ -129,10 +128,10 @@ def _run_of_checkpoints(folder: Path, problem: str) -> Run | None:
         if manifest is None or any(damage.spoils for damage in store.verify(step)):
             continue
         saved = json.loads((store.path(step) / TRAINER).read_text(encoding="utf-8"))
-        settings = saved.get("asked") or saved["settings"]  # older ones have the settings without their `auto` alone
+        asked = saved.get("asked") or saved  # older ones say only what each `auto` turned out to be
         notice = f"{RECORD} of the run {folder.name} {problem}; its checkpoint of step {step} says which run it is"
         saved_at = float(manifest.about.get("time") or 0.0)
-        return Run(folder, identity(settings), settings, saved_at, _final_after(folder, saved_at), notice)
+        return Run(folder, asked["identity"], asked["settings"], saved_at, _final_after(folder, saved_at), notice)
     return None
 
 
@@ -165,8 +164,8 @@ def _existing(config: RunConfig, run: Run, told: str = "") -> Choice:
 
 
 def _auto(config: RunConfig, run_id: str | None) -> Choice:
-    settings = redacted_settings(config)
-    mine = identity(settings)
+    settings = kept_settings(config)
+    mine = identity(config)
     if run_id is not None:
         run = read_run(_output(config) / run_id)
         if run is None:
@@ -232,7 +231,7 @@ def _latest(config: RunConfig, run_id: str | None) -> Run:
             why=f"Looked in {_output(config)} (train.output_dir).",
             fix="Set train.output_dir to where the run is, give the checkpoint's path, or use --resume auto.",
         )
-    mine = identity(redacted_settings(config))
+    mine = identity(config)
     return next((run for run in runs if run.identity == mine), runs[0])
 
 

@@ -15,10 +15,10 @@ from rich.markup import escape
 from transformers import set_seed
 
 from shardtune.adapters.lora import add_lora
-from shardtune.checkpoint.changes import identity
+from shardtune.checkpoint.changes import identity, kept_settings
 from shardtune.checkpoint.store import CheckpointStore
 from shardtune.config import ResolvedConfig
-from shardtune.config.redact import redacted_settings
+from shardtune.config.references import put_back
 from shardtune.data.checks import enforce, refusals_and_warnings
 from shardtune.data.collate import Collator
 from shardtune.data.order import Documents
@@ -180,11 +180,10 @@ def _watched(config: RunConfig) -> Watchdog:
 
 
 def _facts(config: RunConfig, asked: RunConfig, math: TrainingMath, prepared: PreparedSet) -> RunFacts:
-    settings = redacted_settings(config)
     return RunFacts(
-        settings=settings,
-        identity=identity(settings),
-        asked=redacted_settings(asked),
+        settings=kept_settings(config),
+        identity=identity(config),
+        asked={"identity": identity(asked), "settings": kept_settings(asked)},
         data=str(prepared.about["fingerprint"]),
         batch={
             "per_device": math.per_device,
@@ -206,9 +205,9 @@ def _prepare_data(scene: Scene, config: RunConfig, tokenizer: PreTrainedTokenize
     scene.events.write(
         "data",
         format=asdict(prepared.choice),
-        folder=str(prepared.folder),
-        train=prepared.train.counts.as_dict(),
-        validation=prepared.val.counts.as_dict() if prepared.val else None,
+        folder=put_back(config, str(prepared.folder)),
+        train=put_back(config, prepared.train.counts.as_dict()),
+        validation=put_back(config, prepared.val.counts.as_dict()) if prepared.val else None,
     )
     return prepared
 

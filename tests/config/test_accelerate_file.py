@@ -393,7 +393,7 @@ def test_a_broken_file_is_refused_with_its_place(tmp_path: Path, content: str, e
 def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserInputError, match="does not exist"):
         translate_file(tmp_path / "none.yaml")
-    with pytest.raises(UserInputError, match="cannot be read"):
+    with pytest.raises(UserInputError, match="is a folder, not a file"):
         translate_file(tmp_path)
 
 

@@ -55,7 +55,7 @@ def test_random_settings_survive_being_written_and_read_again(load: Load) -> Non
 def test_every_line_says_where_its_value_came_from(load: Load) -> None:
     text = SMALLEST + "train:\n  seed: ${SEED}\n"
     lines = render_yaml(load(text, ["lora.r=4"], {"SEED": "5"})).splitlines()
-    assert "  seed: 5                                     # file: run.yaml:4:3" in lines
+    assert "  seed: ${SEED}                               # file: run.yaml:4:3" in lines
     assert "  r: 4                                        # override: -o lora.r=4" in lines
     assert "  lora_dropout: 0.05                          # default" in lines
 

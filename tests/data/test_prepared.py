@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from running import Command
+from toys import toy_config
 
 from shardtune.data.packing import pack
 from shardtune.data.prepared import MANIFEST, EncodedRows, Prepared, PreparedCounts, PreparedWriter
@@ -156,6 +158,46 @@ def test_packs_that_were_cut_short_are_made_again(tmp_path: Path, left: bytes) -
     wanted = prepared.packs(8)
     (tmp_path / "p" / "packs.8.bin").write_bytes(left)
     assert np.array_equal(prepared.packs(8).rows, wanted.rows)
+
+
+def test_a_flipped_bit_anywhere_in_packs_is_noticed_and_they_are_made_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    prepared = Prepared.open(written(tmp_path / "p"))
+    wanted, file = prepared.packs(8), tmp_path / "p" / "packs.8.bin"
+    sound = file.read_bytes()
+    for place in range(len(sound)):
+        file.write_bytes(sound[:place] + bytes([sound[place] ^ 4]) + sound[place + 1 :])
+        caplog.clear()
+        again = prepared.packs(8)
+        assert np.array_equal(again.rows, wanted.rows) and np.array_equal(again.offsets, wanted.offsets), place
+        assert "packs.8.bin is damaged" in caplog.text and file.read_bytes() == sound, place
+
+
+def test_packs_of_other_rows_or_another_length_are_not_taken(tmp_path: Path) -> None:
+    prepared = Prepared.open(written(tmp_path / "p"))
+    wanted = prepared.packs(9)
+    other = Prepared.open(written(tmp_path / "other", taken=[3, 2, 1, 0]))
+    assert len(other) == len(prepared)
+    other.packs(9)
+    prepared.packs(8)
+    for source in (other.folder / "packs.9.bin", prepared.folder / "packs.8.bin"):
+        (prepared.folder / "packs.9.bin").write_bytes(source.read_bytes())
+        again = prepared.packs(9)
+        assert np.array_equal(again.rows, wanted.rows) and np.array_equal(again.offsets, wanted.offsets)
+
+
+def test_a_command_that_finds_damaged_packs_says_so_and_mends_them(
+    shardtune: Command, toy_model: Path, toy_data: Path, tmp_path: Path
+) -> None:
+    config = toy_config(tmp_path, toy_model, toy_data, data={"cache_dir": str(tmp_path / "cache")})
+    first = shardtune("data", "inspect", config)
+    assert first.returncode == 0, first.stderr
+    (file,) = tmp_path.glob("cache/**/packs.64.bin")
+    sound = file.read_bytes()
+    file.write_bytes(sound[:-40] + bytes([sound[-40] ^ 1]) + sound[-39:])  # the last row's number: another row twice
+    again = shardtune("data", "inspect", config)
+    assert (again.returncode, "is damaged" in again.stderr, file.read_bytes() == sound) == (0, True, True), again.stderr
 
 
 def test_packs_for_a_capacity_below_a_row_are_refused(tmp_path: Path) -> None:

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
+from shardtune.checkpoint.changes import identity, kept_settings
 from shardtune.checkpoint.store import CheckpointStore
-from shardtune.config.redact import redacted_settings
+from shardtune.config import load_config
 from shardtune.config.schema import RunConfig
 from shardtune.errors import UserInputError
 from shardtune.launch import which_run
@@ -49,10 +50,11 @@ def make(folder: Path, name: str, *steps: int, finished: bool = False, best: int
     run.mkdir(parents=True)
     record_start(run, config(folder, **train))
     store = CheckpointStore(run / "checkpoints", keep=None)
-    settings = redacted_settings(config(folder, **train))
+    mine = config(folder, **train)
+    asked = {"identity": identity(mine), "settings": kept_settings(mine)}
 
     def fill(path: Path) -> None:
-        (path / "trainer.json").write_text(json.dumps({"settings": settings, "asked": settings}))
+        (path / "trainer.json").write_text(json.dumps({"asked": asked}))
 
     for step in steps:
         eval_loss = {"eval_loss": 1.0 if step == best else 2.0} if best is not None else {}
@@ -70,6 +72,22 @@ def test_auto_goes_on_with_the_newest_unfinished_run_of_the_same_config(tmp_path
     make(tmp_path, "empty")
     chosen = choose_run(config(tmp_path), None)
     assert (chosen.folder, chosen.created) == (wanted, False) and "b" in chosen.told
+
+
+def test_auto_finds_a_run_by_what_references_stand_for(tmp_path: Path) -> None:
+    def from_environment(rate: str) -> RunConfig:
+        (tmp_path / "run.yaml").write_text(
+            "model: {model_name_or_path: m}\ndata: {dataset_name_or_path: d}\n"
+            f"train:\n  output_dir: {tmp_path / 'runs'}\n  learning_rate: ${{RATE}}\n"
+        )
+        return load_config(tmp_path / "run.yaml", environ={"RATE": rate}).config
+
+    wanted = make(tmp_path / "runs", "a", 5, learning_rate=0.173519)
+    record_start(wanted, from_environment("0.173519"))
+    assert "173519" not in (wanted / RECORD).read_text()
+    assert choose_run(from_environment("0.173519"), None).folder == wanted
+    other = choose_run(from_environment("0.2"), None)
+    assert other.created and "train.learning_rate: ${RATE} has another value" in other.told
 
 
 def test_auto_starts_anew_after_a_finished_run_and_says_so(tmp_path: Path) -> None:
