@@ -34,14 +34,16 @@ def start(tmp_path: Path, disk: Path, toy_model: Path, toy_data: Path, environme
     """Train 24 steps, saving every fourth, with faults after some steps."""
     started: list[subprocess.Popen[str]] = []
 
-    def begin(faults: dict[int, str], env: dict[str, str] | None = None, **train: Any) -> subprocess.Popen[str]:
+    def begin(
+        faults: dict[int, str], env: dict[str, str] | None = None, stdout: Any = subprocess.PIPE, **train: Any
+    ) -> subprocess.Popen[str]:
         settings = {"max_steps": 24, "save_strategy": "steps", "save_steps": 4, "output_dir": str(disk), **train}
         config = toy_config(tmp_path, toy_model, toy_data, train=settings)
         told = json.dumps({step: [[what, str(disk)]] for step, what in faults.items()})
         process = subprocess.Popen(
             [sys.executable, Path(__file__).with_name("disk_faults.py"), "train", config, "--run-id", "one"],
             env={**environment, "PYTHONPATH": f"{REPOSITORY}:{REPOSITORY / 'tests'}", "DISK_FAULTS": told, **(env or {})},
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            stdout=stdout, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
         started.append(process)
         return process
@@ -132,6 +134,15 @@ def test_with_a_fallback_the_adapter_goes_there_at_once(start: Start, tmp_path: 
     adapter = tmp_path / "elsewhere" / "one" / "final"
     assert f"The adapter is in {adapter}" in out and f"adapter   {adapter}" in out
     assert_loads(adapter, toy_model)
+
+
+@pytest.mark.slow
+def test_a_run_that_is_printed_to_the_full_disk_goes_on(start: Start, disk: Path, tmp_path: Path) -> None:
+    with (disk / "log.txt").open("w") as log:
+        process = start({1: "fill"}, stdout=log, fallback_dir=str(tmp_path / "elsewhere"))
+        _, err = process.communicate(timeout=120)
+    assert process.returncode == 0, (disk / "log.txt").read_text() + err
+    assert (tmp_path / "elsewhere" / "one" / "final" / "adapter_model.safetensors").is_file()
 
 
 @pytest.mark.slow
