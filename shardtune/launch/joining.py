@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import socket
@@ -82,8 +83,10 @@ class _Search:
         """Until the socket is ready. Raises TimeoutError."""
         poll = select.poll()
         poll.register(connection, event)
-        while not poll.poll(_SLICE * 1000):
+        while True:
             self.tick()
+            if poll.poll(_SLICE * 1000):
+                return
             if time.monotonic() > deadline:
                 raise TimeoutError
 
@@ -94,9 +97,11 @@ def _connect(search: _Search) -> socket.socket:
         connection = socket.socket(family, kind, protocol)
         try:
             connection.setblocking(False)
-            connection.connect_ex(address)
-            search.wait(connection, select.POLLOUT, search.deadline(_CONNECT))
-            if problem := connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            problem = connection.connect_ex(address)
+            if problem == errno.EINPROGRESS:
+                search.wait(connection, select.POLLOUT, search.deadline(_CONNECT))
+                problem = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+            if problem:
                 raise OSError(problem, os.strerror(problem))
             return connection
         except OSError as error:
