@@ -228,13 +228,13 @@ def test_a_port_where_nobody_answers_is_told_apart_from_a_master() -> None:
     with socket.create_server(("127.0.0.1", 0)) as mute, pytest.raises(UserInputError) as caught:
         join(mute.getsockname()[1], seconds=1)
     assert "was not reached within" in caught.value.what
-    assert "does not answer like a shardtune master: it took the connection and said nothing" in caught.value.why
+    assert "does not answer like a shardtune master: it accepts connections and sends nothing" in caught.value.why
 
 
 def test_a_port_that_closes_at_once_is_told_apart_from_a_master() -> None:
     with answered_with(lambda connection: None) as port, pytest.raises(UserInputError) as caught:
         join(port, seconds=1)
-    assert "does not answer like a shardtune master: it closed the connection" in caught.value.why
+    assert "does not answer like a shardtune master: it closes the connection" in caught.value.why
 
 
 def test_a_port_that_sends_something_else_is_told_apart_from_a_master() -> None:
