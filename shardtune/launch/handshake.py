@@ -64,7 +64,7 @@ def check_reply(key: bytes, said: bytes, reply: bytes, where: str) -> bytes:
         UserInputError: it is one, but of another run or version.
     """
     if not reply:
-        raise NotAMasterError("it closed the connection without a word")
+        raise NotAMasterError("it closes the connection at once")
     if not _HEAD.startswith(reply[: len(_HEAD)]):
         if reply.startswith(_NAME):
             raise UserInputError(
@@ -72,7 +72,7 @@ def check_reply(key: bytes, said: bytes, reply: bytes, where: str) -> bytes:
                 why="The two speak different versions of the launchers' protocol.",
                 fix="Use one image on all nodes.",
             )
-        raise NotAMasterError(f"it sent other bytes ({reply[:20]!r})")
+        raise NotAMasterError(f"it sends other bytes ({reply[:20]!r})")
     if len(reply) < REPLY_SIZE:
         raise NotAMasterError("it stopped in the middle of the handshake")
     nonce, proof = reply[len(_HEAD) : -PROOF_SIZE], reply[-PROOF_SIZE:]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import socket
@@ -15,6 +16,7 @@ from shardtune.launch.handshake import NotAMasterError
 from shardtune.launch.listener import keep_alive
 
 _CONNECT = 5.0  # seconds for one address
+_MUTE = "it accepts connections and sends nothing"
 _SLICE = 0.1  # seconds between two looks at signals
 
 
@@ -82,8 +84,10 @@ class _Search:
         """Until the socket is ready. Raises TimeoutError."""
         poll = select.poll()
         poll.register(connection, event)
-        while not poll.poll(_SLICE * 1000):
+        while True:
             self.tick()
+            if poll.poll(_SLICE * 1000):
+                return
             if time.monotonic() > deadline:
                 raise TimeoutError
 
@@ -94,9 +98,11 @@ def _connect(search: _Search) -> socket.socket:
         connection = socket.socket(family, kind, protocol)
         try:
             connection.setblocking(False)
-            connection.connect_ex(address)
-            search.wait(connection, select.POLLOUT, search.deadline(_CONNECT))
-            if problem := connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            problem = connection.connect_ex(address)
+            if problem == errno.EINPROGRESS:
+                search.wait(connection, select.POLLOUT, search.deadline(_CONNECT))
+                problem = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+            if problem:
                 raise OSError(problem, os.strerror(problem))
             return connection
         except OSError as error:
@@ -132,7 +138,7 @@ def _addresses(search: _Search) -> list[tuple[int, int, int, str, tuple[str, int
 
 
 def _handshake(search: _Search, connection: socket.socket, key: bytes) -> socket.socket:
-    search.seen = _other_listener(search.master, search.port, "it took the connection and has not said anything")
+    search.seen = _other_listener(search.master, search.port, _MUTE)
     deadline = search.deadline(handshake.SECONDS)
     try:
         hello = handshake.hello(handshake.KEY_VALUE)
@@ -143,10 +149,10 @@ def _handshake(search: _Search, connection: socket.socket, key: bytes) -> socket
             raise NotAMasterError("it stopped in the middle of the handshake")
     except (ConnectionResetError, BrokenPipeError):
         connection.close()
-        raise NotAMasterError("it closed the connection without a word") from None
+        raise NotAMasterError("it closes the connection at once") from None
     except TimeoutError:
         connection.close()
-        raise NotAMasterError(f"it took the connection and said nothing for {handshake.SECONDS:.0f} s") from None
+        raise NotAMasterError(_MUTE) from None
     except BaseException:
         connection.close()
         raise
