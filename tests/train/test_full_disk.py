@@ -82,7 +82,7 @@ def assert_loads(adapter: Path, toy_model: Path) -> None:
 
 def test_a_disk_that_is_full_for_a_while_costs_checkpoints_and_nothing_else(start: Start, disk: Path) -> None:
     process = start({5: "fill", 18: "free"})
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=300)
     assert process.returncode == 0, out + err
     run = disk / "one"
     assert out.count("events-rank0.jsonl cannot be written: No space left on device.") == 1
@@ -102,7 +102,7 @@ def test_at_the_end_it_waits_for_room(start: Start, disk: Path) -> None:
     said = wait_for_line(process, WAITS)
     assert f"{disk / 'one'}: No space left on device" in said and "Waiting up to 10 minutes" in said
     free(disk)
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=300)
     assert process.returncode == 0, out + err
     assert_every_event_is_there(disk / "one")
     assert events(disk / "one", "run_end")[0]["adapter"] == str(disk / "one" / "final")
@@ -116,7 +116,7 @@ def test_without_room_the_adapter_goes_to_tmpdir_and_the_run_has_ended_well(
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     process = start({1: "fill"}, {"TMPDIR": str(temporary)}, final_wait_minutes=0.01)
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=300)
     assert process.returncode == 0, out + err
     (adapter,) = temporary.glob("shardtune-one-*/final")
     assert f"The adapter is in {adapter}" in out and f"adapter   {adapter}" in out
@@ -128,7 +128,7 @@ def test_without_room_the_adapter_goes_to_tmpdir_and_the_run_has_ended_well(
 @pytest.mark.slow
 def test_with_a_fallback_the_adapter_goes_there_at_once(start: Start, tmp_path: Path, toy_model: Path) -> None:
     process = start({5: "fill"}, fallback_dir=str(tmp_path / "elsewhere"))
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=300)
     assert process.returncode == 0, out + err
     assert "Waiting" not in out
     adapter = tmp_path / "elsewhere" / "one" / "final"
@@ -140,7 +140,7 @@ def test_with_a_fallback_the_adapter_goes_there_at_once(start: Start, tmp_path: 
 def test_a_run_that_is_printed_to_the_full_disk_goes_on(start: Start, disk: Path, tmp_path: Path) -> None:
     with (disk / "log.txt").open("w") as log:
         process = start({1: "fill"}, stdout=log, fallback_dir=str(tmp_path / "elsewhere"))
-        _, err = process.communicate(timeout=120)
+        _, err = process.communicate(timeout=300)
     assert process.returncode == 0, (disk / "log.txt").read_text() + err
     assert (tmp_path / "elsewhere" / "one" / "final" / "adapter_model.safetensors").is_file()
 
@@ -148,7 +148,7 @@ def test_a_run_that_is_printed_to_the_full_disk_goes_on(start: Start, disk: Path
 @pytest.mark.slow
 def test_a_disk_that_becomes_read_only_costs_what_comes_after(start: Start, disk: Path, tmp_path: Path) -> None:
     process = start({5: "make_read_only"}, fallback_dir=str(tmp_path / "elsewhere"))
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=300)
     assert process.returncode == 0, out + err
     assert "Traceback" not in err
     assert "Read-only file system" in out
@@ -164,7 +164,7 @@ def test_a_signal_ends_the_wait_for_room(start: Start, tmp_path: Path) -> None:
     process = start({5: "fill"}, {"TMPDIR": str(temporary)}, final_wait_minutes=60)
     wait_for_line(process, WAITS)
     process.send_signal(signal.SIGTERM)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=300)
     assert process.returncode == 0, out + err
     assert list(temporary.glob("shardtune-one-*/final/adapter_model.safetensors"))
 
@@ -173,11 +173,9 @@ def test_a_signal_ends_the_wait_for_room(start: Start, tmp_path: Path) -> None:
 def test_where_there_is_no_room_at_all_the_last_checkpoint_is_named(start: Start, disk: Path, tmp_path: Path) -> None:
     with small_disk(tmp_path / "temporary", 64) as temporary:
         fill(temporary)
-        # Python looks for room in the current folder last.
         process = start({5: "fill"}, {"TMPDIR": str(temporary)}, final_wait_minutes=0)
-        out, err = process.communicate(timeout=120)
-    if "The adapter is in" in out:
-        pytest.skip("this machine has more temporary folders than TMPDIR")
+        out, err = process.communicate(timeout=300)
+        assert [path.name for path in temporary.iterdir()] == ["filler"]
     assert process.returncode == 1, out + err
     assert "could not be written anywhere" in err and "step-000004" in err and "Traceback" not in err
 
@@ -189,7 +187,9 @@ def test_a_full_tmpdir_does_not_touch_a_healthy_run(
     config = toy_config(tmp_path, toy_model, toy_data, parallel={"device": "cpu", "load_timeout_minutes": 1.5})
     with small_disk(tmp_path / "temporary", 64) as temporary:
         fill(temporary)
-        result = shardtune("train", config, "--run-id", "one", "--nproc", 2, env={"TMPDIR": str(temporary)})
+        result = shardtune(
+            "train", config, "--run-id", "one", "--nproc", 2, env={"TMPDIR": str(temporary)}, timeout=300
+        )
         assert sorted(path.name for path in temporary.iterdir()) == ["filler"]
     assert result.returncode == 0, result.stdout + result.stderr
     assert (tmp_path / "runs" / "one" / "final" / "adapter_model.safetensors").is_file()
@@ -216,7 +216,7 @@ def test_the_other_ranks_outlast_rank_0_s_wait_for_room(
         time.sleep(15)
         assert process.poll() is None
         (disk / "most").unlink()
-        out, err = process.communicate(timeout=120)
+        out, err = process.communicate(timeout=300)
     finally:
         process.kill()
         process.communicate()
