@@ -19,8 +19,8 @@ from shardtune.launch.channel import Channel
 
 _MAIN, _ALL = signal.SIGUSR2, signal.SIGVTALRM
 _QUIET = 0.5  # seconds without another byte after which an answer is complete
-# Seconds for each answer, on a machine with more to do than it can. Together with the time other ranks have to end, less
-# than a master waits for a node that collects its findings.
+# Seconds for each answer, also on a busy machine. Together with what the other ranks have to end in, less than a master
+# waits for a node that collects its findings.
 _MAIN_SECONDS, _ALL_SECONDS = 5.0, 2.5
 _READY = b"ready\n"  # before the first answer: without a handler the signals would end the process
 
@@ -51,8 +51,8 @@ def ask(pid: int, channel: Channel) -> str:
     of_main = _answer(channel.main_stack, len(_READY), _MAIN_SECONDS)
     if not of_main:
         return (
-            f"It wrote no stacks within {_MAIN_SECONDS:.0f} s: its main thread does not leave the kernel, or the machine "
-            "is overloaded.\n"
+            f"It wrote no stacks within {_MAIN_SECONDS:.0f} s: its main thread does not leave the kernel, or the "
+            "machine is overloaded.\n"
         )
     _signal_main_thread(pid, _ALL)
     all_threads = _answer(channel.all_stacks, 0, _ALL_SECONDS)
