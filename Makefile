@@ -31,11 +31,15 @@ namespaces:
 browser:
 	@command -v chromium >/dev/null || { timeout 240 apt-get install -qq -y chromium >/dev/null 2>&1; true; }
 
+# Files are dealt out whole, in the order that tests/conftest.py gives them: what a file makes once is made once.
+WORKERS ?= 2
+PYTEST := $(OFFLINE) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+
 test: lint types namespaces browser
-	$(OFFLINE) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not slow and not gpu"  # toys: threads cost more than they gain
+	$(PYTEST) -m "not slow and not gpu"
 
 slow: $(VENV)/.weights namespaces browser
-	$(OFFLINE) $(BIN)/python -m pytest -q -m "slow and not gpu"
+	$(PYTEST) -m "slow and not gpu"
 
 # Faults at random on a run of three nodes; in the end its weights must be those of a run nobody disturbed.
 FAULTS ?= 10

@@ -19,6 +19,15 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+# Files of these start processes that import torch and train. They come first: a long one that begins last would leave the
+# other workers of pytest-xdist idle (`--dist loadfile --no-loadscope-reorder`).
+_HEAVY = ("faults", "train", "launch", "parallel", "quickstart", "cli")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: _HEAVY.index(item.path.parent.name) if item.path.parent.name in _HEAVY else len(_HEAVY))
+
+
 @pytest.fixture(scope="session")
 def toy_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return toy_llama(tmp_path_factory.mktemp("toy-model"))
@@ -33,16 +42,19 @@ def toy_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The environment of a user without any rank variables, with caches of its own."""
     ours = {k: v for k, v in os.environ.items() if not k.startswith(("PET_", "SHARDTUNE_", "ACCELERATE_", "FSDP_"))}
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS"):
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
         ours.pop(name, None)
-    return {**ours, "HF_HOME": str(tmp_path_factory.mktemp("hf-home")), "PYTHONPATH": str(REPOSITORY), "COLUMNS": "120"}
+    return {
+        **ours, "HF_HOME": str(tmp_path_factory.mktemp("hf-home")), "PYTHONPATH": str(REPOSITORY), "COLUMNS": "120",
+        "OMP_NUM_THREADS": "1",  # toys: more threads only wait for each other
+    }  # fmt: skip
 
 
 @pytest.fixture(scope="session")
 def shardtune(environment: dict[str, str]) -> Command:
     """Run `shardtune ARGS` in a process of its own."""
 
-    def run(*args: object, env: dict[str, str] | None = None, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+    def run(*args: object, env: dict[str, str] | None = None, timeout: float = 240) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [sys.executable, "-m", "shardtune", *map(str, args)],
             env={**environment, **(env or {})},
