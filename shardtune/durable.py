@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+_OS_ERROR = re.compile(r"\(os error (\d+)\)")
 
 
 def fsync(path: Path) -> None:
@@ -17,9 +22,9 @@ def fsync(path: Path) -> None:
 
 
 def write_file(path: Path, content: str | bytes) -> None:
-    """Write a new file that anybody may read, and wait until the disk has it."""
+    """Write a file that anybody who may enter its folder may read, and wait until the disk has it. Follows no link."""
     rest = memoryview(content.encode("utf-8") if isinstance(content, str) else content)
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o644)
     try:
         while rest:
             rest = rest[os.write(handle, rest) :]
@@ -38,3 +43,17 @@ def replace_file(path: Path, content: str) -> None:
         beside.unlink(missing_ok=True)
         raise
     fsync(path.parent)
+
+
+@contextmanager
+def library_os_errors(path: Path) -> Iterator[None]:
+    """Raise a full disk as the OSError it is: libraries in Rust (safetensors, tokenizers) have errors of their own."""
+    try:
+        yield
+    except OSError:
+        raise
+    except Exception as error:
+        number = _OS_ERROR.search(str(error))
+        if number is None:
+            raise
+        raise OSError(int(number.group(1)), os.strerror(int(number.group(1))), str(path)) from error

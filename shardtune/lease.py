@@ -8,6 +8,7 @@ import json
 import os
 import socket
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
@@ -31,13 +32,12 @@ class Lease:
         """The lease, or None if somebody alive still has it after `wait` seconds. An orphan's file is taken over."""
         until = time.monotonic() + wait
         while True:
-            file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o644), "r+")
+            # No link is followed: whoever may put one there must not choose which file is emptied below.
+            file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644), "r+")
             if _lock(file):
                 # Its former owner may have removed the file after we opened it: then we hold a lock on nothing.
                 if _is_still(path, file):
-                    file.truncate(0)
-                    file.write(json.dumps(_self()))
-                    file.flush()
+                    _sign(file)
                     return cls(path, file)
                 file.close()
                 continue
@@ -47,19 +47,20 @@ class Lease:
             time.sleep(0.1)
 
     def release(self) -> None:
-        self.path.unlink(missing_ok=True)
+        with suppress(OSError):  # a disk that is gone or read-only by now; without its lock the file means nothing
+            self.path.unlink(missing_ok=True)
         self._file.close()
 
 
 def is_held(path: Path) -> bool:
     """Whether somebody alive holds the lease (this process counts)."""
     try:
-        with os.fdopen(os.open(path, os.O_RDWR), "r+") as file:
+        with os.fdopen(os.open(path, os.O_RDWR | os.O_NOFOLLOW), "r+") as file:
             return not _lock(file)
     except FileNotFoundError:
         return False
-    except PermissionError:
-        return True  # another user's: not ours to judge
+    except OSError:
+        return True  # another user's, or a link: not ours to judge
 
 
 def looks_alive(path: Path) -> bool | None:
@@ -97,6 +98,13 @@ def _lock(file: IO[str]) -> bool:
             raise
         return not _named_owner_lives(file)
     return True
+
+
+def _sign(file: IO[str]) -> None:
+    """Who holds it. On a full disk the lock alone has to do."""
+    with suppress(OSError):
+        os.ftruncate(file.fileno(), 0)
+        os.pwrite(file.fileno(), json.dumps(_self()).encode(), 0)
 
 
 def _is_still(path: Path, file: IO[str]) -> bool:

@@ -75,18 +75,3 @@ class BackgroundWriter:
             self._mistake = error
             return
         self._outcome = Outcome(step, path, failed, time.perf_counter() - began if beside else 0.0)
-
-
-def free_memory() -> int | None:
-    """Bytes this process may still take without pushing others out; None where the system does not say."""
-    found = []
-    try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                found.append(int(line.split()[1]) * 1024)
-        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
-        if limit != "max":  # a container's own limit
-            found.append(int(limit) - int(Path("/sys/fs/cgroup/memory.current").read_text()))
-    except (OSError, ValueError):
-        pass
-    return min(found) if found else None

@@ -8,19 +8,23 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from io import FileIO
 from pathlib import Path
 from typing import Any, Literal
 
 from shardtune.durable import replace_file, write_file
 
 NAME = "manifest.json"
+TRAINER = "trainer.json"  # where a run stood, and what it was asked to be
 FORMAT = 1
 _PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 _PIECE = 1 << 20
+_LARGEST_MANIFEST = 64 << 20  # bytes; a checkpoint of 100,000 files has 15 MB
 
 Kind = Literal["missing", "truncated", "longer", "changed", "not a plain file", "unreadable", "extra", "wrong step"]
 
@@ -82,7 +86,9 @@ def write_manifest(folder: Path, step: int, about: Mapping[str, Any]) -> None:
     files = {}
     for path in sorted(folder.rglob("*")):
         if path.is_file():
-            files[path.relative_to(folder).as_posix()] = {"size": path.stat().st_size, "sha256": _digest(path)}
+            with _open_plain(path) as file:
+                digest = _digest(file)
+            files[path.relative_to(folder).as_posix()] = {"size": path.stat().st_size, "sha256": digest}
     for name in files:
         _check_name(name)
     write_file(folder / NAME, _text(step, about, files))
@@ -111,11 +117,8 @@ def read_manifest(folder: Path) -> Manifest:
     Raises:
         ManifestError: it is missing, was changed, is of another format, or names a file outside its folder.
     """
-    path = folder / NAME
-    if not path.exists():
-        raise ManifestError(Damage(NAME, "missing"))
     try:
-        body = json.loads(_plain_bytes(path))
+        body = json.loads(_manifest_bytes(folder / NAME))
         said = body.pop("self")
         if said != _body_digest(body):
             raise ManifestError(Damage(NAME, "changed", "its own checksum does not fit"))
@@ -126,7 +129,7 @@ def read_manifest(folder: Path) -> Manifest:
             _check_name(name)
         return Manifest(int(body["step"]), files, dict(body["about"]))
     except OSError as error:
-        raise ManifestError(Damage(NAME, "unreadable", error.strerror or str(error))) from error
+        raise ManifestError(_damage_of(NAME, error)) from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ManifestError(Damage(NAME, "changed", f"not a manifest: {type(error).__name__}")) from error
 
@@ -146,27 +149,66 @@ def verify(folder: Path, *, contents: bool = True) -> list[Damage]:
         for name, entry in manifest.files.items()
         if (damage := _compare(folder, name, entry, contents)) is not None
     ]
-    present = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()}
+    present, unreadable = _list_files(folder)
     found += [Damage(name, "extra") for name in sorted(present - set(manifest.files) - {NAME})]
-    return found
+    return found + unreadable
+
+
+def _list_files(folder: Path) -> tuple[set[str], list[Damage]]:
+    """Everything in `folder` that is no folder, by its relative name; and the folders that cannot be listed."""
+    failed: list[OSError] = []
+    present = {
+        (Path(where) / name).relative_to(folder).as_posix()
+        for where, _, names in os.walk(folder, onerror=failed.append)
+        for name in names
+    }
+    return present, [_damage_of(Path(error.filename).relative_to(folder).as_posix(), error) for error in failed]
 
 
 def _compare(folder: Path, name: str, entry: FileEntry, contents: bool) -> Damage | None:
     path = folder / name
     try:
-        seen = path.lstat()
-        if not stat.S_ISREG(seen.st_mode) or not path.resolve().is_relative_to(folder.resolve()):
-            return Damage(name, "not a plain file")
-        if seen.st_size != entry.size:
-            kind: Kind = "truncated" if seen.st_size < entry.size else "longer"
-            return Damage(name, kind, f"{seen.st_size:,} bytes instead of {entry.size:,}")
-        if contents and _digest(path) != entry.sha256:
-            return Damage(name, "changed", "its checksum does not fit")
-    except FileNotFoundError:
-        return Damage(name, "missing")
+        with _open_plain(path) as file:
+            if not path.resolve().is_relative_to(folder.resolve()):
+                raise _NotPlainError(path)
+            size = os.fstat(file.fileno()).st_size
+            if size != entry.size:
+                kind: Kind = "truncated" if size < entry.size else "longer"
+                return Damage(name, kind, f"{size:,} bytes instead of {entry.size:,}")
+            if contents and _digest(file) != entry.sha256:
+                return Damage(name, "changed", "its checksum does not fit")
     except OSError as error:
-        return Damage(name, "unreadable", error.strerror or str(error))
+        return _damage_of(name, error)
     return None
+
+
+class _NotPlainError(OSError):
+    """A folder, link, fifo, socket or device where a file should be."""
+
+
+def _open_plain(path: Path) -> FileIO:
+    """A file opened for reading; anything else is refused unopened, because opening a fifo or a tape waits or acts.
+
+    Raises:
+        _NotPlainError: it is no plain file.
+        OSError: it is missing, or cannot be read.
+    """
+    if not stat.S_ISREG(path.lstat().st_mode):
+        raise _NotPlainError(path)
+    # What replaced it since then is neither followed nor waited for.
+    file = FileIO(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC))
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise _NotPlainError(path)
+    return file
+
+
+def _damage_of(name: str, error: OSError) -> Damage:
+    if isinstance(error, _NotPlainError):
+        return Damage(name, "not a plain file")
+    if isinstance(error, FileNotFoundError):
+        return Damage(name, "missing")
+    return Damage(name, "unreadable", error.strerror or str(error))
 
 
 def _check_name(name: str) -> None:
@@ -175,19 +217,20 @@ def _check_name(name: str) -> None:
         raise ManifestError(Damage(NAME, "changed", f"it names a file outside its folder: {name!r}"))
 
 
-def _plain_bytes(path: Path) -> bytes:
-    if path.is_symlink():
-        raise ManifestError(Damage(path.name, "not a plain file"))
-    return path.read_bytes()
+def _manifest_bytes(path: Path) -> bytes:
+    with _open_plain(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > _LARGEST_MANIFEST:
+            raise ManifestError(Damage(NAME, "changed", f"not a manifest: {size:,} bytes"))
+        return file.readall()
 
 
 def _body_digest(body: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(body, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
-def _digest(path: Path) -> str:
+def _digest(file: FileIO) -> str:
     digest = hashlib.sha256()
-    with path.open("rb", buffering=0) as file:
-        while piece := file.read(_PIECE):  # hashing releases the GIL: training goes on beside it
-            digest.update(piece)
+    while piece := file.read(_PIECE):  # hashing releases the GIL: training goes on beside it
+        digest.update(piece)
     return digest.hexdigest()

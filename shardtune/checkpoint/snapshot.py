@@ -12,13 +12,14 @@ import torch
 from safetensors.torch import load_file
 
 from shardtune.checkpoint.adapter import read_adapter, write_adapter_files
+from shardtune.checkpoint.manifest import TRAINER
 from shardtune.checkpoint.tensor_files import write_tensors
 from shardtune.durable import write_file
 
 if TYPE_CHECKING:
     from peft import PeftConfig
 
-OPTIMIZER, TRAINER = "optimizer.safetensors", "trainer.json"
+OPTIMIZER = "optimizer.safetensors"
 _RNG = re.compile(r"rng-rank(\d+)\.safetensors")
 
 

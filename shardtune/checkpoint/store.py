@@ -6,6 +6,7 @@ No torch here: listing and verifying checkpoints takes no GPU, and no seconds.
 from __future__ import annotations
 
 import math
+import os
 import re
 import secrets
 import shutil
@@ -13,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from shardtune.checkpoint.manifest import (
     Damage,
@@ -25,6 +26,7 @@ from shardtune.checkpoint.manifest import (
     write_manifest,
 )
 from shardtune.durable import fsync, replace_file
+from shardtune.errors import ShardtuneError
 from shardtune.lease import Lease, is_held
 
 _NAME = re.compile(r"step-(\d+)")
@@ -43,6 +45,17 @@ class Damaged:
         return f"step-{self.step:06d}: " + "; ".join(map(str, self.damages))
 
 
+class UnreadableStoreError(ShardtuneError, OSError):
+    """A folder of checkpoints that is there and cannot be listed. An OSError too: a save meets it like a full disk."""
+
+    def __init__(self, folder: Path, error: OSError) -> None:
+        super().__init__(
+            f"The checkpoints in {folder} cannot be listed.",
+            why=f"{error.strerror or error} (as user {os.geteuid()}).",
+            fix="Look at the disk and at who may read the folder.",
+        )
+
+
 class CheckpointStore:
     """The folder `checkpoints/` of a run. One process (rank 0 of the run, which holds its lease) writes.
 
@@ -57,7 +70,8 @@ class CheckpointStore:
     - pointers: `best` and `latest` are small files with the name of a checkpoint, each replaced in one rename. After a
       crash they may name the one before; that still exists, because deleting comes later. They are files and not
       symlinks because network and object mounts often have none, and they are for people and scripts: this class reads
-      the folders and their manifests, and so finds a checkpoint that was renamed but not yet pointed to.
+      the folders and their manifests, and so finds a checkpoint that was renamed but not yet pointed to. One that
+      cannot be written (a full disk) is removed, and written with the next save.
     - retain: a checkpoint is renamed to a staging name before its files are deleted. It is there whole or not at all.
 
     The best is the lowest finite eval loss in the manifests; it, the last and one under a living reader's lease are
@@ -76,11 +90,27 @@ class CheckpointStore:
         return self.folder / f"step-{step:06d}"
 
     def steps(self) -> list[int]:
-        """Steps of the complete checkpoints, oldest first."""
-        if not self.folder.is_dir():
+        """Steps of the complete checkpoints, oldest first.
+
+        Raises:
+            UnreadableStoreError: the folder is there and cannot be listed.
+        """
+        return sorted(int(match.group(1)) for match, is_folder in self._entries() if is_folder)
+
+    def not_folders(self) -> list[Path]:
+        """Entries with the name of a checkpoint that are links or files. They are never read: a link may lead to
+        another run's checkpoint, which is deleted or written over there."""
+        return sorted(self.folder / match.string for match, is_folder in self._entries() if not is_folder)
+
+    def _entries(self) -> list[tuple[re.Match[str], bool]]:
+        """Everything that is called step-N, and whether it is a folder."""
+        try:
+            with os.scandir(self.folder) as entries:
+                return [(match, _is_folder(entry)) for entry in entries if (match := _NAME.fullmatch(entry.name))]
+        except FileNotFoundError:
             return []
-        matches = (_NAME.fullmatch(p.name) for p in self.folder.iterdir() if p.is_dir() and not p.is_symlink())
-        return sorted(int(m.group(1)) for m in matches if m)
+        except OSError as error:
+            raise UnreadableStoreError(self.folder, error) from error
 
     def write(self, step: int, fill: Callable[[Path], None], about: Mapping[str, Any]) -> Path:
         """Publish one checkpoint, point to it, delete what exceeds `keep`.
@@ -102,6 +132,7 @@ class CheckpointStore:
         final = publish(self.path(step), fill_all)
         self._point()
         self._retain()
+        self._point()  # a pointer that had no room may have some now
         return final
 
     def manifest(self, step: int) -> Manifest | None:
@@ -113,7 +144,13 @@ class CheckpointStore:
 
     def best(self) -> tuple[int, float] | None:
         """Step and eval loss of the best checkpoint that is there; the earlier of two equals."""
-        return self._best_of(self.steps())
+        return next(iter(self.by_eval_loss()), None)
+
+    def by_eval_loss(self, without: int | None = None) -> list[tuple[int, float]]:
+        """Step and eval loss of every checkpoint that was evaluated, the best first."""
+        manifests = {step: self.manifest(step) for step in self.steps() if step != without}
+        known = [(manifest.eval_loss, step) for step, manifest in manifests.items() if manifest is not None]
+        return [(step, loss) for loss, step in sorted((loss, step) for loss, step in known if _is_number(loss))]
 
     def record_eval(self, step: int, loss: float) -> None:
         """The validation loss of a checkpoint that was written before it was evaluated (a stop had cut that short)."""
@@ -164,20 +201,18 @@ class CheckpointStore:
             if lease is not None:
                 lease.release()
 
-    def _best_of(self, steps: list[int]) -> tuple[int, float] | None:
-        known = ((manifest.eval_loss, step) for step in steps if (manifest := self.manifest(step)) is not None)
-        finite = [(loss, step) for loss, step in known if loss is not None and math.isfinite(loss)]
-        return min(finite)[::-1] if finite else None
-
     def _point(self, without: int | None = None) -> None:
         steps = [step for step in self.steps() if step != without]
-        best = self._best_of(steps)
+        best = next(iter(self.by_eval_loss(without)), None)
         for name, step in ((BEST, best[0] if best else None), (LATEST, steps[-1] if steps else None)):
             pointer = self.folder / name
             if step is None:
                 pointer.unlink(missing_ok=True)
             elif _text(pointer) != self.path(step).name:
-                replace_file(pointer, self.path(step).name + "\n")
+                try:
+                    replace_file(pointer, self.path(step).name + "\n")
+                except OSError:  # the disk filled after the rename: the checkpoint is good all the same
+                    pointer.unlink(missing_ok=True)  # none is better than one to a checkpoint that may be deleted
 
     def _retain(self) -> None:
         steps = self.steps()
@@ -207,13 +242,15 @@ class CheckpointStore:
 def publish(folder: Path, fill: Callable[[Path], None]) -> Path:
     """Make `folder` appear with everything `fill` writes, or not at all: stage → fill → fsync → rename.
 
-    A failure leaves nothing of the attempt (a crash does, until the next `publish` beside it).
+    A failure leaves nothing of the attempt (a crash does, until the next `publish` beside it). The folder two above has
+    to be there: under a mount that was lost it is not, and making it would write to another disk.
     """
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    folder.parent.mkdir(exist_ok=True)
     remove_leftovers(folder.parent)
     staging = folder.parent / f"{_STAGING}{folder.name}-{secrets.token_hex(4)}"
     lease = Lease.take(_owner_file(staging))
     assert lease is not None, "a name just drawn is nobody else's"
+    doomed: Path | None = None
     try:
         staging.mkdir()
         fill(staging)
@@ -222,13 +259,16 @@ def publish(folder: Path, fill: Callable[[Path], None]) -> Path:
                 file.chmod(0o644)  # safetensors 0.8 writes 0600: other users of a shared volume could not read it
             fsync(file)
         fsync(staging)
-        doomed = _set_doomed(folder) if folder.exists() else None
+        if folder.exists():
+            doomed = _set_doomed(folder)
         staging.rename(folder)
         fsync(folder.parent)
         if doomed is not None:
             _delete_tree(doomed)
     except BaseException:
         shutil.rmtree(staging, ignore_errors=True)
+        if doomed is not None and not folder.exists():
+            doomed.rename(folder)
         raise
     finally:
         lease.release()
@@ -267,6 +307,17 @@ def _delete_tree(folder: Path) -> None:
             if attempt == 0 and folder.exists():
                 continue
         return
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir(follow_symlinks=False)
+    except OSError:  # it cannot be looked at: `verify` says why
+        return True
+
+
+def _is_number(loss: float | None) -> TypeGuard[float]:
+    return loss is not None and math.isfinite(loss)
 
 
 def _text(path: Path) -> str | None:

@@ -27,7 +27,7 @@ def checkpoints(
 
     folder = next((path for path in (run / "checkpoints", run) if path.is_dir()), None)
     store = CheckpointStore(folder, keep=None) if folder is not None else None
-    if store is None or not (store.steps() or (run / "run.json").is_file()):
+    if store is None or not (store.steps() or store.not_folders() or (run / "run.json").is_file()):
         raise UserInputError(
             f"'{run}' is not the folder of a run.", fix="Give a folder under train.output_dir, such as runs/20260101-…."
         )
@@ -38,6 +38,8 @@ def checkpoints(
         _show(rows, verify)
     else:
         print("No checkpoints yet.")
+    for path in store.not_folders():
+        print(f"{path} is a link or a file, not a checkpoint's folder: it is not read.", file=sys.stderr)
     sys.exit(1 if any(not row["sound"] for row in rows) else 0)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from typing import Annotated
 
 import typer
@@ -39,6 +38,13 @@ def train(
     master_port: Annotated[
         int | None, typer.Option("--master-port", metavar="PORT", help="Port machine 0 listens on; default 29500.")
     ] = None,
+    insecure_network: Annotated[
+        bool,
+        typer.Option(
+            "--insecure-network",
+            help="Let several machines meet without SHARDTUNE_SECRET, on a network where everyone is trusted.",
+        ),
+    ] = False,
     max_restarts: Annotated[
         int | None, typer.Option("--max-restarts", metavar="N", help="Short for -o parallel.max_restarts=N.")
     ] = None,
@@ -46,6 +52,9 @@ def train(
         str | None,
         typer.Option("--resume", metavar="auto|latest|best|never|PATH", help="Short for -o train.resume=…."),
     ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Start more processes than this machine has memory or cores for.")
+    ] = False,
 ) -> None:
     """Train a LoRA adapter as CONFIG says, sharded over the processes of this machine, or of several.
 
@@ -57,6 +66,8 @@ def train(
     saved: start it again; 130 stopped by Ctrl-C; 69 a node was lost; 71 a GPU ran out of memory; 76 a rank hung
     (docs/exit-codes.md).
     """
+    from shardtune.launch.ending import leave
+    from shardtune.launch.network import INSECURE_VARIABLE
     from shardtune.launch.place import Asked
     from shardtune.launch.start import start
 
@@ -69,5 +80,7 @@ def train(
         overrides.append(f"train.resume={resume}")
     if max_restarts is not None:
         overrides.append(f"parallel.max_restarts={max_restarts}")
+    if insecure_network:
+        os.environ[INSECURE_VARIABLE] = "1"
     asked = Asked(nnodes, node_rank, master_addr, master_port)
-    sys.exit(start(config, overrides, accelerate_config, run_id, os.environ, asked))
+    leave(start(config, overrides, accelerate_config, run_id, os.environ, asked, force=force))

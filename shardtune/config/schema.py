@@ -269,6 +269,11 @@ class TrainSection(Section):
     output_dir: str = Field(
         default="runs", min_length=1, description="Each run gets a folder of its own, <output_dir>/<run-id>."
     )
+    run_folder_access: Literal["private", "group"] = Field(
+        default="private",
+        description="Who else may read a run's folder: nobody (`private`, mode 0700), or its group (`group`, 0750). A "
+        "folder that is open already is not closed.",
+    )
     num_train_epochs: Float = Field(
         default=3.0, gt=0, description="Passes over the training data (fractions are allowed)."
     )
@@ -377,7 +382,21 @@ class TrainSection(Section):
     )
     load_best_model_at_end: bool = Field(
         default=False,
-        description="`final/` holds the checkpoint with the lowest validation loss instead of the last step.",
+        description="`final/` holds the weights with the lowest validation loss, of a checkpoint or of the last step, "
+        "instead of always the last step's.",
+    )
+    final_wait_minutes: Float = Field(
+        default=10,
+        ge=0,
+        description="When `final/` cannot be written at the end (a full disk), wait so long for room before the "
+        "adapter is written to TMPDIR instead.",
+    )
+    fallback_dir: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Where the final adapter is written when `final/` cannot be: `<fallback_dir>/<run>/final`. Best on "
+        "another disk than output_dir.",
+        examples=["/scratch/shardtune"],
     )
     grace_seconds: Float | None = Field(
         default=None,

@@ -21,8 +21,9 @@ from shardtune.data.prepared import SCHEMA, Prepared, PreparedWriter
 from shardtune.data.source import FileSplit, Split, bad_row_error, has_split, open_split, sources_of
 from shardtune.data.stages import Recipe, Result, Side, end_ids
 from shardtune.data.tokens import Encoder
-from shardtune.data.workers import Task, in_order, usable_cores
+from shardtune.data.workers import Task, in_order
 from shardtune.errors import UserInputError
+from shardtune.machine import usable_cores
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import math
 import multiprocessing
 import os
 import signal
@@ -16,7 +15,6 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import replace
 from multiprocessing.connection import wait
-from pathlib import Path
 from types import ModuleType
 
 from shardtune.data.chunks import Chunk
@@ -27,16 +25,6 @@ _AHEAD = 3  # chunks per worker that are under way: bounds memory, and keeps a w
 _recipes: Sequence[Recipe] = ()  # of a worker process
 
 Task = tuple[int, Chunk]  # which recipe, what to do
-
-
-def usable_cores(quota: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
-    """Cores this process may use: a pod that is limited to 4 CPUs still sees all of its machine's."""
-    seen = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    try:
-        allowed, period = quota.read_text(encoding="ascii").split()
-        return max(1, min(seen, math.ceil(int(allowed) / int(period))))
-    except (OSError, ValueError):  # no such file, or `max`
-        return seen
 
 
 def in_order(recipes: Sequence[Recipe], tasks: Iterable[Task], workers: int) -> Iterator[tuple[int, Chunk, Result]]:

@@ -45,6 +45,7 @@ class Word:
     text: str = ""
     restart: bool = False
     findings: tuple[dict[str, Any], ...] = field(default=())
+    time: float = 0.0  # of the last word after a failure, by the master's clock
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -106,16 +107,21 @@ class Council:
             text = f"Node {node} ({self.hosts[node]}) was last heard of {ago:.0f} s ago."
             findings.append(Finding("lost", wall - ago, node, self.hosts[node], text=text))
         cause = cause_of(findings, len(self.hosts))
-        return end_word(cause, findings, self.restarts_left)
+        return end_word(cause, findings, self.restarts_left, wall)
 
 
-def end_word(cause: Cause, findings: Sequence[Finding], restarts_left: int) -> Word:
+def end_word(cause: Cause, findings: Sequence[Finding], restarts_left: int, wall: float) -> Word:
+    """The last word, with all findings, the cause first."""
+    first = [cause.finding] if cause.finding is not None else []
     return Word(
         "end",
         code=cause.code,
         text=cause.text,
         restart=cause.restartable and restarts_left > 0,
-        findings=tuple(finding.as_dict() for finding in findings),
+        findings=tuple(
+            finding.as_dict() for finding in (*first, *(other for other in findings if other is not cause.finding))
+        ),
+        time=wall,
     )
 
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+import threading
+import time
 from collections.abc import Callable
 from typing import NoReturn
 
 from shardtune.launch.failure import report_failure
-from shardtune.train.interrupt import StopRequest
+from shardtune.train.interrupt import StopRequest, ignore_stop_signals
 
 STOPPED_EARLY = "Stopped on request before the first step; there is nothing to save."
+_THREADS_SECONDS = 60.0  # for threads that are not daemons, such as one that writes a checkpoint
 
 
 def as_rank(rank: int, world_size: int, work: Callable[[StopRequest], int]) -> int:
@@ -29,14 +32,23 @@ def as_rank(rank: int, world_size: int, work: Callable[[StopRequest], int]) -> i
             code = report_failure(error, rank)
             if world_size > 1:
                 os._exit(code)  # threads of a broken process group would keep this process alive
-    if world_size > 1:
-        leave(code)
+        if world_size > 1:
+            leave(code)
     return code
 
 
 def leave(code: int) -> NoReturn:
-    """End without taking the interpreter down: threads of torch's process groups that are still there then abort the
-    process now and then ("terminate called without an active exception", torch 2.13), after everything is done."""
+    """End this process with `code`, whatever its threads are doing.
+
+    Without taking the interpreter down: that unwinds threads which are inside of C++ (torch's process groups and
+    stores, a data loader that pins memory), and aborts the process ("terminate called without an active exception",
+    torch 2.13) after all its work is done. What the interpreter would have waited for is waited for here, for a while.
+    """
+    ignore_stop_signals()  # the work is done, and its code decided
+    deadline = time.monotonic() + _THREADS_SECONDS
+    for thread in threading.enumerate():
+        if thread is not threading.current_thread() and not thread.daemon:
+            thread.join(max(0.0, deadline - time.monotonic()))
     atexit._run_exitfuncs()  # trackers finish their uploads there
     sys.stdout.flush()
     sys.stderr.flush()

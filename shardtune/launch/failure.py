@@ -1,20 +1,17 @@
-"""What has happened to a rank? It leaves a record in its launcher's folder; the launcher tells one of them, once."""
+"""What has happened to a rank? It leaves a record for its launcher, which tells one of them, once."""
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import threading
 import time
 import traceback
-from pathlib import Path
-from typing import Any
 
 from shardtune.errors import ShardtuneError, UserInputError
+from shardtune.launch.channel import Channel, put_message, read_message
 from shardtune.launch.exit_codes import FAILED
 
-ERRORS_VARIABLE = "SHARDTUNE_ERRORS_DIR"
 _writing = threading.Lock()  # a rank's main thread and its watchdog may fail in the same moment
 
 # What a rank says when another one is gone: gloo, NCCL and the store, each in its own words.
@@ -71,29 +68,14 @@ def leave_record(rank: int, kind: str, text: str, exit_code: int, doing: str = "
 
     The first record stays: what the same rank meets afterwards follows from it.
     """
-    folder = os.environ.get(ERRORS_VARIABLE)
-    if not folder:
+    channel = Channel.inherited(os.environ)
+    if channel is None:
         return False
-    target = Path(folder) / f"rank{rank}.json"
     record = {"rank": rank, "time": time.time(), "kind": kind, "text": text, "exit_code": exit_code, "doing": doing}
     with _writing:
-        return target.exists() or write_json(target, record)
-
-
-def write_json(target: Path, record: dict[str, Any]) -> bool:
-    """Whole or not at all, for a reader in another process. No fsync: nothing of it outlives the launcher."""
-    draft = target.with_suffix(f".{threading.get_ident()}.tmp")  # two threads may write the same file
-    try:
-        draft.write_text(json.dumps(record), encoding="utf-8")
-        draft.rename(target)
-    except OSError:  # the launcher is gone, or the disk is full, which may well be the failure to tell
-        return False
+        if read_message(channel.failure) is None:
+            put_message(channel.failure, record)
     return True
-
-
-def read_records(folder: Path) -> list[dict[str, Any]]:
-    """What the ranks have left, in no order."""
-    return [json.loads(path.read_text(encoding="utf-8")) for path in folder.glob("rank*.json")]
 
 
 def render(error: ShardtuneError) -> str:

@@ -40,6 +40,7 @@ class Finding:
     exit_code: int = FAILED
     doing: str = ""
     stack: str = ""
+    for_memory: bool | None = None  # killed: whether the cgroup counts it as a kill for memory; None: nobody counts
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -99,12 +100,29 @@ def _told(first: Finding, others: Sequence[Finding], nnodes: int) -> str:
     return _hung(who, first, others, doing)
 
 
+# By what the cgroup says of a SIGKILL: why, and what to do.
+_KILLED = {
+    True: (
+        "The host's memory ran out: the kernel's out-of-memory killer ended it (the cgroup counts it).",
+        "Give the job more memory, or use fewer data workers or processes.",
+    ),
+    False: (
+        "The cgroup counts no kill for memory, so an operator or a scheduler has sent it.",
+        "Look in the log of the scheduler, and in dmesg or journalctl of the machine, for who ended it.",
+    ),
+    None: (
+        "Linux does that when memory runs out; so does an operator or a scheduler.",
+        "Look for 'Out of memory' in dmesg: if it names this process, give the job more memory, or use fewer data "
+        "workers or processes; if not, look in the scheduler's log.",
+    ),
+}
+
+
 def _killed(who: str, finding: Finding, doing: str) -> str:
     number = finding.exit_code - 128
     why = fix = ""
     if number == signal.SIGKILL:
-        why = finding.text or "Linux does that when memory runs out; so does an operator or a scheduler."
-        fix = "Look for 'Out of memory' in dmesg; give the job more memory, or fewer data workers."
+        why, fix = _KILLED[finding.for_memory]
     return three_parts(f"{who} was killed by signal {number} ({signal.Signals(number).name}){doing}.", why, fix)
 
 

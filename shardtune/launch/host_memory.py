@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from shardtune.machine import CGROUPS, MY_CGROUPS, cgroup_folders
+
 _COUNTERS = ("memory.events", "memory.oom_control")  # of version 2 and version 1
 
 
-def oom_kills(cgroups: Path = Path("/sys/fs/cgroup"), mine: Path = Path("/proc/self/cgroup")) -> int | None:
+def oom_kills(cgroups: Path = CGROUPS, mine: Path = MY_CGROUPS) -> int | None:
     """Kills for memory in the cgroup of this process so far; None where nobody counts them."""
-    for folder in _folders(cgroups, mine):
+    for folder in cgroup_folders(cgroups, mine):
         for name in _COUNTERS:
             try:
                 text = (folder / name).read_text(encoding="ascii")
@@ -19,18 +21,3 @@ def oom_kills(cgroups: Path = Path("/sys/fs/cgroup"), mine: Path = Path("/proc/s
             if "oom_kill" in counts:
                 return int(counts["oom_kill"])
     return None
-
-
-def _folders(cgroups: Path, mine: Path) -> list[Path]:
-    """Where this process's cgroup may lie: by its own name, or at the root, as a container sees it; version 2 first."""
-    found: list[Path] = []
-    try:
-        lines = [line.split(":", 2) for line in mine.read_text(encoding="ascii").splitlines()]
-    except OSError:
-        lines = []
-    for number, controllers, path in lines:
-        if number == "0":
-            found += [cgroups / path.lstrip("/"), cgroups / "unified" / path.lstrip("/"), cgroups]
-        elif "memory" in controllers.split(","):
-            found += [cgroups / "memory" / path.lstrip("/"), cgroups / "memory"]
-    return found

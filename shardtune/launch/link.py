@@ -1,106 +1,162 @@
-"""How do the launchers of several nodes talk? Through a key-value store on the master, with a bound on every wait."""
+"""How do the launchers of several nodes talk? Through a table on the master, with a bound on every wait."""
 
 from __future__ import annotations
 
-import errno
+import contextlib
+import json
 import queue
 import socket
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
-from shardtune.errors import ShardtuneError, UserInputError
+from shardtune.errors import ShardtuneError
 from shardtune.launch.exit_codes import LOST
-
-if TYPE_CHECKING:
-    from torch._C._distributed_c10d import Store
+from shardtune.launch.joining import connect_to_master
+from shardtune.launch.listener import listen
+from shardtune.launch.network import Network
+from shardtune.launch.place import Node
+from shardtune.launch.server import LARGEST_FRAME, MasterServer, Table, frame
+from shardtune.launch.tunnel import Tunnel
 
 T = TypeVar("T")
-_ANSWER = timedelta(seconds=10)  # of the store, where it has a limit of its own
-_BACKLOG = 4096  # thousands of ranks may connect in the same second
+_JOIN = 5.0  # seconds
 
 
 class MasterLostError(ShardtuneError):
-    """The master's store does not answer any more."""
+    """The master does not answer any more."""
 
     exit_code = LOST
 
 
-class Link:
-    """A store whose every call happens in one thread, so that a cut network stops that thread and not the launcher."""
+class KeyValue(Protocol):
+    """The table on the master, there or from afar."""
 
-    def __init__(self, store: Store, master: str, port: int) -> None:
-        self.store, self.master, self.port = store, master, port
-        self.contact = time.monotonic()  # when the store last answered
+    def set(self, key: str, value: str) -> None: ...
+
+    def get(self, key: str) -> str | None: ...
+
+    def add(self, key: str, value: str) -> str: ...
+
+
+class Link(ABC):
+    """A launcher's way to the table. `port` is the master's, `store_port` that of the ranks' store on loopback."""
+
+    port: int
+    store_port: int
+
+    @abstractmethod
+    def call(self, action: Callable[[KeyValue], T], seconds: float, idle: Callable[[], None]) -> T:
+        """What `action` returns; `idle` is called while waiting and may raise.
+
+        Raises:
+            MasterLostError: there was no answer within `seconds`, or the connection is broken.
+        """
+
+    @abstractmethod
+    def silent_for(self) -> float:
+        """Seconds since the master last answered; endless when the connection is broken."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End the threads and connections of this link, within seconds."""
+
+
+class MasterLink(Link):
+    """The master's end: the table itself, the store of the ranks, and with several nodes the port they come to."""
+
+    def __init__(self, node: Node, network: Network, say: Callable[[str], None]) -> None:
+        """Raises UserInputError when the port is taken."""
+        from torch._C._distributed_c10d import TCPStore
+
+        self.table = Table()
+        listener = listen(network.bind, node.master_port) if node.nnodes > 1 else None
+        inner = listen("127.0.0.1", 0)
+        self.store_port = inner.getsockname()[1]
+        self._store: TCPStore | None = TCPStore(
+            "127.0.0.1", self.store_port, None, True, timedelta(seconds=10), wait_for_workers=False,
+            master_listen_fd=inner.detach(),
+        )  # fmt: skip
+        self._server: MasterServer | None = None
+        self.port = self.store_port
+        if listener is not None:
+            self.port = listener.getsockname()[1]
+            self._server = MasterServer(listener, self.table, network.key, self.store_port, say)
+
+    def call(self, action: Callable[[KeyValue], T], seconds: float, idle: Callable[[], None]) -> T:
+        return action(self.table)
+
+    def silent_for(self) -> float:
+        return 0.0
+
+    def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        self._store = None  # its destructor ends and joins torch's own thread
+
+
+class NodeLink(Link):
+    """The end of any other node. Every exchange happens in one thread, so that a cut network stops that thread and not
+    the launcher."""
+
+    def __init__(self, connection: socket.socket, master: str, key: bytes) -> None:
+        address, self.port = connection.getpeername()[:2]
+        self.master = master
+        self.contact = time.monotonic()  # when the master last answered
+        self._connection = connection
         self._broken: Exception | None = None
-        self._jobs: queue.Queue[Callable[[], None]] = queue.Queue()
+        self._jobs: queue.Queue[Callable[[], None] | None] = queue.Queue()
         self._busy = False
-        threading.Thread(target=self._work, name="shardtune-link", daemon=True).start()
+        self._tunnel = Tunnel(address, self.port, key)
+        self.store_port = self._tunnel.port
+        self._thread = threading.Thread(target=self._work, name="shardtune-link", daemon=True)
+        self._thread.start()
 
     @classmethod
-    def host(cls, port: int, *, everywhere: bool) -> Link:
-        """The master's end. `everywhere` False: nobody outside this machine can connect.
+    def join(
+        cls, node: Node, network: Network, seconds: float, say: Callable[[str], None], idle: Callable[[], None]
+    ) -> NodeLink:
+        """Raises UserInputError when no master of this run answers within `seconds`."""
+        connection = connect_to_master(node.master_addr, node.master_port, network.key, seconds, say, idle)
+        return cls(connection, node.master_addr, network.key)
 
-        Raises:
-            UserInputError: the port is taken.
-        """
-        from torch._C._distributed_c10d import TCPStore
-
-        listener = _listen(port, everywhere)
-        port = listener.getsockname()[1]
-        store = TCPStore(
-            "127.0.0.1", port, None, True, _ANSWER, wait_for_workers=False, master_listen_fd=listener.detach()
-        )
-        return cls(store, "127.0.0.1", port)
-
-    @classmethod
-    def connect(cls, master: str, port: int) -> Link:
-        """A node's end; the master is known to listen. Raises torch's DistNetworkError when it has just gone."""
-        from torch._C._distributed_c10d import TCPStore
-
-        return cls(TCPStore(master, port, None, False, _ANSWER), master, port)
-
-    def call(self, action: Callable[[Store], T], seconds: float) -> T:
-        """The answer of the store.
-
-        Raises:
-            MasterLostError: there was none within `seconds`, or the connection is broken.
-        """
+    def call(self, action: Callable[[KeyValue], T], seconds: float, idle: Callable[[], None]) -> T:
         box: list[T] = []
         done = threading.Event()
 
         def job() -> None:
-            box.append(action(self.store))
+            box.append(action(_Remote(self._connection)))
             done.set()
 
         self._jobs.put(job)
         deadline = time.monotonic() + seconds
         while not done.wait(0.05):
+            idle()
             if self._broken is not None or time.monotonic() > deadline:
                 raise self.lost()
         return box[0]
 
-    def post(self, action: Callable[[Store], Any]) -> None:
+    def post(self, action: Callable[[KeyValue], Any]) -> None:
         """Do it soon; left out while the one before is still under way."""
         if self._busy or self._broken is not None:
             return
         self._busy = True
 
         def job() -> None:
-            action(self.store)
+            action(_Remote(self._connection))
             self._busy = False
 
         self._jobs.put(job)
 
     def silent_for(self) -> float:
-        """Seconds since the store last answered; endless when the connection is broken."""
         return float("inf") if self._broken is not None else time.monotonic() - self.contact
 
     def lost(self) -> MasterLostError:
         how = (
-            f"The connection broke: {str(self._broken).splitlines()[0]}"
+            f"The connection broke: {self._broken}."
             if self._broken is not None
             else f"It has not answered for {time.monotonic() - self.contact:.0f} s."
         )
@@ -110,73 +166,53 @@ class Link:
             fix="Look at node 0: its own message says what ended it. If it runs, look at the network between the two.",
         )
 
-    def _work(self) -> None:
-        from torch.distributed import DistError
+    def close(self) -> None:
+        with contextlib.suppress(OSError):  # the other end was faster
+            self._connection.shutdown(socket.SHUT_RDWR)  # wakes the thread where it waits for an answer
+        self._jobs.put(None)
+        self._thread.join(_JOIN)
+        self._connection.close()
+        self._tunnel.close()
 
-        while self._broken is None:
-            job = self._jobs.get()
+    def _work(self) -> None:
+        while self._broken is None and (job := self._jobs.get()) is not None:
             try:
                 job()
-            except DistError as error:
+            except (OSError, ValueError) as error:  # the connection, or what came over it
                 self._broken = error
             self.contact = time.monotonic()
 
 
-def _listen(port: int, everywhere: bool) -> socket.socket:
-    try:
-        if everywhere and socket.has_dualstack_ipv6():
-            return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=_BACKLOG)
-        return socket.create_server(("" if everywhere else "127.0.0.1", port), backlog=_BACKLOG)
-    except OSError as error:
-        if error.errno not in (errno.EADDRINUSE, errno.EACCES):
-            raise
-        raise UserInputError(
-            f"The master cannot listen on port {port} of {socket.gethostname()}.",
-            why="Another program (an earlier run?) listens there."
-            if error.errno == errno.EADDRINUSE
-            else "This user may not use that port.",
-            fix="Choose another --master-port, the same on all nodes.",
-        ) from None
+class _Remote:
+    """The master's table over a connection. Waits as long as it takes: the launcher watches the time."""
 
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
 
-def wait_for_master(
-    master: str, port: int, seconds: float, say: Callable[[str], None], idle: Callable[[], None]
-) -> None:
-    """Return when something listens there; pods start at different times, so a refusal is not an answer yet.
+    def set(self, key: str, value: str) -> None:
+        self._ask(op="set", key=key, value=value)
 
-    Args:
-        idle: Called while waiting; may raise (a signal came).
+    def get(self, key: str) -> str | None:
+        return self._ask(op="get", key=key)
 
-    Raises:
-        UserInputError: nothing did within `seconds`; says what was tried last.
-    """
-    began, told = time.monotonic(), 0.0
-    while True:
-        idle()
-        try:
-            socket.create_connection((master, port), timeout=min(5.0, seconds)).close()
-            return
-        except OSError as error:
-            problem = _problem(error, master, port)
-        waited = time.monotonic() - began
-        if waited >= seconds:
-            raise UserInputError(
-                f"The master {master}:{port} was not reached within {waited:.0f} s.",
-                why=problem,
-                fix="Check --master-addr and --master-port, that node 0 is started, and that no firewall is between. "
-                "parallel.join_timeout_minutes is how long a node waits.",
-            )
-        if waited - told >= (3 if told == 0 else 30):
-            told = waited
-            say(f"waiting for the master {master}:{port} since {waited:.0f} s: {problem}")
-        time.sleep(min(0.5, seconds / 10))
+    def add(self, key: str, value: str) -> str:
+        there = self._ask(op="add", key=key, value=value)
+        assert there is not None
+        return there
 
+    def _ask(self, **request: str) -> str | None:
+        self._connection.sendall(frame(request))
+        size = int.from_bytes(self._read(4), "big")
+        if size > LARGEST_FRAME:
+            raise ValueError(f"the master's answer has {size} bytes")
+        value: str | None = json.loads(self._read(size))["value"]
+        return value
 
-def _problem(error: OSError, master: str, port: int) -> str:
-    if isinstance(error, socket.gaierror):
-        return f"The name '{master}' does not resolve to an address ({error.strerror})."
-    if isinstance(error, ConnectionRefusedError):
-        return f"The machine answers, but nothing listens on port {port} (connection refused)."
-    if isinstance(error, TimeoutError):
-        return "No answer at all (timed out): a wrong address, a machine that is off, or a firewall."
-    return f"{error.strerror or error}."
+    def _read(self, size: int) -> bytes:
+        data = bytearray()
+        while len(data) < size:
+            more = self._connection.recv(size - len(data))
+            if not more:
+                raise ConnectionError("the master closed it")
+            data += more
+        return bytes(data)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -15,18 +13,19 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from shardtune.errors import UserInputError
+from shardtune.launch.capacity import check_capacity
 from shardtune.launch.council import Council, Exchange, Report, Word, end_word, on_masters_clock
 from shardtune.launch.exit_codes import DONE, LEFT_AT_ONCE, LOST, stop_signal, stop_signals, stopped_by
 from shardtune.launch.failure import render
 from shardtune.launch.findings import cause_of
-from shardtune.launch.link import Link, MasterLostError, wait_for_master
+from shardtune.launch.link import KeyValue, Link, MasterLink, MasterLostError, NodeLink
 from shardtune.launch.meeting import Facts, Met, facts_of, meet
+from shardtune.launch.network import SECRET_VARIABLE, Network, read_network
 from shardtune.launch.place import Node
 from shardtune.launch.workers import LocalWorkers
+from shardtune.machine import usable_cores
 
 if TYPE_CHECKING:
-    from torch._C._distributed_c10d import Store
-
     from shardtune.config.schema import ParallelSection, RunConfig
 
 _LOOK = 0.1  # seconds between two looks at the processes
@@ -34,11 +33,11 @@ _SETTLE = 3.0  # seconds for the other ranks to end by themselves after a failur
 _FAREWELL = 5.0  # seconds the master stays for the others to read its last word
 
 
-def process_count(asked: int | str, device: str) -> int:
+def process_count(asked: int | str, device: str, *, force: bool = False) -> int:
     """How many processes `auto` is here: one per GPU, or one.
 
     Raises:
-        UserInputError: more processes than GPUs, with the device set to cuda.
+        UserInputError: more processes than GPUs, or (unless `force`) than this machine has memory or cores for.
     """
     import torch
 
@@ -51,13 +50,14 @@ def process_count(asked: int | str, device: str) -> int:
             f"{count} processes were asked for, but this machine has {gpus} GPU{'s' if gpus > 1 else ''}.",
             fix=f"Use --nproc {gpus} or auto, or parallel.device: cpu.",
         )
+    if count > 1:
+        check_capacity(count, None if gpus else usable_cores(), force=force)
     return count
 
 
 def threads_per_process(nproc: int) -> int:
     """The cores this process may use, shared out."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, cores // nproc)
+    return max(1, usable_cores() // nproc)
 
 
 def launch(command: list[str], node: Node, nproc: int, config: RunConfig, environ: Mapping[str, str]) -> int:
@@ -66,13 +66,17 @@ def launch(command: list[str], node: Node, nproc: int, config: RunConfig, enviro
     With several nodes their launchers meet at the master, start together, end together and tell the same cause. A
     failure that is nobody's mistake is followed by another start of all, `parallel.max_restarts` times.
     """
+    network = read_network(environ, node)
+    of_ranks = {name: value for name, value in environ.items() if name != SECRET_VARIABLE}
     with _Signals() as signals:
-        launcher = _Launcher(command, node, facts_of(node, nproc, config), config.parallel, signals, environ)
+        launcher = _Launcher(command, node, network, facts_of(node, nproc, config), config.parallel, signals, of_ranks)
         try:
             return launcher.run()
         except _StoppedWhileMeeting:
             assert signals.first is not None
             return stopped_by(signals.first)
+        finally:
+            launcher.close()
 
 
 class _StoppedWhileMeeting(Exception):
@@ -113,16 +117,23 @@ class _Signals:
 class _Launcher:
     command: list[str]
     node: Node
+    network: Network
     facts: Facts
     settings: ParallelSection
     signals: _Signals
     environ: Mapping[str, str]
+    link: Link | None = None
+
+    def close(self) -> None:
+        """Before the interpreter ends: no thread and no store is left to it."""
+        if self.link is not None:
+            self.link.close()
+            self.link = None
 
     def run(self) -> int:
         restarts_left, attempt = self.settings.max_restarts, 0
-        link: Link | None = None
         while True:
-            link = link or self._open()
+            link = self.link = self.link or self._open()
             try:
                 met = self._meet(link, attempt)
                 attempt = met.seat.attempt
@@ -134,15 +145,14 @@ class _Launcher:
                 return word.code
             restarts_left, attempt = restarts_left - 1, attempt + 1
             if link.silent_for() > self.settings.node_timeout_seconds:
-                link, attempt = None, 0  # its master is gone; a new one counts from the beginning
+                self.close()
+                attempt = 0  # the master is gone; a new one counts from the beginning
 
     def _open(self) -> Link:
-        several = self.node.nnodes > 1
         if self.node.node_rank == 0:
-            return Link.host(self.node.master_port, everywhere=several)
+            return MasterLink(self.node, self.network, _say)
         seconds = 60 * self.settings.join_timeout_minutes
-        wait_for_master(self.node.master_addr, self.node.master_port, seconds, _say, self.signals.leave_if_asked)
-        return Link.connect(self.node.master_addr, self.node.master_port)
+        return NodeLink.join(self.node, self.network, seconds, _say, self.signals.leave_if_asked)
 
     def _meet(self, link: Link, attempt: int) -> Met:
         seconds = 60 * self.settings.join_timeout_minutes
@@ -150,25 +160,26 @@ class _Launcher:
             return meet(link, self.facts, self.node, attempt, seconds, _say, self.signals.leave_if_asked)
         except UserInputError:
             if self.node.node_rank == 0 and self.node.nnodes > 1:
-                time.sleep(1)  # the others are about to read the same words from this master's store
+                time.sleep(1)  # the others are about to read the same words from this master's table
             raise
 
     def _attempt(self, link: Link, met: Met, restarts_left: int) -> Word:
         """Start the ranks of this node and follow the master's word until it is the last one."""
         exchange: Exchange
-        if self.node.node_rank == 0:
+        if isinstance(link, MasterLink):
             council = Council(met.hosts, self.settings.node_timeout_seconds, restarts_left, time.monotonic())
-            exchange = _Chair(link, council, met.seat.attempt)
+            exchange = _Chair(link.table, council, met.seat.attempt)
         else:
+            assert isinstance(link, NodeLink)
             exchange = _Member(link, met.seat.attempt, self.settings.node_timeout_seconds, restarts_left)
-        with tempfile.TemporaryDirectory(prefix="shardtune-errors-") as errors:
-            environ = {**self.environ, "OMP_NUM_THREADS": self._threads()}
-            workers = LocalWorkers(self.command, met.seat, Path(errors), environ)
-            try:
-                word = _supervise(workers, exchange, self.signals)
-            finally:
-                workers.kill()
-            _keep(word, workers.folder_of_run())
+        environ = {**self.environ, "OMP_NUM_THREADS": self._threads()}
+        workers = LocalWorkers(self.command, met.seat, environ)
+        try:
+            word = _supervise(workers, exchange, self.signals)
+        finally:
+            workers.kill()
+        _keep(word, workers.folder_of_run())
+        workers.close()
         if isinstance(exchange, _Chair):
             exchange.farewell()
         return word
@@ -185,43 +196,34 @@ class _Launcher:
 
 
 class _Chair:
-    """The master's side of an attempt: hears the other nodes through the store, decides, publishes."""
+    """The master's side of an attempt: hears the other nodes through its table, decides, publishes."""
 
-    def __init__(self, link: Link, council: Council, attempt: int) -> None:
-        self.link, self.council, self.attempt = link, council, attempt
+    def __init__(self, table: KeyValue, council: Council, attempt: int) -> None:
+        self.table, self.council, self.attempt = table, council, attempt
         self._others = range(1, len(council.hosts))
-        self._read: set[int] = set()
-        self._word = Word()
 
     def __call__(self, report: Report) -> Word:
         self.council.hear(report, time.monotonic())
-        self.link.post(self._round)
-        self._word = self.council.word(time.monotonic(), time.time())
-        return self._word
-
-    def _round(self, store: Store) -> None:
-        """In the link's thread. The master's own store: it answers at once."""
         for node in self._others:
-            key = f"report/{self.attempt}/{node}"
-            if store.check([key]):
-                report = Report.from_json(store.get(key))
-                self.council.hear(on_masters_clock(report, time.time()), time.monotonic())
-            if self._word.state == "end" and store.check([f"read/{self.attempt}/{node}"]):
-                self._read.add(node)
-        store.set(f"word/{self.attempt}", self._word.to_json())
+            if (said := self.table.get(f"report/{self.attempt}/{node}")) is not None:
+                self.council.hear(on_masters_clock(Report.from_json(said), time.time()), time.monotonic())
+        word = self.council.word(time.monotonic(), time.time())
+        self.table.set(f"word/{self.attempt}", word.to_json())
+        return word
 
     def farewell(self) -> None:
         """Stay until the others have read the last word, or cannot."""
         deadline = time.monotonic() + _FAREWELL
-        while len(self._read) < len(self._others) and time.monotonic() < deadline:
-            self.link.post(self._round)
+        while time.monotonic() < deadline:
+            if all(self.table.get(f"read/{self.attempt}/{node}") for node in self._others):
+                return
             time.sleep(_LOOK)
 
 
 class _Member:
     """The side of every other node: reports, and follows; without the master it ends by itself."""
 
-    def __init__(self, link: Link, attempt: int, node_timeout: float, restarts_left: int) -> None:
+    def __init__(self, link: NodeLink, attempt: int, node_timeout: float, restarts_left: int) -> None:
         self.link, self.attempt, self.restarts_left = link, attempt, restarts_left
         self.node_timeout = node_timeout
         self._report: Report | None = None
@@ -236,14 +238,13 @@ class _Member:
         self.link.post(self._round)
         return self._word
 
-    def _round(self, store: Store) -> None:
+    def _round(self, table: KeyValue) -> None:
         assert self._report is not None
-        store.set(f"report/{self.attempt}/{self._report.node}", self._report.to_json())
-        key = f"word/{self.attempt}"
-        if store.check([key]):
-            word = Word.from_json(store.get(key))
+        table.set(f"report/{self.attempt}/{self._report.node}", self._report.to_json())
+        if (said := table.get(f"word/{self.attempt}")) is not None:
+            word = Word.from_json(said)
             if word.state == "end":
-                store.set(f"read/{self.attempt}/{self._report.node}", "yes")
+                table.set(f"read/{self.attempt}/{self._report.node}", "yes")
             self._word = word
 
     def _alone(self, report: Report) -> Word:
@@ -253,7 +254,7 @@ class _Member:
             return Word("collect")
         findings = [finding for finding in report.findings if finding.kind not in ("echo", "waiting")]
         if findings:
-            return end_word(cause_of(findings, 2), findings, self.restarts_left)
+            return end_word(cause_of(findings, 2), findings, self.restarts_left, time.time())
         return Word("end", code=LOST, text=render(lost), restart=self.restarts_left > 0)
 
 
@@ -304,15 +305,21 @@ def _looked(workers: LocalWorkers, report: Report, codes: dict[int, int], handed
 
 
 def _keep(word: Word, folder: Path | None) -> None:
-    """Everything that was found, beside the stacks, for whoever looks later."""
+    """Everything that was found, beside the stacks, for whoever looks later: of the last failure, and of each one.
+
+    Named by the cause's time, which is the same on all nodes: on a shared disk they write the same file.
+    """
     if word.findings and folder is not None and folder.is_dir():
         crash = folder / "crash"
+        found = {
+            "time": word.time, "told": word.text, "exit_code": word.code, "restart": word.restart,
+            "findings": word.findings,
+        }  # fmt: skip
+        when = time.strftime("%Y%m%d-%H%M%S", time.gmtime(word.findings[0]["time"]))
         try:
             crash.mkdir(exist_ok=True)
-            (crash / "findings.json").write_text(
-                json.dumps({"told": word.text, "exit_code": word.code, "findings": word.findings}, indent=1) + "\n",
-                encoding="utf-8",
-            )
+            for name in (f"findings-{when}.json", "findings.json"):
+                (crash / name).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
         except OSError as error:
             print(f"warning: {crash} was not written: {error.strerror}", file=sys.stderr)
 

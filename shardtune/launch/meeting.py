@@ -10,22 +10,21 @@ import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from shardtune.errors import UserInputError
-from shardtune.launch.link import Link
+from shardtune.launch.link import KeyValue, Link
 from shardtune.launch.place import Node
 from shardtune.launch.workers import Seat
 
 if TYPE_CHECKING:
-    from torch._C._distributed_c10d import Store
-
     from shardtune.config.schema import RunConfig
 
+T = TypeVar("T")
 _PACKAGES = ("shardtune", "torch", "transformers", "peft", "trl", "accelerate")
 # What may differ between nodes: how many processes each starts, and where things lie on its own disk.
 _LOCAL_SETTINGS = ("parallel.nproc", "parallel.accelerate_config")
-_TALK = 30.0  # seconds for one exchange with the store while nodes meet
+_TALK = 30.0  # seconds for one exchange with the master while nodes meet
 _POLL = 0.1
 
 
@@ -123,35 +122,34 @@ def meet(
     counts, hosts = verdict["nproc"], verdict["hosts"]
     seat = Seat(
         attempt=attempt, node=facts.node, nnodes=facts.nnodes, first_rank=sum(counts[: facts.node]), nproc=facts.nproc,
-        world_size=sum(counts), master_addr=node.master_addr, master_port=link.port, host=facts.host,
+        world_size=sum(counts), master_addr=node.master_addr, master_port=link.port,
+        store_port=link.store_port, host=facts.host,
     )  # fmt: skip
     return Met(seat, tuple(hosts))
 
 
 class _Waiting:
-    """Asks the store again and again until the time is over."""
+    """Asks the master's table again and again until the time is over."""
 
     def __init__(self, link: Link, seconds: float, idle: Callable[[], None]) -> None:
         self.link, self.idle = link, idle
         self.seconds, self.began = seconds, time.monotonic()
 
-    def call(self, action: Callable[[Store], Any]) -> Any:
-        return self.link.call(action, _TALK)
+    def call(self, action: Callable[[KeyValue], T]) -> T:
+        return self.link.call(action, _TALK, self.idle)
 
     def read(self, key: str) -> Any:
         """The JSON value of a key, or None while it is not there."""
-        text = self.call(lambda store: store.get(key) if store.check([key]) else None)
+        text = self.call(lambda table: table.get(key))
         return None if text is None else json.loads(text)
 
     def write(self, key: str, value: object) -> None:
-        self.call(lambda store: store.set(key, json.dumps(value)))
+        self.call(lambda table: table.set(key, json.dumps(value)))
 
     def take_seat(self, attempt: int, facts: Facts) -> Facts:
         """Whoever holds this node's seat: we, unless another came before."""
         mine = json.dumps(asdict(facts))
-        return Facts(
-            **json.loads(self.call(lambda store: store.compare_set(f"member/{attempt}/{facts.node}", "", mine)))
-        )
+        return Facts(**json.loads(self.call(lambda table: table.add(f"member/{attempt}/{facts.node}", mine))))
 
     def pause(self) -> bool:
         """False when the time is over."""

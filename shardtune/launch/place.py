@@ -47,7 +47,8 @@ def read_place(environ: Mapping[str, str], asked: Asked = Asked()) -> Worker | N
     - `LOCAL_RANK` with `RANK` and `WORLD_SIZE`: torchrun or accelerate started this worker.
     - `PET_NNODES`/`PET_NODE_RANK` (Kubeflow's TrainJob): this is a pod; it starts `PET_NPROC_PER_NODE` workers.
     - `--nnodes`: this machine is one of so many. What is not said with it is taken from the environment.
-    - `SLURM_STEP_NUM_NODES` > 1 with one task per node (`srun --ntasks-per-node=1`): this is a node of the step.
+    - `SLURM_STEP_NUM_NODES` > 1 with one task per node (`srun --ntasks-per-node=1`): this is a node of the step. More
+      tasks than nodes are refused.
     - `RANK` and `WORLD_SIZE` alone: a scheduler started one process per pod (PyTorchJob: RANK is the pod's index).
     - nothing: this machine is all there is.
 
@@ -62,7 +63,8 @@ def read_place(environ: Mapping[str, str], asked: Asked = Asked()) -> Worker | N
         return _pet_node(environ)
     if "RANK" in environ and "WORLD_SIZE" in environ:
         return _worker(environ, 0)
-    if int(environ.get("SLURM_STEP_NUM_NODES", "1")) > 1:
+    _refuse_several_slurm_tasks(environ)
+    if _number("SLURM_STEP_NUM_NODES", environ.get("SLURM_STEP_NUM_NODES", "1")) > 1:
         return _slurm_node(environ)
     # A container image may say WORLD_SIZE=1; more than that, alone, would train as many strangers.
     if "RANK" in environ or "LOCAL_RANK" in environ or environ.get("WORLD_SIZE", "1") != "1":
@@ -139,17 +141,31 @@ def _asked_node(environ: Mapping[str, str], asked: Asked) -> Node:
 def _slurm_node(environ: Mapping[str, str]) -> Node:
     """One task per node: srun numbers them, and the first host of the step is the master."""
     _require(environ, "SLURM_NODEID", "SLURM_STEP_NODELIST", because="SLURM_STEP_NUM_NODES is more than 1")
-    if environ.get("SLURM_STEP_NUM_TASKS", environ["SLURM_STEP_NUM_NODES"]) != environ["SLURM_STEP_NUM_NODES"]:
-        raise UserInputError(
-            f"srun has started {environ['SLURM_STEP_NUM_TASKS']} tasks on {environ['SLURM_STEP_NUM_NODES']} nodes.",
-            why="shardtune starts the processes of a node itself, one per GPU.",
-            fix="Use srun --ntasks-per-node=1.",
-        )
     return Node(
         nnodes=_int(environ, "SLURM_STEP_NUM_NODES"),
         node_rank=_int(environ, "SLURM_NODEID"),
         master_addr=environ.get("MASTER_ADDR") or first_host(environ["SLURM_STEP_NODELIST"]),
         master_port=_number("MASTER_PORT", environ.get("MASTER_PORT", str(_PORT))),
+    )
+
+
+def _refuse_several_slurm_tasks(environ: Mapping[str, str]) -> None:
+    """Every task of a step would start a whole run. Only srun sets SLURM_STEP_NUM_TASKS: a batch script is one process,
+    whatever `sbatch --ntasks` says, and so is the shell of `salloc`."""
+    if "SLURM_STEP_NUM_TASKS" not in environ:
+        return
+    tasks = _int(environ, "SLURM_STEP_NUM_TASKS")
+    nodes = _number("SLURM_STEP_NUM_NODES", environ.get("SLURM_STEP_NUM_NODES", "1"))
+    if tasks <= nodes:
+        return
+    task = environ.get("SLURM_PROCID", "0")
+    if task != "0":
+        raise UserInputError(f"Task {task} of {tasks} is not started; task 0 says why.")
+    raise UserInputError(
+        f"srun has started {tasks} tasks on {nodes} node{'s' if nodes > 1 else ''}.",
+        why="shardtune starts the processes of a node itself, one per GPU; every task would start a run of its own.",
+        fix="Use srun --ntasks-per-node=1 (with --nproc N for another number of processes than GPUs). In a shell that "
+        "such a step runs (srun --pty), pass --nnodes 1.",
     )
 
 

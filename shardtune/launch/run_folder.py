@@ -1,17 +1,57 @@
-"""Where does this run write? A folder of its own under `output_dir`, checked before anything is started."""
+"""Where does this run write? A folder of its own under `output_dir`, made or reopened by one process at a time."""
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import secrets
+import shutil
+import stat
+import tempfile
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import Literal
 
 from shardtune.errors import UserInputError
+from shardtune.lease import Lease, owner
 
-FOLDER_VARIABLE = "SHARDTUNE_RUN_DIR"  # set by our launcher, so that all its workers write to one place
+FOLDER_VARIABLE = "SHARDTUNE_RUN_DIR"  # for the ranks of our launcher, which holds the lease
+RECORD = "run.json"
+LEASE = ".run.lease"  # held by whoever chose the folder, while the run is alive
+CHECKPOINTS = "checkpoints"
+Access = Literal["private", "group"]
+
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_LEASE_SECONDS = 15.0  # for the data workers of a run that was just killed to notice and let go
+_MODES = {"private": 0o700, "group": 0o750}
+# What a run writes before its first step. A folder that holds anything else is never deleted.
+_BEFORE_TRAINING = re.compile(r"run\.json|config\.yaml|environment\.json|\.run\.lease|events-rank\d+\.jsonl|crash")
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """A run's folder, held against every other process until its lease is released, or this process ends.
+
+    `created`: this process made it, so this process may take it away again (`discard_untrained`).
+    """
+
+    path: Path
+    lease: Lease
+    created: bool
+
+    def discard_untrained(self) -> bool:
+        """Delete the folder of a run that was refused before it trained, so that its name is free; True if it is gone.
+
+        Only what this process made, under its lease, and only while nothing but the files of a start is in it: a run
+        that came as far as its `checkpoints` folder stays, whatever refuses its restart.
+        """
+        names = {entry.name for entry in self.path.iterdir()}
+        if not self.created or not all(map(_BEFORE_TRAINING.fullmatch, names)):
+            return False
+        shutil.rmtree(self.path)
+        return True
 
 
 def new_run_id() -> str:
@@ -27,8 +67,11 @@ def check_run_id(name: str) -> None:
         )
 
 
-def create_run_folder(output_dir: str, run_id: str | None = None) -> Path:
-    """Create `<output_dir>/<run_id>` and return it, absolute.
+def create_run_folder(output_dir: str, run_id: str | None = None, access: Access = "private") -> RunFolder:
+    """Make `<output_dir>/<run_id>` (absolute), or take it where it exists and is empty.
+
+    Of several processes that ask for one name at once, one gets it: the folder is made by one exclusive call, and
+    nobody writes into it, or deletes it, without its lease.
 
     Raises:
         UserInputError: the id is no folder name, the place is not writable, or the run exists and is not empty.
@@ -36,21 +79,110 @@ def create_run_folder(output_dir: str, run_id: str | None = None) -> Path:
     name = run_id or new_run_id()
     check_run_id(name)
     folder = Path(output_dir).expanduser().absolute() / name
+    created = False
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if any(folder.iterdir()):
+        try:
+            folder.mkdir(mode=_MODES[access], parents=True)
+            created = True
+        except FileExistsError:
+            _refuse_foreign(folder)
+        lease = _take_lease(folder, wait=0.0)
+        if any(entry.name != LEASE for entry in folder.iterdir()):
+            lease.release()
             raise UserInputError(
                 f"The run '{name}' exists already: {folder}",
                 why="Its folder is not empty, and a run never writes over another.",
                 fix="Choose another --run-id, leave it out to get a new one, or delete that folder.",
             )
-        probe = folder / ".write-test"
-        probe.touch()
-        probe.unlink()
+        _open_to(folder, access)
     except OSError as error:
+        raise _not_writable(folder, error) from error
+    return RunFolder(folder, lease, created)
+
+
+def hold_run_folder(folder: Path, access: Access = "private") -> RunFolder:
+    """The folder of a run that exists, as this process's own.
+
+    Raises:
+        UserInputError: somebody else's process trains in it, or the folder is another user's.
+    """
+    try:
+        _refuse_foreign(folder)
+        lease = _take_lease(folder, wait=_LEASE_SECONDS)
+        _open_to(folder, access)
+    except OSError as error:
+        raise _not_writable(folder, error) from error
+    return RunFolder(folder, lease, created=False)
+
+
+def join_run_folder(folder: Path, access: Access = "private") -> None:
+    """For ranks that do not hold the lease: the folder is there, also on a node with a disk of its own."""
+    try:
+        folder.mkdir(mode=_MODES[access], parents=True, exist_ok=True)
+        _refuse_foreign(folder)
+        _open_to(folder, access)
+    except OSError as error:
+        raise _not_writable(folder, error) from error
+
+
+def _take_lease(folder: Path, wait: float) -> Lease:
+    lease = Lease.take(folder / LEASE, wait=wait)
+    if lease is None:
         raise UserInputError(
-            f"The run's folder '{folder}' cannot be written.",
-            why=f"{error.strerror} (as user {os.geteuid()}).",
-            fix="Set train.output_dir to a folder you may write to.",
-        ) from error
-    return folder
+            f"The run {folder.name} is being trained right now.",
+            why=f"{owner(folder / LEASE).capitalize()} holds {folder / LEASE}.",
+            fix="Wait for it, end it, or start another run beside it: --resume never, and another --run-id.",
+        )
+    return lease
+
+
+def _refuse_foreign(folder: Path) -> None:
+    """A folder that another user owns, or that holds links, may make us write where we never meant to."""
+    found = folder.lstat()
+    if stat.S_ISLNK(found.st_mode):
+        raise UserInputError(
+            f"The run's folder '{folder}' is a symbolic link.",
+            why="A run writes and deletes files there, and would do so wherever the link leads.",
+            fix="Point train.output_dir at the real place (it may be a link itself), or remove the link.",
+        )
+    if not stat.S_ISDIR(found.st_mode):
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
+    if found.st_uid != os.geteuid() and found.st_uid != _uid_of_new_files(folder.parent):
+        raise UserInputError(
+            f"The run's folder '{folder}' belongs to another user.",
+            why=f"Its owner is user {found.st_uid}; this process runs as user {os.geteuid()}.",
+            fix="Start the run as its owner, or start another one: --resume never, or another --run-id.",
+        )
+    links = sorted(entry.name for entry in folder.iterdir() if entry.is_symlink())
+    if links:
+        raise UserInputError(
+            f"The run's folder '{folder}' holds symbolic links: {', '.join(links[:5])}.",
+            why="A run would write, or delete, what they lead to.",
+            fix="Remove them, or put the files themselves in their place.",
+        )
+
+
+def _uid_of_new_files(folder: Path) -> int:
+    """The owner that files made by this process get there; a network mount may map all users to one."""
+    try:
+        with tempfile.TemporaryFile(dir=folder) as probe:
+            return os.fstat(probe.fileno()).st_uid
+    except OSError:
+        return os.geteuid()
+
+
+def _open_to(folder: Path, access: Access) -> None:
+    """Opens, never closes: what an owner has opened by hand stays open."""
+    if access == "group":
+        os.umask(os.umask(0o022) & ~0o050)  # what this process writes from now on, too
+        mode = stat.S_IMODE(folder.stat().st_mode)
+        if mode & 0o050 != 0o050:
+            folder.chmod(mode | 0o050)
+
+
+def _not_writable(folder: Path, error: OSError) -> UserInputError:
+    return UserInputError(
+        f"The run's folder '{folder}' cannot be written.",
+        why=f"{error.strerror} (as user {os.geteuid()}).",
+        fix="Set train.output_dir to a folder you may write to.",
+    )

@@ -1,8 +1,8 @@
 """Where does a process hang that does not answer? Asked by signal, faulthandler answers without Python's lock.
 
 faulthandler reads the frames of *other* threads while they run, and one time in ten or twenty that ends the process
-in the middle of the answer. So there are two questions, each with a signal and a file: the main thread for its own
-frames, which is always safe, and then, for what it adds, all threads.
+in the middle of the answer. So there are two questions, each with a signal and a file of the rank's channel: the main
+thread for its own frames, which is always safe, and then, for what it adds, all threads.
 """
 
 from __future__ import annotations
@@ -14,47 +14,44 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
+
+from shardtune.launch.channel import Channel
 
 _MAIN, _ALL = signal.SIGUSR2, signal.SIGVTALRM
 _QUIET = 0.5  # seconds without another byte after which an answer is complete
 _PATIENCE = 3.0  # seconds for one answer
+_READY = b"ready\n"  # before the first answer: without a handler the signals would end the process
 
 
 @contextmanager
-def answering(folder: Path, rank: int) -> Iterator[None]:
+def answering(channel: Channel) -> Iterator[None]:
     """In the rank: answer the launcher's questions from now on."""
-    main, threads = _files(folder, rank)
-    with main.open("w", encoding="utf-8") as main_file, threads.open("w", encoding="utf-8") as threads_file:
-        faulthandler.register(_MAIN, file=main_file, all_threads=False)
-        faulthandler.register(_ALL, file=threads_file, all_threads=True)
-        try:
-            yield
-        finally:
-            faulthandler.unregister(_MAIN)
-            faulthandler.unregister(_ALL)
+    faulthandler.register(_MAIN, file=channel.main_stack, all_threads=False)
+    faulthandler.register(_ALL, file=channel.all_stacks, all_threads=True)
+    os.write(channel.main_stack, _READY)
+    try:
+        yield
+    finally:
+        faulthandler.unregister(_MAIN)
+        faulthandler.unregister(_ALL)
 
 
-def ask(pid: int, folder: Path, rank: int) -> str:
+def ask(pid: int, channel: Channel) -> str:
     """In the launcher: the stacks of a rank that is ended right after; a stopped one has to be woken for it.
 
     Empty where the rank has not begun to answer yet.
     """
-    main, threads = _files(folder, rank)
-    if not main.exists() or not threads.exists():
+    if os.fstat(channel.main_stack).st_size < len(_READY):
         return ""
     # To the main thread itself: a signal to a stopped process is taken by whichever of its threads wakes first.
     _signal_main_thread(pid, _MAIN)  # pending until it is woken, and handled before anything else
     os.kill(pid, signal.SIGCONT)
-    of_main = _answer(main)
+    of_main = _answer(channel.main_stack, len(_READY))
     if not of_main:
         return "It wrote no stacks when asked: its main thread does not leave the kernel.\n"
     _signal_main_thread(pid, _ALL)
-    return f"{of_main}\nAll threads (as far as they could be read while they ran):\n{_answer(threads)}"
-
-
-def _files(folder: Path, rank: int) -> tuple[Path, Path]:
-    return folder / f"stack-rank{rank}.txt", folder / f"threads-rank{rank}.txt"
+    all_threads = _answer(channel.all_stacks, 0)
+    return f"{of_main}\nAll threads (as far as they could be read while they ran):\n{all_threads}"
 
 
 def _signal_main_thread(pid: int, number: signal.Signals) -> None:
@@ -65,12 +62,12 @@ def _signal_main_thread(pid: int, number: signal.Signals) -> None:
         tgkill(pid, pid, int(number))
 
 
-def _answer(file: Path) -> str:
-    """What was written once nothing more has come for a while."""
+def _answer(file: int, begin: int) -> str:
+    """What was written after `begin` once nothing more has come for a while."""
     began = grown = time.monotonic()
-    size = 0
-    while (now := time.monotonic()) < began + _PATIENCE and not (size and now > grown + _QUIET):
-        if (written := file.stat().st_size) != size:
+    size = begin
+    while (now := time.monotonic()) < began + _PATIENCE and not (size > begin and now > grown + _QUIET):
+        if (written := os.fstat(file).st_size) != size:
             size, grown = written, now
         time.sleep(0.05)
-    return file.read_text(encoding="utf-8", errors="replace")
+    return os.pread(file, size - begin, begin).decode("utf-8", errors="replace")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 from collections.abc import Callable, MutableMapping
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
@@ -15,10 +15,11 @@ from shardtune.errors import UserInputError
 from shardtune.launch.defaults import banner, set_safe_defaults
 from shardtune.launch.ending import STOPPED_EARLY, as_rank
 from shardtune.launch.local import launch, process_count, threads_per_process
+from shardtune.launch.network import read_network
+from shardtune.launch.parent_death import LAUNCHER_VARIABLE
 from shardtune.launch.place import Asked, Node, Worker, read_place
-from shardtune.launch.run_folder import FOLDER_VARIABLE
-from shardtune.launch.which_run import Choice, choose_run
-from shardtune.launch.workers import LAUNCHER_VARIABLE
+from shardtune.launch.run_folder import CHECKPOINTS, FOLDER_VARIABLE, RunFolder
+from shardtune.launch.which_run import choose_run
 from shardtune.model.locate import check_model_folder
 from shardtune.train.interrupt import StopRequest
 
@@ -30,27 +31,33 @@ def start(
     run_id: str | None,
     environ: MutableMapping[str, str],
     asked: Asked = Asked(),  # noqa: B008 - frozen
+    *,
+    force: bool = False,
 ) -> int:
     """Train as `config` says; returns the exit code.
 
     Whatever can be found wrong without torch is found here, once, before any process is started.
+
+    Args:
+        force: Start more processes than this machine has memory or cores for.
     """
     place = read_place(environ, asked)
     set_safe_defaults(environ)
     if isinstance(place, Worker):
         # A worker's errors go to its launcher, which tells them once for all ranks.
         return _work(config, overrides, accelerate_config, run_id, place, environ)
-    with StopRequest() as stop:  # reading the config and importing torch take seconds, and a scheduler may not wait
+    environ.pop(FOLDER_VARIABLE, None)  # of another run that this command was started in
+    # Reading the config and importing torch take seconds, and a scheduler may not wait.
+    with ExitStack() as at_end, StopRequest() as stop:
         try:
-            train = _prepare(config, overrides, accelerate_config, run_id, place, environ)
-            if stop.requested:  # code that swallows exceptions got the signal
-                raise SystemExit
+            train = _prepare(config, overrides, accelerate_config, run_id, place, environ, at_end, force=force)
+            stop.wait_for_step()  # unless code that swallows exceptions got a signal, what trains listens from here on
         except SystemExit:
             if not stop.requested:
                 raise
             print(STOPPED_EARLY, flush=True)
             return stop.exit_code
-        return train()  # listens itself
+        return train()
 
 
 def _prepare(
@@ -60,40 +67,45 @@ def _prepare(
     run_id: str | None,
     node: Node,
     environ: MutableMapping[str, str],
+    at_end: ExitStack,
+    *,
+    force: bool,
 ) -> Callable[[], int]:
-    """Check what can be checked, choose the run's folder, and return what trains."""
+    """Check what can be checked, choose the run's folder and hold it until `at_end`, and return what trains."""
+    network = read_network(environ, node)
     resolved = load_config(config, overrides, accelerate_config, environ)
     if node.node_rank == 0 or resolved.config.model.load == "read-all":  # others may get the model from rank 0
         model = resolved.config.model
         check_model_folder(model.model_name_or_path, weights=model.weights == "checkpoint")
     check_dataset_path(resolved.config.data)
-    nproc = _processes(node, resolved)
-    print(_banner(node, nproc), flush=True)
+    nproc = _processes(node, resolved, force=force)
+    print(_banner(node, nproc, network.insecure), flush=True)
     command = _command(config, overrides, accelerate_config, run_id)
     if node.nnodes > 1:  # rank 0 makes the folder, wherever it is
         return partial(launch, command, node, nproc, resolved.config, environ)
     chosen = choose_run(resolved.config, run_id)
+    at_end.callback(chosen.held.lease.release)
     if chosen.told:
         print(chosen.told, flush=True)
     environ[FOLDER_VARIABLE] = str(chosen.folder)
+    train = partial(launch, command, node, nproc, resolved.config, environ)
     if nproc == 1:
-        here = Worker(0, 1, 0)
-        return partial(_train_in, chosen, partial(_work, config, overrides, accelerate_config, run_id, here, environ))
-    return partial(_train_in, chosen, partial(launch, command, node, nproc, resolved.config, environ))
+        train = partial(_work, config, overrides, accelerate_config, run_id, Worker(0, 1, 0), environ)
+    return partial(_train_in, chosen.held, train)
 
 
-def _train_in(chosen: Choice, train: Callable[[], int]) -> int:
+def _train_in(held: RunFolder, train: Callable[[], int]) -> int:
     code = train()
-    if code == UserInputError.exit_code and chosen.created:
-        shutil.rmtree(chosen.folder)  # nothing was trained, and the name is free for the corrected command
+    if code == UserInputError.exit_code and not held.discard_untrained() and (held.path / CHECKPOINTS).is_dir():
+        print(f"The run is kept as it was: {held.path}", file=sys.stderr)  # a restart was refused, not the run
     return code
 
 
-def _processes(node: Node, resolved: ResolvedConfig) -> int:
+def _processes(node: Node, resolved: ResolvedConfig, *, force: bool) -> int:
     asked = resolved.config.parallel.nproc
     if asked == "auto" and node.nproc is not None:
         asked = node.nproc
-    return process_count(asked, resolved.config.parallel.device)
+    return process_count(asked, resolved.config.parallel.device, force=force)
 
 
 def _work(
@@ -121,13 +133,13 @@ def _work(
     return as_rank(place.rank, place.world_size, work)
 
 
-def _banner(node: Node, nproc: int) -> str:
+def _banner(node: Node, nproc: int, insecure: bool = False) -> str:
     import torch
 
     gpus = (
         [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
     )
-    return banner(node.nnodes, node.node_rank, nproc, f"{node.master_addr}:{node.master_port}", gpus)
+    return banner(node.nnodes, node.node_rank, nproc, f"{node.master_addr}:{node.master_port}", gpus, insecure)
 
 
 def _command(config: Path, overrides: list[str], accelerate_config: Path | None, run_id: str | None) -> list[str]:

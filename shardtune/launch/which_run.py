@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import time
 from dataclasses import dataclass
@@ -11,27 +12,31 @@ from typing import Any
 
 from shardtune.checkpoint.changes import changes, identity, kept_settings
 from shardtune.checkpoint.manifest import NAME as MANIFEST
-from shardtune.checkpoint.manifest import ManifestError, read_manifest, verify
-from shardtune.checkpoint.store import CheckpointStore, publish
+from shardtune.checkpoint.manifest import TRAINER, ManifestError, read_manifest, verify
+from shardtune.checkpoint.store import CheckpointStore, UnreadableStoreError, publish
 from shardtune.config.schema import RunConfig
 from shardtune.durable import replace_file
 from shardtune.errors import UserInputError
-from shardtune.launch.run_folder import check_run_id, create_run_folder
-
-RECORD = "run.json"
-LEASE = ".run.lease"  # held by rank 0 while the run is alive
-CHECKPOINTS = "checkpoints"
+from shardtune.launch.run_folder import (
+    CHECKPOINTS,
+    RECORD,
+    RunFolder,
+    check_run_id,
+    create_run_folder,
+    hold_run_folder,
+)
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run as its folder tells it."""
+    """A run as its folder describes it. `notice`: what is wrong with that description, for the user."""
 
     folder: Path
     identity: str
     settings: dict[str, Any]
     started: float
     finished: bool
+    notice: str = ""
 
     @property
     def store(self) -> CheckpointStore:
@@ -40,15 +45,22 @@ class Run:
 
 @dataclass(frozen=True)
 class Choice:
-    """The folder to write to, whether it was made just now, and what the user should know about that."""
+    """The folder to write to, held by this process, and what the user should know about the choice."""
 
-    folder: Path
-    created: bool
+    held: RunFolder
     told: str = ""
+
+    @property
+    def folder(self) -> Path:
+        return self.held.path
+
+    @property
+    def created(self) -> bool:
+        return self.held.created
 
 
 def choose_run(config: RunConfig, run_id: str | None) -> Choice:
-    """The run that `train.resume` and `--run-id` mean.
+    """The run that `train.resume` and `--run-id` mean; its folder is held by this process from here on.
 
     - `never`: a new one.
     - `auto`: the newest unfinished run of the same config (every setting that changes its numbers but its length) that
@@ -68,7 +80,7 @@ def choose_run(config: RunConfig, run_id: str | None) -> Choice:
     if wanted == "auto":
         return _auto(config, run_id)
     if wanted == "latest":
-        return Choice(_latest(config, run_id).folder, created=False)
+        return _existing(config, _latest(config, run_id))
     if wanted == "best":
         return _from_best(config, run_id)
     return _from_path(config, run_id, Path(wanted).expanduser().absolute())
@@ -89,14 +101,46 @@ def record_finish(folder: Path) -> None:
 
 
 def read_run(folder: Path) -> Run | None:
-    """The run in `folder`, or None if there is none that can be read."""
+    """The run in `folder`, or None if there is none. Where its record is damaged, its checkpoints say what it was."""
     try:
         said = json.loads((folder / RECORD).read_text(encoding="utf-8"))
         return Run(
             folder, str(said["identity"]), dict(said["settings"]), float(said["started"]), bool(said["finished"])
         )
-    except (OSError, ValueError, KeyError, TypeError):
+    except FileNotFoundError:
+        problem = "is missing"
+    except OSError as error:
+        problem = f"cannot be read ({error.strerror})"
+    except (ValueError, KeyError, TypeError):
+        problem = "is damaged"
+    return _run_of_checkpoints(folder, problem)
+
+
+def _run_of_checkpoints(folder: Path, problem: str) -> Run | None:
+    """The run as its newest readable checkpoint describes it: `trainer.json` repeats what `run.json` says."""
+    store = CheckpointStore(folder / CHECKPOINTS, keep=None)
+    try:
+        steps = store.steps()
+    except UnreadableStoreError:  # another user's, or `_unreadable` says so
         return None
+    for step in reversed(steps):
+        manifest = store.manifest(step)
+        if manifest is None or any(damage.spoils for damage in store.verify(step)):
+            continue
+        saved = json.loads((store.path(step) / TRAINER).read_text(encoding="utf-8"))
+        asked = saved.get("asked") or saved  # older ones say only what each `auto` turned out to be
+        notice = f"{RECORD} of the run {folder.name} {problem}; its checkpoint of step {step} says which run it is"
+        saved_at = float(manifest.about.get("time") or 0.0)
+        return Run(folder, asked["identity"], asked["settings"], saved_at, _final_after(folder, saved_at), notice)
+    return None
+
+
+def _final_after(folder: Path, saved_at: float) -> bool:
+    """Whether `final/` came after the last checkpoint; an older one is of a run that was finished and then extended."""
+    try:
+        return (folder / "final").stat().st_mtime >= saved_at
+    except OSError:
+        return False
 
 
 def _write_record(folder: Path, record: dict[str, Any]) -> None:
@@ -104,9 +148,19 @@ def _write_record(folder: Path, record: dict[str, Any]) -> None:
 
 
 def _new(config: RunConfig, run_id: str | None, told: str = "") -> Choice:
-    folder = create_run_folder(config.train.output_dir, run_id)
-    record_start(folder, config)
-    return Choice(folder, created=True, told=told)
+    held = create_run_folder(config.train.output_dir, run_id, config.train.run_folder_access)
+    record_start(held.path, config)
+    return Choice(held, told)
+
+
+def _existing(config: RunConfig, run: Run, told: str = "") -> Choice:
+    held = hold_run_folder(run.folder, config.train.run_folder_access)
+    notices = [run.notice, told]
+    if not run.store.steps():  # otherwise they are said where the run resumes
+        notices += [
+            f"{path} is a link or a file, not a checkpoint's folder: not read" for path in run.store.not_folders()
+        ]
+    return Choice(held, "\n".join(filter(None, notices)))
 
 
 def _auto(config: RunConfig, run_id: str | None) -> Choice:
@@ -123,21 +177,41 @@ def _auto(config: RunConfig, run_id: str | None) -> Choice:
                 why=why,
                 fix="Choose another --run-id, or go on with it: --resume latest.",
             )
-        return Choice(run.folder, created=False)
+        return _existing(config, run)
     runs = _runs(config)
     same = [run for run in runs if run.identity == mine]
+    lost = "".join(f"{line}\n" for line in _unreadable(config))
     for run in same:
         if not run.finished and run.store.steps():
-            return Choice(run.folder, created=False, told=f"going on with the unfinished run {run.folder.name}")
+            return _existing(config, run, f"{lost}going on with the unfinished run {run.folder.name}")
     told = ""
     if same and same[0].finished:
         told = f"the run of this config, {same[0].folder.name}, is finished: this is a new one"
-    elif near := next((run for run in runs if not run.finished and run.store.steps()), None):
+    elif near := next((run for run in runs if not run.finished and _may_resume(run)), None):
         told = (
             f"the unfinished run {near.folder.name} has another config, so this is a new one "
             f"(to go on with it: --run-id {near.folder.name} --resume latest):\n{_differences(near, settings)}"
         )
-    return _new(config, run_id, told)
+    return _new(config, run_id, f"{lost}{told}".rstrip())
+
+
+def _may_resume(run: Run) -> bool:
+    try:
+        return bool(run.store.steps())
+    except UnreadableStoreError:
+        return False
+
+
+def _unreadable(config: RunConfig) -> list[str]:
+    """This user's folders with checkpoints of which nothing says what run they are of: never passed over in silence."""
+    found = []
+    for path in _folders(config):
+        if path.stat().st_uid == os.geteuid() and (path / CHECKPOINTS).exists() and read_run(path) is None:
+            found.append(
+                f"{path} has checkpoints, but neither its {RECORD} nor any of them can be read: it is left as it is "
+                "(shardtune checkpoints --verify tells what is wrong)"
+            )
+    return found
 
 
 def _latest(config: RunConfig, run_id: str | None) -> Run:
@@ -177,7 +251,7 @@ def _from_path(config: RunConfig, run_id: str | None, path: Path) -> Choice:
     if run is not None:
         if not run.store.steps():
             raise UserInputError(f"--resume: the run {path} has no checkpoint.", fix="Use --resume never.")
-        return Choice(run.folder, created=False)
+        return _existing(config, run)
     if not (path / MANIFEST).is_file():
         raise UserInputError(
             f"--resume: '{path}' is neither a checkpoint nor a run.",
@@ -197,7 +271,7 @@ def _go_on_or_fork(config: RunConfig, run_id: str | None, run: Run | None, path:
         raise _corrupt(path, damages)
     same_name = run is not None and run_id in (None, run.folder.name)
     if run is not None and same_name and not run.finished and run.store.steps()[-1:] == [step]:
-        return Choice(run.folder, created=False)
+        return _existing(config, run)
     begun = _new(config, run_id, f"a new run that begins with a copy of {path}")
     target = CheckpointStore(begun.folder / CHECKPOINTS, keep=None)
     _copy(path, target.path(step))
@@ -238,9 +312,21 @@ def _corrupt(path: Path, damages: list[str]) -> UserInputError:
 
 def _runs(config: RunConfig) -> list[Run]:
     """Runs in the output folder, the one started last first."""
-    folder = _output(config)
-    found = [run for path in (folder.iterdir() if folder.is_dir() else ()) if (run := read_run(path)) is not None]
+    found = [run for path in _folders(config) if (run := read_run(path)) is not None]
     return sorted(found, key=lambda run: (run.started, run.folder.name), reverse=True)
+
+
+def _folders(config: RunConfig) -> list[Path]:
+    try:
+        return sorted(path for path in _output(config).iterdir() if path.is_dir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise UserInputError(
+            f"train.output_dir '{_output(config)}' cannot be read.",
+            why=f"{error.strerror} (as user {os.geteuid()}).",
+            fix="Set train.output_dir to a folder you may read and write, or start a new run: --resume never.",
+        ) from error
 
 
 def _output(config: RunConfig) -> Path:

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from shardtune.launch.channel import Channel, read_message
 from shardtune.launch.exit_codes import stop_signal
-from shardtune.launch.failure import ERRORS_VARIABLE, read_records
 from shardtune.launch.findings import Finding
 from shardtune.launch.host_memory import oom_kills
+from shardtune.launch.parent_death import LAUNCHER_VARIABLE
 from shardtune.launch.stacks import ask as stacks_of
 
-LAUNCHER_VARIABLE = "SHARDTUNE_LAUNCHER_PID"
-STORE_VARIABLE = "SHARDTUNE_STORE_PREFIX"  # the launcher's store is the ranks' too; each attempt has keys of its own
+STORE_VARIABLE = "SHARDTUNE_STORE_PREFIX"  # of the ranks' keys in their store; each attempt has its own
+STORE_PORT_VARIABLE = "SHARDTUNE_STORE_PORT"  # of that store, on loopback
 _LATE = 5.0  # seconds past its deadline after which a rank's own watchdog is taken to be stuck as well
 
 
@@ -35,23 +36,31 @@ class Seat:
     world_size: int
     master_addr: str
     master_port: int
+    store_port: int  # on this node's loopback
     host: str
 
 
 class LocalWorkers:
-    """The processes of this node in one attempt. `folder` is where they leave their records for this launcher."""
+    """The processes of this node in one attempt, and what they tell this launcher (`channel.py`)."""
 
-    def __init__(self, command: list[str], seat: Seat, folder: Path, environ: Mapping[str, str]) -> None:
-        self.seat, self.folder = seat, folder
+    def __init__(self, command: list[str], seat: Seat, environ: Mapping[str, str]) -> None:
+        self.seat = seat
+        self._channels: dict[int, Channel] = {}
+        self._states: dict[int, dict[str, Any]] = {}  # the last that could be read
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._ended: dict[int, float] = {}  # when a rank was first seen to be gone
         self._examined: dict[int, Finding] = {}
         self._oom_kills = oom_kills()
         for local in range(seat.nproc):
             rank = seat.first_rank + local
+            self._channels[rank] = channel = Channel.create()
             # A process group of its own: Ctrl-C reaches it once, through us, and its data loaders end with it.
+            # From the main thread: a rank ends with the thread that started it (parent_death).
             self._processes[rank] = subprocess.Popen(
-                command, env={**environ, **self._environment(local)}, process_group=0
+                command,
+                env={**environ, **self._environment(local), **channel.environment()},
+                pass_fds=channel.files,
+                process_group=0,
             )
 
     def _environment(self, local: int) -> dict[str, str]:
@@ -60,7 +69,7 @@ class LocalWorkers:
             "RANK": str(seat.first_rank + local), "WORLD_SIZE": str(seat.world_size), "LOCAL_RANK": str(local),
             "LOCAL_WORLD_SIZE": str(seat.nproc), "GROUP_RANK": str(seat.node), "MASTER_ADDR": seat.master_addr,
             "MASTER_PORT": str(seat.master_port), STORE_VARIABLE: f"attempt{seat.attempt}",
-            ERRORS_VARIABLE: str(self.folder), LAUNCHER_VARIABLE: str(os.getpid()),
+            STORE_PORT_VARIABLE: str(seat.store_port), LAUNCHER_VARIABLE: str(os.getpid()),
         }  # fmt: skip
 
     def codes(self) -> dict[int, int]:
@@ -91,12 +100,11 @@ class LocalWorkers:
     def findings(self) -> list[Finding]:
         """What is known of every rank that has not ended well. Ranks that still run are examined, not ended."""
         codes = self.codes()
-        records = {record["rank"]: record for record in read_records(self.folder)}
-        found = [finding for rank in self._processes if (finding := self._finding(rank, codes, records.get(rank)))]
+        found = [finding for rank in self._processes if (finding := self._finding(rank, codes))]
         return sorted(found, key=lambda finding: finding.time)
 
-    def _finding(self, rank: int, codes: dict[int, int], record: dict[str, Any] | None) -> Finding | None:
-        state = self._state(rank)
+    def _finding(self, rank: int, codes: dict[int, int]) -> Finding | None:
+        state, record = self._state(rank), read_message(self._channels[rank].failure)
         doing = str(state.get("doing", ""))
         if record is not None:
             stack = str(Path(state["folder"]) / "crash" / f"rank-{rank}.txt") if state.get("folder") else ""
@@ -109,19 +117,19 @@ class LocalWorkers:
             if code == 0 or stop_signal(code) is not None:
                 return None
             if code < 0:
-                text = self._why_killed(-code)
-                return self._found(rank, "killed", self._ended[rank], text=text, exit_code=128 - code, doing=doing)
+                counted = self._killed_for_memory(-code)
+                return self._found(
+                    rank, "killed", self._ended[rank], exit_code=128 - code, doing=doing, for_memory=counted
+                )
             return self._found(rank, "exited", self._ended[rank], exit_code=code, doing=doing)
         return self._examined.get(rank) or self._examine(rank, state)
 
-    def _why_killed(self, number: int) -> str:
-        """What the cgroup says about a SIGKILL; empty where it says nothing."""
+    def _killed_for_memory(self, number: int) -> bool | None:
+        """What the cgroup says about a SIGKILL; None where it says nothing."""
         before, now = self._oom_kills, oom_kills()
         if number != signal.SIGKILL or before is None or now is None:
-            return ""
-        if now > before:
-            return "The host's memory ran out: the kernel's out-of-memory killer ended it (the cgroup counts it)."
-        return "The cgroup counts no kill for memory, so an operator or a scheduler has sent it."
+            return None
+        return now > before
 
     def _found(self, rank: int, kind: str, when: float, **more: Any) -> Finding:
         return Finding(kind, when, self.seat.node, self.seat.host, rank, **more)
@@ -149,15 +157,18 @@ class LocalWorkers:
         if not state.get("folder"):
             return ""
         process = self._processes[rank]
-        stacks = stacks_of(process.pid, self.folder, rank)
+        stacks = stacks_of(process.pid, self._channels[rank])
         if not stacks:
             return ""
         self._kill(process)
         target = Path(state["folder"]) / "crash" / f"rank-{rank}.txt"
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(
-            f"rank {rank}, {state['doing']}, examined by its launcher: {seen}\n{stacks}", encoding="utf-8"
-        )
+        text = f"rank {rank}, {state['doing']}, examined by its launcher: {seen}\n{stacks}"
+        try:
+            target.parent.mkdir(exist_ok=True)
+            target.write_text(text, encoding="utf-8")
+        except OSError as error:
+            print(f"{target} was not written ({error.strerror}):\n{text}", file=sys.stderr, flush=True)
+            return "above"
         return str(target)
 
     def folder_of_run(self) -> Path | None:
@@ -181,13 +192,15 @@ class LocalWorkers:
         except ProcessLookupError:  # gone, and its data loaders with it
             return
 
+    def close(self) -> None:
+        """Forget what the ranks have told."""
+        for channel in self._channels.values():
+            channel.close()
+
     def _state(self, rank: int) -> dict[str, Any]:
         """What the rank's watchdog wrote last; empty before it has begun."""
-        try:
-            state: dict[str, Any] = json.loads((self.folder / f"alive-rank{rank}.json").read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            return {}
-        return state
+        self._states[rank] = read_message(self._channels[rank].state) or self._states.get(rank, {})
+        return self._states[rank]
 
 
 def _kernel_view(pid: int) -> tuple[str, str]:

@@ -277,7 +277,7 @@ EVENTS: Mapping[str, Event] = {
         "seconds": Field("number", "Training took", optional=True),
         "loss": Field("number", "The last one", optional=True, null=True),
         "eval_loss": Field("number", "Of the adapter that was kept", optional=True, null=True),
-        "adapter": Field("text", "Its folder", optional=True),
+        "adapter": Field("text", "Its folder: `final/`, or where there was room for it", optional=True),
     }),
 }  # fmt: skip
 
@@ -290,7 +290,8 @@ _INTRODUCTION = f"""\
 Each rank appends to `events-rank<N>.jsonl` in the run's folder: one JSON object per line, schema version {VERSION}.
 A line is handed to the system whole, when the thing happens: a process that dies loses at most the line it was writing,
 and a half-written line stays a line of its own when the run goes on. Readers skip a line that is not JSON, and events
-and fields they do not know.
+and fields they do not know. While the disk is full lines wait in memory and follow in order, with the time they had;
+then a `warning` about `events` says so.
 
 A number JSON cannot write is `"nan"`, `"inf"` or `"-inf"`. "?" marks a field that is absent where it is not known or
 means nothing; "or null" one that is null then. Sizes are bytes, times seconds.

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from shardtune.data.order import Documents
     from shardtune.data.prepared import PreparedCounts
     from shardtune.model.blueprint import Blueprint
+    from shardtune.observe.events import EventLog
     from shardtune.parallel.processes import Processes
     from shardtune.parallel.shard import Sharding
     from shardtune.plan.steps import TrainingMath
@@ -24,6 +25,12 @@ if TYPE_CHECKING:
 def say(console: Console, label: str, text: str) -> None:
     """One labelled line of the summary; never broken by us, so that a path can be copied."""
     console.print(f"[bold]{label:<9}[/] {escape(text)}", highlight=False, soft_wrap=True)
+
+
+def warn(console: Console, events: EventLog, about: str, text: str) -> None:
+    """Where nobody overlooks it, and kept for reports."""
+    console.print(f"[bold red]warning[/] {escape(text)}", highlight=False, soft_wrap=True)
+    events.write("warning", about=about, text=text)
 
 
 def data_line(counts: PreparedCounts) -> str:

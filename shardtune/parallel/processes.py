@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -17,6 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from shardtune.config.schema import ParallelSection
 from shardtune.errors import UserInputError
+from shardtune.parallel import exchange
 from shardtune.parallel.interface import choose_interface
 
 T = TypeVar("T")
@@ -25,7 +26,7 @@ _MARGIN = timedelta(minutes=1)
 
 @dataclass(frozen=True)
 class Processes:
-    """This rank's place in the run. `control` is a gloo group for flags and small objects: it never waits for a GPU."""
+    """This rank's place in the run. `control` is a gloo group for flags and JSON: it never waits for a GPU."""
 
     rank: int
     local_rank: int
@@ -47,20 +48,31 @@ class Processes:
         return bool(votes.item())
 
     def share_from_main(self, value: T) -> T:
-        """Rank 0's `value`, on every rank."""
-        box = [value]
-        if self.world_size > 1:
-            dist.broadcast_object_list(box, src=0, group=self.control)
-        return box[0]
+        """Rank 0's `value`, on every rank. What JSON would alter (`exchange.to_bytes`) raises, also on a lone rank."""
+        shared: T = exchange.broadcast(value, self.control)
+        return shared
 
-    def wait_for_all(self, name: str) -> None:
-        """Wait until every rank has come to `name`, however long it takes; a collective would give up on one."""
+    def gather(self, value: T) -> list[T]:
+        """Every rank's `value` on rank 0, by rank; empty elsewhere. JSON as above."""
+        return exchange.gather(value, self.control, everywhere=False)
+
+    def all_gather(self, value: T) -> list[T]:
+        """Every rank's `value` on every rank, by rank. JSON as above."""
+        return exchange.gather(value, self.control, everywhere=True)
+
+    def wait_for_all(self, name: str, beat: Callable[[], None] = lambda: None) -> None:
+        """Wait until every rank has come to `name`, however long it takes; a collective would give up on one.
+
+        Args:
+            beat: Called again and again while waiting.
+        """
         if self.world_size == 1:
             return
         store = dist.distributed_c10d._get_default_store()
         store.set(f"shardtune/{name}/{self.rank}", "here")
         everyone = [f"shardtune/{name}/{rank}" for rank in range(self.world_size)]
         while not store.check(everyone):  # store.wait would keep Python from noticing a signal until it returns
+            beat()
             time.sleep(0.1)
 
 
@@ -105,11 +117,14 @@ def collective_timeout(section: ParallelSection) -> timedelta:
 
 
 def _launchers_store(timeout: timedelta) -> Store | None:
-    """Our launcher's store, which outlives every rank; None under other launchers (torch then asks the environment)."""
+    """Our launcher's store, which outlives every rank; None under other launchers (torch then asks the environment).
+
+    On the master it is there itself, on other nodes the launcher hands the connection on.
+    """
     prefix = os.environ.get("SHARDTUNE_STORE_PREFIX")
     if prefix is None:
         return None
-    store = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), None, False, timeout)
+    store = TCPStore("127.0.0.1", int(os.environ["SHARDTUNE_STORE_PORT"]), None, False, timeout)
     return PrefixStore(prefix, store)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from shardtune.observe.events import VERSION
 from shardtune.report.columns import Columns
+from shardtune.report.failures import Failure, current, read_failures
 from shardtune.report.read import Event, Tail, event_files, listed, mapping, number, text, whole
 from shardtune.report.status import ENDINGS
 
@@ -72,6 +73,7 @@ class RunHistory:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._tails: dict[int, Tail] = {}
+        self.failures: tuple[Failure, ...] = ()
         self.is_behind = False  # there is more to read than the last `update` had time for
         self._clear()
 
@@ -105,7 +107,9 @@ class RunHistory:
             seconds: Stop after about this long and let the next call go on (a dashboard answers between two pieces).
         """
         until = time.monotonic() + seconds if seconds is not None else None
-        changed = self._find_files()
+        failures = read_failures(self.folder)
+        changed = self._find_files() or (failures != self.failures and bool(failures))
+        self.failures = failures or self.failures  # a folder that is gone keeps what was read of it
         more = True
         while more and (until is None or time.monotonic() < until):
             more = False
@@ -123,6 +127,33 @@ class RunHistory:
             changed |= more
         self.is_behind = more
         return changed
+
+    @property
+    def failure(self) -> Failure | None:
+        """What its launcher found to have ended it since its last start."""
+        return current(self.failures, number(self.facts.starts[-1].get("time")) if self.facts.starts else None)
+
+    def told_marks(self) -> list[Mark]:
+        """The marks with one entry for each failure: the cause a launcher found, or a guard's word, stands for what the
+        ranks then said of it."""
+        causes = [mark for mark in self.marks if _explains_an_end(mark)]
+        told = [
+            mark
+            for mark in self.marks
+            if not _is_consequence(mark)
+            or (
+                not any(abs(cause.time - mark.time) < 60 for cause in causes)
+                and not any(failure.includes(mark.time, mark.ranks) for failure in self.failures)
+            )
+        ]
+        for failure in self.failures:
+            if any(failure.includes(cause.time, set()) for cause in causes):
+                continue
+            step = self._at.get(failure.rank or 0, 0) if failure.step is None else failure.step
+            said = " ".join(part for part in (failure.sentence, failure.why, failure.fix) if part)
+            ranks = failure.ranks if failure.rank is None else {failure.rank}
+            told.append(Mark("failure", step, failure.time, said, set(ranks)))
+        return told
 
     def _find_files(self) -> bool:
         files = event_files(self.folder)
@@ -175,6 +206,17 @@ class RunHistory:
         if rank in self.profile:
             self.profile[rank].go_back(step)
         self._at[rank] = step
+
+
+def _explains_an_end(mark: Mark) -> bool:
+    if mark.kind == "guard":
+        return mark.detail.get("action") == "stop"
+    return mark.kind == "failure" and mark.detail.get("event") in ("out_of_memory", "proof")
+
+
+def _is_consequence(mark: Mark) -> bool:
+    """Said by a rank that ends, whatever ended it."""
+    return mark.kind == "failure" and mark.detail.get("event") in ("run_failed", "no_progress")
 
 
 def _on_start(run: RunHistory, rank: int, event: Event, at: float) -> None:

@@ -43,7 +43,7 @@ def results_of(run: RunHistory, now: float) -> Results:
     plan = mapping(mapping(run.facts.plan).get("math"))
     step = max([run.train.last_step, run.evals.last_step, *(c.last_step for c in run.profile.values())])
     return Results(
-        status=status_of(run.folder, run.facts.ending, run.last_time, now),
+        status=status_of(run.folder, run.facts.ending, run.last_time, now, run.failure),
         step=step,
         steps=whole(plan.get("steps")),
         first_loss=float(losses[0]) if len(losses) else None,

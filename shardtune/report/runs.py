@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from shardtune.errors import UserInputError
+from shardtune.report.failures import FOLDER, LATEST, Failure, current, read_failures
 from shardtune.report.read import Event, event_files, mapping, number, parse, text, whole
 from shardtune.report.status import ENDINGS, Status, status_of
 
@@ -34,6 +35,7 @@ class Glance:
     tokens_per_second: float | None = None
     processes: int | None = None
     model: str = ""
+    failure: Failure | None = None
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,8 @@ class RunList:
             files = event_files(self.root / name)
             record = self.root / name / _RECORD
             first, others = next(iter(files.values()), None), list(files.values())[1:_MOST_RANKS]
-            signature = tuple(_signature(path) for path in (record, first, *others))
+            found_by_launcher = self.root / name / FOLDER / LATEST
+            signature = tuple(_signature(path) for path in (record, first, found_by_launcher, *others))
             if not any(signature):
                 continue
             known = self._known.get(name)
@@ -74,7 +77,7 @@ class RunList:
         rows = [
             RunRow(
                 name,
-                status_of(self.root / name, known.glance.ending, known.glance.last_time, now),
+                status_of(self.root / name, known.glance.ending, known.glance.last_time, now, known.glance.failure),
                 known.glance,
             )
             for name, known in found.items()
@@ -141,6 +144,7 @@ def glance(events: Path | None, record: Path, others: Sequence[Path] = ()) -> Gl
         tokens_per_second=number(step.get("tokens_per_second")),
         processes=whole(start.get("world_size")),
         model=text(mapping(mapping(said.get("settings")).get("model")).get("model_name_or_path")),
+        failure=current(read_failures(record.parent), times[0] if times else None),
     )
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from shardtune.lease import looks_alive
+from shardtune.report.failures import Failure
 from shardtune.report.read import text
 from shardtune.report.words import age
 
@@ -24,15 +25,23 @@ State = Literal["running", "done", "stopped", "failed", "stale"]
 class Status:
     state: State
     text: str = ""
+    advice: tuple[str, ...] = ()
 
 
-def status_of(folder: Path, ending: Mapping[str, Any] | None, last_time: float | None, now: float) -> Status:
+def status_of(
+    folder: Path, ending: Mapping[str, Any] | None, last_time: float | None, now: float, failure: Failure | None = None
+) -> Status:
     """The state of a run.
 
     Args:
         ending: The last event of ENDINGS after the last start, if there is one.
         last_time: When its last event was written.
+        failure: What its launcher found to have ended it, if it has; it knows more than the ranks that wrote events.
     """
+    if failure is not None:
+        if failure.restarted and looks_alive(folder / LEASE):
+            return Status("running", f"starting again after: {failure.sentence}")
+        return Status("failed", failure.sentence, tuple(part for part in (failure.why, failure.fix) if part))
     if ending is not None:
         return _ended(ending)
     quiet = now - last_time if last_time is not None else None

@@ -129,7 +129,8 @@ def _reasons(found: Counter[str] | None, steps: int) -> Cell:
 
 def troubles(run: RunHistory) -> Table | None:
     """Guards, warnings and failures, the latest last."""
-    found = sorted((m for m in run.marks if m.kind in ("guard", "warning", "failure")), key=lambda mark: mark.time)
+    told = [mark for mark in run.told_marks() if mark.kind in ("guard", "warning", "failure")]
+    found = sorted(told, key=lambda mark: mark.time)
     if not found:
         return None
     rows = [_trouble(mark) for mark in found[-_MOST_ROWS:]]

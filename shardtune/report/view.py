@@ -33,6 +33,7 @@ def run_view(run: RunHistory, now: float) -> View:
         "folder": words.plain(str(run.folder), 1000),
         "status": results.status.state,
         "why": _sentence(words.plain(results.status.text, 600)),
+        "advice": [words.plain(part, 2000) for part in results.status.advice],
         "progress": min(1.0, results.step / results.steps) if results.steps else None,
         "left": f"about {words.clock(left)} left" if left is not None else "",
         "tiles": tiles(run, results),
@@ -68,9 +69,9 @@ def _shown_ranks(charts: list[Chart]) -> list[int]:
 
 def _marks(run: RunHistory) -> list[View]:
     """What stands on the time line, by kind; of a kind with very many the first of each stretch."""
-    found = []
+    found, told = [], run.told_marks()
     for kind, name in _MARK_KINDS.items():
-        marks = sorted((mark for mark in run.marks if mark.kind == kind), key=lambda mark: mark.step)
+        marks = sorted((mark for mark in told if mark.kind == kind), key=lambda mark: mark.step)
         shown = marks if len(marks) <= _MOST_MARKS else [marks[i] for i in _spread(len(marks))]
         if shown:
             points = [{"x": mark.step, "text": _short(mark)} for mark in shown]

@@ -79,7 +79,7 @@ class Watch:
 
         parts = []
         for history in histories:
-            status = status_of(history.folder, history.facts.ending, history.last_time, now)
+            status = status_of(history.folder, history.facts.ending, history.last_time, now, history.failure)
             parts.append(
                 (history.folder.name, self._changes.get(history.folder.name, 0), status, _beside(history.folder))
             )

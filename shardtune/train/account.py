@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -14,17 +15,22 @@ from shardtune import __version__
 from shardtune.checkpoint.store import CheckpointStore
 from shardtune.config import ResolvedConfig, render_yaml
 from shardtune.config.redact import redacted
-from shardtune.launch.which_run import CHECKPOINTS, record_start
+from shardtune.launch.run_folder import CHECKPOINTS, RECORD
+from shardtune.launch.which_run import record_finish, record_start
 from shardtune.observe import environment, summary
 from shardtune.train.choices import slow_precision_notice
 from shardtune.train.machines import tell_machines
+from shardtune.train.run_files import expendable, write_run_file
 from shardtune.train.scene import Data, Scene
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from shardtune.adapters.coverage import Coverage
     from shardtune.data.prepare import PreparedSet
     from shardtune.parallel.shard import Sharding
     from shardtune.plan.steps import TrainingMath
+    from shardtune.train.best import Best
     from shardtune.train.choices import Fused
     from shardtune.train.resume import ResumePoint
     from shardtune.train.trainer import ShardedSFTTrainer
@@ -58,14 +64,15 @@ def _quieten_libraries(console: Console) -> None:
 def write_config(scene: Scene, resolved: ResolvedConfig) -> None:
     """Written at the start, and again when the last `auto` is settled; a run that goes on keeps its own until then."""
     if scene.processes.is_main and not CheckpointStore(scene.folder / CHECKPOINTS, None).steps():
-        (scene.folder / "config.yaml").write_text(render_yaml(redacted(resolved)), encoding="utf-8")
+        write_run_file(scene, "config.yaml", render_yaml(redacted(resolved)))
 
 
 def take_over(scene: Scene, resolved: ResolvedConfig) -> None:
     """The run goes on under this config. Not earlier: one that is refused must change nothing."""
     if scene.processes.is_main:
-        (scene.folder / "config.yaml").write_text(render_yaml(redacted(resolved)), encoding="utf-8")
-        record_start(scene.folder, scene.asked)
+        write_run_file(scene, "config.yaml", render_yaml(redacted(resolved)))
+        with expendable(scene, RECORD):
+            record_start(scene.folder, scene.asked)
 
 
 def tell_notices(scene: Scene, notices: list[str], about: str = "lora") -> None:
@@ -110,8 +117,11 @@ def tell_plan(
 def tell_resume(scene: Scene, resumed: ResumePoint, math: TrainingMath) -> None:
     for line in resumed.damaged:
         text = f"A checkpoint is damaged and was set aside. {line}"
-        scene.console.print(f"[bold red]warning[/] {escape(text)}", highlight=False, soft_wrap=True)
-        scene.events.write("warning", about="checkpoint", text=text)
+        summary.warn(scene.console, scene.events, "checkpoint", text)
+    if scene.processes.is_main:
+        for path in CheckpointStore(scene.folder / CHECKPOINTS, keep=None).not_folders():
+            text = f"{path} is a link or a file, not a checkpoint's folder: it is not read."
+            summary.warn(scene.console, scene.events, "checkpoint", text)
     epoch, done = divmod(resumed.step, math.steps_per_epoch)
     place = f"step {resumed.step} of {math.steps} (epoch {epoch + 1}, {done} of {math.steps_per_epoch} steps done)"
     summary.say(scene.console, "resume", f"{place}, from {resumed.path}")
@@ -134,15 +144,18 @@ def warn_of_random_weights(scene: Scene) -> None:
         "RANDOM weights (model.weights: random): good for speed and memory; nothing that is trained on them means "
         "anything."
     )
-    scene.console.print(f"[bold red]warning[/] {escape(text)}", highlight=False, soft_wrap=True)
-    scene.events.write("warning", about="weights", text=text)
+    summary.warn(scene.console, scene.events, "weights", text)
 
 
 def tell_end(
-    scene: Scene, trainer: ShardedSFTTrainer, seconds: float, best: int | None, *, on_random: bool = False
+    scene: Scene, trainer: ShardedSFTTrainer, seconds: float, best: Best | None, adapter: Path, *, on_random: bool
 ) -> None:
+    """Args:
+    best: What the weights were taken from, if not the last step.
+    adapter: Where they are.
+    """
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-    eval_loss = trainer.eval_loss_at(best if best is not None else trainer.state.global_step)
+    eval_loss = best.eval_loss if best is not None else trainer.eval_loss_at(trainer.state.global_step)
     scene.events.write(
         "run_end",
         status="done",
@@ -150,13 +163,29 @@ def tell_end(
         seconds=round(seconds, 2),
         loss=losses[-1] if losses else None,
         eval_loss=eval_loss,
-        adapter=str(scene.folder / "final"),
+        adapter=str(adapter),
     )
     text = f"{trainer.state.global_step} steps in {summary.clock(seconds)}"
     if losses:
         text += f", loss {losses[0]:.4f} → {losses[-1]:.4f}"
     if eval_loss is not None:
-        text += f", eval loss {eval_loss:.4f}" + (f" (best, step {best})" if best is not None else "")
+        text += f", eval loss {eval_loss:.4f}" + (f" (best, step {best.step})" if best is not None else "")
     summary.say(scene.console, "done", text)
-    where = str(scene.folder / "final")
-    summary.say(scene.console, "adapter", f"{where} (of RANDOM weights: good for nothing)" if on_random else where)
+    summary.say(
+        scene.console, "adapter", f"{adapter} (of RANDOM weights: good for nothing)" if on_random else str(adapter)
+    )
+
+
+def tell_finish(scene: Scene) -> None:
+    """From here on the same command starts a new run."""
+    if scene.processes.is_main:
+        with expendable(scene, RECORD, "The same command would go on with this run instead of starting a new one."):
+            record_finish(scene.folder)
+
+
+def tell_event_log_trouble(scene: Scene, text: str) -> None:
+    """That events cannot be written, and that they can again: said once on each node, which may have its own disk."""
+    if scene.processes.is_main:
+        scene.console.print(f"[bold red]warning[/] {escape(text)}", highlight=False, soft_wrap=True)
+    elif scene.processes.local_rank == 0:
+        print(f"rank {scene.processes.rank}: warning: {text}", file=sys.stderr, flush=True)

@@ -116,7 +116,7 @@ def settle_precision(resolved: ResolvedConfig, blueprint: Blueprint, processes: 
         memory=_memory(processes.device),
     )
     # Ranks with different memory must not choose differently.
-    chosen, why = processes.share_from_main((chosen, why))
+    chosen, why = processes.share_from_main([chosen, why])
     return resolved.with_auto("model.base_precision", chosen, why)
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from base64 import b64decode, b64encode
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 
 from shardtune.checkpoint.rng import pack_rng
 
@@ -34,11 +34,8 @@ def gather_parts(trainer: ShardedSFTTrainer) -> list[RankPart]:
         flos=float(trainer.current_flos),
         real_tokens=trainer.real_tokens,
     )
-    if processes.world_size == 1:
-        return [mine]
-    parts: list[Any] | None = [None] * processes.world_size if processes.is_main else None
-    dist.gather_object(mine, parts, dst=0, group=processes.control)
-    return parts or []
+    parts = processes.gather({**asdict(mine), "rng": b64encode(mine.rng).decode("ascii")})
+    return [RankPart(**{**part, "rng": b64decode(part["rng"])}) for part in parts]
 
 
 def loop_state(trainer: ShardedSFTTrainer, parts: list[RankPart]) -> dict[str, Any]:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
-
-import torch.distributed as dist
+from typing import TYPE_CHECKING
 
 from shardtune.observe.hardware import describe_hardware
 from shardtune.observe.hardware_summary import print_hw_summary
+from shardtune.train.run_files import write_run_file
 
 if TYPE_CHECKING:
     from shardtune.train.scene import Scene
@@ -24,13 +23,10 @@ def tell_machines(scene: Scene, *, workers: int) -> None:
     mine = describe_hardware(scene.folder) if processes.local_rank == 0 else None  # one look for a whole node
     if mine is not None:
         scene.events.write("hardware", **mine)
-    found: list[dict[str, Any] | None] = [mine]
-    if processes.world_size > 1:
-        found = [None] * processes.world_size
-        dist.gather_object(mine, found if processes.is_main else None, dst=0, group=processes.control)
+    found = processes.gather(json.loads(json.dumps(mine)))  # as the event has it: lists for tuples
     if not processes.is_main:
         return
     nodes = [facts for facts in found if facts is not None]
-    (scene.folder / "environment.json").write_text(json.dumps(nodes[0], indent=2) + "\n", encoding="utf-8")
+    write_run_file(scene, "environment.json", json.dumps(nodes[0], indent=2) + "\n")
     others = {f"node {number} ({facts['host']})": facts for number, facts in enumerate(nodes[1:], start=1)}
     print_hw_summary(scene.console, nodes[0], others, workers=workers)

@@ -110,10 +110,7 @@ class ProofOfTraining(TrainerCallback):
 
     def _stop_if(self, problem: str, state: TrainerState) -> None:
         """Raise on every rank if any rank found something."""
-        found = [problem]
-        if self.processes.world_size > 1:
-            found = [""] * self.processes.world_size
-            dist.all_gather_object(found, problem, group=self.processes.control)
+        found = self.processes.all_gather(problem)
         rank = next((rank for rank, text in enumerate(found) if text), None)
         if rank is None:
             return

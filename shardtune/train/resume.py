@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+from base64 import b64decode, b64encode
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import torch
 
 from shardtune.checkpoint.adapter import put_adapter
 from shardtune.checkpoint.changes import Change, changes
 from shardtune.checkpoint.snapshot import Snapshot, read_snapshot
-from shardtune.checkpoint.store import CheckpointStore, Damaged
+from shardtune.checkpoint.store import CheckpointStore
 from shardtune.errors import ShardtuneError, UserInputError
+from shardtune.parallel.exchange import from_outline, outline
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
+    import torch
     from peft import PeftModel
 
     from shardtune.parallel.processes import Processes
@@ -49,19 +49,6 @@ class ResumePoint:
         return int(self.trainer["real_tokens"])
 
 
-@dataclass(frozen=True)
-class _Found:
-    """What rank 0 found, in a form that every rank can be sent."""
-
-    step: int
-    path: Path
-    trainer: dict[str, Any]
-    shapes: tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]  # adapter, optimizer
-    rng: list[bytes]
-    changed: list[Change]
-    damaged: list[Damaged]
-
-
 def resume_point(
     store: CheckpointStore, model: PeftModel, processes: Processes, facts: RunFacts, math: TrainingMath
 ) -> ResumePoint | None:
@@ -74,32 +61,40 @@ def resume_point(
         UserInputError: the config changed in a way that makes it another run, or another effective batch.
     """
     snapshot: Snapshot | None = None
-    found: _Found | ShardtuneError | None = None
+    found: dict[str, Any] | None = None  # what every rank is sent, as JSON
+    failed: ShardtuneError | None = None
     if processes.is_main:
         try:
-            snapshot, found = _find(store, facts, math)
+            snapshot, found = _find(store, facts, math, processes.world_size)
         except ShardtuneError as error:  # every rank has to leave, and with the same words
-            found = error
+            failed = error
+            found = {"error": [error.what, error.why, error.fix], "mistake": isinstance(error, UserInputError)}
     found = processes.share_from_main(found)
-    if isinstance(found, ShardtuneError):
-        raise found
     if found is None:
         return None
-    whole = (snapshot.adapter, snapshot.optimizer) if snapshot is not None else found.shapes
-    put_adapter(model, whole[0])
-    same_world = len(found.rng) == processes.world_size
+    if "error" in found:
+        what, why, fix = found["error"]
+        raise failed or (UserInputError if found["mistake"] else ShardtuneError)(what, why=why, fix=fix)
+    if snapshot is not None:
+        adapter, optimizer = snapshot.adapter, snapshot.optimizer
+    else:
+        adapter, optimizer = ({n: from_outline(t) for n, t in found[key].items()} for key in ("adapter", "optimizer"))
+    put_adapter(model, adapter)
+    same_world = len(found["rng"]) == processes.world_size
     return ResumePoint(
-        step=found.step,
-        path=found.path,
-        trainer=found.trainer,
-        optimizer=whole[1],
-        rng=found.rng[processes.rank] if same_world else None,
-        told=_told(found, facts, math, processes.world_size),
-        damaged=tuple(map(str, found.damaged)),
+        step=found["step"],
+        path=Path(found["path"]),
+        trainer=found["trainer"],
+        optimizer=optimizer,
+        rng=b64decode(found["rng"][processes.rank]) if same_world else None,
+        told=tuple(found["told"]),
+        damaged=tuple(found["damaged"]),
     )
 
 
-def _find(store: CheckpointStore, facts: RunFacts, math: TrainingMath) -> tuple[Snapshot | None, _Found | None]:
+def _find(
+    store: CheckpointStore, facts: RunFacts, math: TrainingMath, world_size: int
+) -> tuple[Snapshot | None, dict[str, Any] | None]:
     step, damaged = store.newest_sound()
     if step is None:
         if not damaged:
@@ -114,13 +109,16 @@ def _find(store: CheckpointStore, facts: RunFacts, math: TrainingMath) -> tuple[
     changed = _judge(snapshot.trainer, facts, math)
     for one in damaged:  # only once it is sure that the run goes on
         store.set_aside(one.step)
-    shapes = (_shapes(snapshot.adapter), _shapes(snapshot.optimizer))
-    return snapshot, _Found(step, store.path(step), snapshot.trainer, shapes, snapshot.rng, changed, damaged)
-
-
-def _shapes(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The same tensors without content; single numbers keep theirs."""
-    return {name: tensor.to("meta") if tensor.dim() else tensor for name, tensor in tensors.items()}
+    return snapshot, {
+        "step": step,
+        "path": str(store.path(step)),
+        "trainer": snapshot.trainer,
+        "adapter": {name: outline(tensor) for name, tensor in snapshot.adapter.items()},
+        "optimizer": {name: outline(tensor) for name, tensor in snapshot.optimizer.items()},
+        "rng": [b64encode(state).decode("ascii") for state in snapshot.rng],
+        "told": _told(changed, snapshot.trainer["batch"], facts, world_size),
+        "damaged": list(map(str, damaged)),
+    }
 
 
 def _judge(trainer: dict[str, Any], facts: RunFacts, math: TrainingMath) -> list[Change]:
@@ -170,9 +168,8 @@ def _product(batch: dict[str, int]) -> str:
     return f"{batch['per_device']} × {batch['processes']} × {batch['accumulation']}"
 
 
-def _told(found: _Found, facts: RunFacts, math: TrainingMath, world_size: int) -> tuple[str, ...]:
-    lines = [str(change) for change in found.changed]
-    old = found.trainer["batch"]
+def _told(changed: list[Change], old: dict[str, int], facts: RunFacts, world_size: int) -> list[str]:
+    lines = [str(change) for change in changed]
     if old["processes"] != world_size:
         lines.append(
             f"processes: {old['processes']} → {world_size} (same rows in the same order, {old['effective']} a step; "
@@ -180,4 +177,4 @@ def _told(found: _Found, facts: RunFacts, math: TrainingMath, world_size: int) -
         )
     elif old != facts.batch:
         lines.append(f"batch: {_product(old)} → {_product(facts.batch)} (the same rows a step, summed differently)")
-    return tuple(lines)
+    return lines

@@ -8,19 +8,15 @@ import time
 from contextlib import ExitStack
 from dataclasses import asdict
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import torch
-import torch.distributed as dist
 from rich.markup import escape
 from transformers import set_seed
 
 from shardtune.adapters.lora import add_lora
-from shardtune.checkpoint.adapter import gather_adapter, put_adapter, read_adapter, write_adapter
 from shardtune.checkpoint.changes import identity, kept_settings
-from shardtune.checkpoint.store import CheckpointStore, publish
-from shardtune.checkpoint.wrapper import write_for_wrapper
+from shardtune.checkpoint.store import CheckpointStore
 from shardtune.config import ResolvedConfig
 from shardtune.config.references import put_back
 from shardtune.data.checks import enforce, refusals_and_warnings
@@ -29,12 +25,13 @@ from shardtune.data.order import Documents
 from shardtune.data.prepare import PreparedSet, prepare
 from shardtune.errors import ShardtuneError
 from shardtune.launch.exit_codes import FAILED, INTERRUPTED, PREEMPTED
-from shardtune.launch.which_run import CHECKPOINTS, record_finish
+from shardtune.launch.run_folder import CHECKPOINTS
 from shardtune.model.blueprint import draw_up
 from shardtune.model.load import load_tokenizer
 from shardtune.model.quantized import hold_in_fp8, multiply_codes
 from shardtune.observe import summary
 from shardtune.observe.loading import LoadingProgress
+from shardtune.observe.output import unstoppable_output
 from shardtune.observe.preparing import PreparingProgress
 from shardtune.parallel.processes import join
 from shardtune.parallel.shard import shard_model
@@ -43,6 +40,8 @@ from shardtune.train.account import (
     introduce,
     take_over,
     tell_end,
+    tell_event_log_trouble,
+    tell_finish,
     tell_notices,
     tell_plan,
     tell_resume,
@@ -50,6 +49,7 @@ from shardtune.train.account import (
     write_config,
 )
 from shardtune.train.attention import FLAT_ATTENTION, NEARLY_FULL, masks_are_transformers, settle_packing
+from shardtune.train.best import load_best
 from shardtune.train.choices import (
     fp8_blocks,
     fp8_compute_notice,
@@ -58,6 +58,7 @@ from shardtune.train.choices import (
     settle_kernels,
     settle_precision,
 )
+from shardtune.train.final import write_final
 from shardtune.train.fused_loss import use_fused_loss
 from shardtune.train.interrupt import StopRequest
 from shardtune.train.loop import set_up_loop
@@ -67,7 +68,7 @@ from shardtune.train.memory.ledger import Ledger
 from shardtune.train.resume import resume_point
 from shardtune.train.samples import Samples
 from shardtune.train.saving import CheckpointSaver, RunFacts
-from shardtune.train.scene import Data, Scene, open_scene, refuse_different_nodes
+from shardtune.train.scene import Data, Scene, open_scene, refuse_different_data, refuse_different_nodes
 from shardtune.train.settings import check_trackers
 from shardtune.train.trainer import ShardedSFTTrainer
 from shardtune.train.watchdog import ENDING, JOINING, LOADING, PREPARING, Limits, Watchdog
@@ -94,7 +95,12 @@ def train(resolved: ResolvedConfig, *, run_id: str | None = None, stop: StopRequ
     """
     check_trackers(resolved.config.train.report_to)
     stop, asked = stop or StopRequest(), resolved.config
-    with _watched(resolved.config) as watchdog, join(resolved.config.parallel) as processes, ExitStack() as at_end:
+    with (
+        unstoppable_output(),
+        _watched(resolved.config) as watchdog,
+        join(resolved.config.parallel) as processes,
+        ExitStack() as at_end,
+    ):
         resolved = settle_autos(
             resolved,
             device=processes.device.type,
@@ -102,6 +108,8 @@ def train(resolved: ResolvedConfig, *, run_id: str | None = None, stop: StopRequ
         )
         config = resolved.config
         scene = open_scene(asked, processes, run_id, at_end)
+        scene.events.tell = partial(tell_event_log_trouble, scene)
+        at_end.callback(scene.events.finish)
         at_end.push(partial(_tell_failure, scene.events))
         memory = at_end.enter_context(_memory_answer(scene, config))
         refuse_different_nodes(processes, asked)
@@ -148,13 +156,13 @@ def train(resolved: ResolvedConfig, *, run_id: str | None = None, stop: StopRequ
         memory.config = config
         memory.ledger.watch(model)
         _load_weights(scene, config, model, blueprint, checkpoint.way, watchdog)
-        facts = _facts(config, math, prepared)
+        facts = _facts(config, asked, math, prepared)
         stop.wait_for_step()
         code = _train_and_save(
             scene, resolved, model, blueprint.wrapper, tokenizer, data, math, facts, stop, watchdog, memory.ledger
         )
-        if code == 0 and processes.is_main:
-            record_finish(scene.folder)
+        if code == 0:
+            tell_finish(scene)
         return code
 
 
@@ -177,10 +185,11 @@ def _watched(config: RunConfig) -> Watchdog:
     return watchdog
 
 
-def _facts(config: RunConfig, math: TrainingMath, prepared: PreparedSet) -> RunFacts:
+def _facts(config: RunConfig, asked: RunConfig, math: TrainingMath, prepared: PreparedSet) -> RunFacts:
     return RunFacts(
         settings=kept_settings(config),
         identity=identity(config),
+        asked={"identity": identity(asked), "settings": kept_settings(asked)},
         data=str(prepared.about["fingerprint"]),
         batch={
             "per_device": math.per_device,
@@ -198,13 +207,7 @@ def _prepare_data(scene: Scene, config: RunConfig, tokenizer: PreTrainedTokenize
     with PreparingProgress(scene.console) as progress:
         prepared = prepare(config.data, config.train.seed, tokenizer, name, progress=progress)
     scene.processes.wait_for_all("data")
-    fingerprint = prepared.about["fingerprint"]
-    if scene.processes.agree(fingerprint != scene.processes.share_from_main(fingerprint)):
-        raise ShardtuneError(
-            "The nodes have prepared different data.",
-            why=f"Rank {scene.processes.rank} has {fingerprint}.",
-            fix="Give every node the same files, or prepare once (shardtune data prepare) and copy the folder.",
-        )
+    refuse_different_data(scene.processes, prepared.about["fingerprint"])
     scene.events.write(
         "data",
         format=asdict(prepared.choice),
@@ -289,7 +292,6 @@ def _train_and_save(
     ledger: Ledger,
 ) -> int:
     config = resolved.config
-    (scene.folder / CHECKPOINTS).mkdir(exist_ok=True)
     store = CheckpointStore(scene.folder / CHECKPOINTS, config.train.save_total_limit)
     saver = CheckpointSaver(store, scene.processes, scene.console, scene.events, facts)
     resumed = resume_point(store, model, scene.processes, facts, math)
@@ -313,21 +315,21 @@ def _train_and_save(
             _save_if_missing(scene, trainer)
             return _end_early(scene, trainer, stop, math)
     watchdog.enter(ENDING)
-    found = scene.processes.share_from_main(store.best() if scene.processes.is_main else None)
-    best = found[0] if config.train.load_best_model_at_end and found else None
-    if best is not None and best != trainer.state.global_step:
-        _load_best(scene, model, store, best)
-    _write_final(scene, model, wrapper, tokenizer)
+    best = None
+    if config.train.load_best_model_at_end:
+        step = trainer.state.global_step
+        best = load_best(scene, model, store, step, trainer.eval_loss_at(step))
+    adapter = write_final(scene, config, model, wrapper, tokenizer, store, stop, watchdog)
     seconds = time.perf_counter() - began
     samples.ask("after")
-    tell_end(scene, trainer, seconds, best, on_random=config.model.weights == "random")
+    tell_end(scene, trainer, seconds, best, adapter, on_random=config.model.weights == "random")
     samples.show()
     return 0
 
 
 def _save_if_missing(scene: Scene, trainer: ShardedSFTTrainer) -> None:
     """The last evaluation was cut short, after the last chance of the loop to save."""
-    there = trainer.state.global_step in trainer.saver.store.steps() if scene.processes.is_main else True
+    there = trainer.saver.has(trainer.state.global_step) if scene.processes.is_main else True
     if not scene.processes.share_from_main(there):
         trainer._save_checkpoint(trainer.model, None)
         trainer.saver.finish()
@@ -336,7 +338,7 @@ def _save_if_missing(scene: Scene, trainer: ShardedSFTTrainer) -> None:
 def _end_early(scene: Scene, trainer: ShardedSFTTrainer, stop: StopRequest, math: TrainingMath) -> int:
     step = trainer.state.global_step
     store = trainer.saver.store
-    saved = step in store.steps() if scene.processes.is_main else True
+    saved = trainer.saver.has(step) if scene.processes.is_main else True
     scene.events.write("run_end", status="stopped", step=step)
     told = (
         f"Checkpoint: {store.path(step)}" if saved else "Its checkpoint could not be written; the one before is good."
@@ -349,22 +351,3 @@ def _end_early(scene: Scene, trainer: ShardedSFTTrainer, stop: StopRequest, math
     )
     # A rank that got no signal itself leaves like the others.
     return INTERRUPTED if scene.processes.agree(stop.signal == signal.SIGINT) else PREEMPTED
-
-
-def _load_best(scene: Scene, model: PeftModel, store: CheckpointStore, step: int) -> None:
-    tensors = read_adapter(store.path(step)) if scene.processes.is_main else {}
-    put_adapter(model, scene.processes.share_from_main(tensors))
-
-
-def _write_final(scene: Scene, model: PeftModel, wrapper: Wrapper | None, tokenizer: PreTrainedTokenizerBase) -> None:
-    tensors = gather_adapter(model)
-    if scene.processes.is_main:
-
-        def fill(folder: Path) -> None:
-            write_adapter(model, tensors, folder)
-            if wrapper is not None:
-                write_for_wrapper(model, tensors, folder, wrapper)
-            tokenizer.save_pretrained(folder)
-
-        publish(scene.folder / "final", fill)
-    dist.barrier(group=scene.processes.control)

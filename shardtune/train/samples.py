@@ -82,8 +82,7 @@ class Samples:
     def show(self) -> None:
         """Both answers to each question, on rank 0; those from before this process out of its events."""
         if self.scene.processes.is_main and self.questions:
-            with self.scene.events.path.open(encoding="utf-8") as log:
-                show_samples(self.scene.console, written(log))
+            show_samples(self.scene.console, written(self.scene.events.lines()))
 
     def _generate(self, prompts: list[tuple[int, ...]], ends: Collection[int]) -> list[list[int]] | None:
         model = self.trainer.model

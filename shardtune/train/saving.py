@@ -13,13 +13,14 @@ from transformers import TrainerCallback
 
 from shardtune import __version__
 from shardtune.checkpoint.adapter import frozen_config, gather_adapter
-from shardtune.checkpoint.background import BackgroundWriter, Outcome, free_memory
+from shardtune.checkpoint.background import BackgroundWriter, Outcome
 from shardtune.checkpoint.manifest import ManifestError
 from shardtune.checkpoint.optimizer import gather_optimizer
 from shardtune.checkpoint.snapshot import Snapshot
 from shardtune.checkpoint.store import CheckpointStore
+from shardtune.machine import free_memory
 from shardtune.observe.events import EventLog
-from shardtune.observe.summary import size
+from shardtune.observe.summary import size, warn
 from shardtune.train.loop_state import gather_parts, loop_state
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ class RunFacts:
     Attributes:
         settings: The settled config by section, without secrets.
         identity: Hash of what makes it this run (`checkpoint/changes.py`).
+        asked: The config as it was given, as `run.json` has it; a run whose `run.json` is lost is found by it.
         data: Fingerprint of the prepared data.
         batch: per_device, accumulation, processes, effective.
         steps_per_epoch: Follows from data and effective batch.
@@ -48,6 +50,7 @@ class RunFacts:
 
     settings: dict[str, Any]
     identity: str
+    asked: dict[str, Any]
     data: str
     batch: dict[str, int]
     steps_per_epoch: int
@@ -96,8 +99,14 @@ class CheckpointSaver:
             self.store.record_eval(step, loss)
         except (OSError, ManifestError) as error:
             text = f"The eval loss of the checkpoint of step {step} could not be added to it: {error}."
-            self.console.print(f"[yellow]warning[/] {escape(text)}", highlight=False, soft_wrap=True)
-            self.events.write("warning", about="checkpoint", text=text)
+            warn(self.console, self.events, "checkpoint", text)
+
+    def has(self, step: int) -> bool:
+        """Whether the checkpoint of `step` is there, and can be seen."""
+        try:
+            return step in self.store.steps()
+        except OSError:
+            return False
 
     def poll(self) -> None:
         """Tell what became of a save that has ended; called at step boundaries."""
@@ -120,6 +129,7 @@ class CheckpointSaver:
             "guards": trainer.guards.state() if trainer.guards is not None else {},
             "settings": self.facts.settings,
             "identity": self.facts.identity,
+            "asked": self.facts.asked,
         }
 
     def _write(self, step: int, snapshot: Snapshot, config: PeftConfig, eval_loss: float | None, began: float) -> None:
@@ -160,8 +170,11 @@ class CheckpointSaver:
         self.failures += 1
         reason = outcome.error.strerror or str(outcome.error)
         self.events.write("checkpoint_failed", step=outcome.step, error=reason, in_a_row=self.failures, **self._pending)
-        steps = self.store.steps()
-        left = f"the last good one is of step {steps[-1]}" if steps else "there is none yet"
+        try:
+            steps = self.store.steps()
+            left = f"the last good one is of step {steps[-1]}" if steps else "there is none yet"
+        except OSError:  # the disk is gone altogether
+            left = "older ones cannot be seen either"
         again = f" That is {self.failures} in a row." if self.failures > 1 else ""
         self.console.print(
             f"[bold red]warning[/] The checkpoint of step {outcome.step} ({size(self._pending['bytes'])}) was not "

@@ -3,29 +3,26 @@
 from __future__ import annotations
 
 import os
+import socket
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch.distributed as dist
 from rich.console import Console
 
 from shardtune.data.collate import Collator
 from shardtune.data.order import Documents
 from shardtune.errors import UserInputError
 from shardtune.launch.meeting import Facts, differences, digests, versions
-from shardtune.launch.run_folder import FOLDER_VARIABLE
-from shardtune.launch.which_run import LEASE, choose_run
+from shardtune.launch.run_folder import FOLDER_VARIABLE, join_run_folder
+from shardtune.launch.which_run import choose_run
 from shardtune.launch.workers import STORE_VARIABLE
-from shardtune.lease import Lease, owner
 from shardtune.observe.events import EventLog
 from shardtune.parallel.processes import Processes
 
 if TYPE_CHECKING:
     from shardtune.config.schema import RunConfig
-
-_LEASE_SECONDS = 15.0  # for the data workers of a run that was just killed to notice and let go
 
 
 @dataclass(frozen=True)
@@ -53,7 +50,7 @@ class Scene:
 
 
 def open_scene(asked: RunConfig, processes: Processes, run_id: str | None, at_end: ExitStack) -> Scene:
-    """Agree on the run's folder (our launcher has chosen one; otherwise rank 0 does), and make it ours alone.
+    """Agree on the run's folder. Our launcher has chosen one and holds it; otherwise rank 0 chooses, and holds it.
 
     Args:
         asked: The config as it was given: a run is found by it, whatever `auto` turns out to be here.
@@ -64,18 +61,10 @@ def open_scene(asked: RunConfig, processes: Processes, run_id: str | None, at_en
     if given is None and processes.is_main:
         choice = choose_run(asked, run_id)
         console.print(choice.told, markup=False, highlight=False, soft_wrap=True, end="\n" if choice.told else "")
+        at_end.callback(choice.held.lease.release)
         chosen = str(choice.folder)
     folder = Path(given or processes.share_from_main(chosen))
-    folder.mkdir(parents=True, exist_ok=True)  # nodes may not share a disk
-    if processes.is_main:
-        lease = Lease.take(folder / LEASE, wait=_LEASE_SECONDS)
-        if lease is None:
-            raise UserInputError(
-                f"The run {folder.name} is being trained right now.",
-                why=f"{owner(folder / LEASE).capitalize()} holds {folder / LEASE}.",
-                fix="Wait for it, end it, or start another run beside it: --resume never.",
-            )
-        at_end.callback(lease.release)
+    join_run_folder(folder, asked.train.run_folder_access)
     return Scene(processes, folder, console, EventLog(folder, processes.rank), asked)
 
 
@@ -84,12 +73,35 @@ def refuse_different_nodes(processes: Processes, asked: RunConfig) -> None:
     if processes.world_size == 1 or STORE_VARIABLE in os.environ:
         return
     mine = Facts(processes.rank, processes.world_size, 1, versions=versions(), settings=digests(asked))
-    everyone: list[Facts] = [mine] * processes.world_size
-    dist.all_gather_object(everyone, mine, group=processes.control)
-    lines = differences(everyone, "rank")
+    everyone = processes.all_gather(asdict(mine))
+    lines = differences([Facts(**facts) for facts in everyone], "rank")
     if lines:
         raise UserInputError(
             "The ranks do not run the same thing.",
             why="; ".join(lines) + ".",
             fix="Use one image and one config file on all nodes.",
         )
+
+
+def refuse_different_data(processes: Processes, fingerprint: str) -> None:
+    """Every rank prepares its node's files; ranks that hold other rows would train on other data unnoticed.
+
+    Raises:
+        UserInputError: with the same text on every rank; the ranks that differ from most are named.
+    """
+    everyone = processes.all_gather([socket.gethostname(), fingerprint])
+    held: dict[str, list[str]] = {}  # who holds which data
+    for rank, (host, found) in enumerate(everyone):
+        held.setdefault(found, []).append(f"rank {rank} ({host})")
+    if len(held) == 1:
+        return
+    most, *others = sorted(held.values(), key=len, reverse=True)
+    what = "The ranks have prepared different data."
+    if len(most) > len(others[0]):
+        odd = ", ".join(name for names in others for name in names)
+        what = f"Other data than on most ranks was prepared on {odd}."
+    raise UserInputError(
+        what,
+        why="; ".join(f"fingerprint {found[:16]} on {', '.join(names)}" for found, names in held.items()) + ".",
+        fix="Give every node the same files, or prepare once (shardtune data prepare) and copy the folder.",
+    )

@@ -12,18 +12,20 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
+from shardtune.launch.channel import Channel, put_message
 from shardtune.launch.exit_codes import LOST, NO_PROGRESS
-from shardtune.launch.failure import ERRORS_VARIABLE, leave_record, three_parts, write_json
+from shardtune.launch.failure import leave_record, three_parts
+from shardtune.launch.parent_death import LAUNCHER_VARIABLE
 from shardtune.launch.stacks import answering
-from shardtune.launch.workers import LAUNCHER_VARIABLE
 
 if TYPE_CHECKING:
     from shardtune.config.schema import ParallelSection
     from shardtune.observe.events import EventLog
 
 _INTERVAL = 0.5  # seconds between two looks
+_FAREWELL = 5.0  # seconds for the thread to end
 CRASH_FOLDER = "crash"
 
 # What a rank may be doing, and which of the limits it is held to. Preparing data has none: one process works as long as
@@ -80,8 +82,7 @@ class Watchdog:
         self._phase, self._step, self._since = STARTING, 0, time.monotonic()
         self._folder: Path | None = None
         self._events: EventLog | None = None
-        errors = environ.get(ERRORS_VARIABLE)
-        self._errors = Path(errors) if errors else None
+        self._channel = Channel.inherited(environ)
         self._launcher = int(environ[LAUNCHER_VARIABLE]) if LAUNCHER_VARIABLE in environ else None
         self._answering = ExitStack()
         self._main = threading.main_thread().ident
@@ -89,13 +90,14 @@ class Watchdog:
         self._thread = threading.Thread(target=self._watch, name="shardtune-watchdog", daemon=True)
 
     def __enter__(self) -> Watchdog:
-        if self._errors is not None:
-            self._answering.enter_context(answering(self._errors, self.rank))
+        if self._channel is not None:
+            self._answering.enter_context(answering(self._channel))
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._ended.set()
+        self._thread.join(_FAREWELL)  # a thread that runs while the interpreter is taken down may abort the process
         self._tell_launcher()  # what it was doing last, for the record of an exception
         self._answering.close()
 
@@ -129,32 +131,40 @@ class Watchdog:
                 self._give_up(limit)
 
     def _tell_launcher(self) -> None:
-        if self._errors is not None:
+        if self._channel is not None:
             state = {
                 "pid": os.getpid(), "doing": self.doing, "alive": time.monotonic(), "since": self._since,
                 "limit": self.limits.of_phase(self._phase), "silence": self.limits.longest,
                 "folder": str(self._folder) if self._folder else "",
             }  # fmt: skip
-            write_json(self._errors / f"alive-rank{self.rank}.json", state)
+            put_message(self._channel.state, state)
 
-    def _give_up(self, limit: float) -> None:
+    def _give_up(self, limit: float) -> NoReturn:
         """Runs in the watchdog's thread; the main thread is still wherever it hangs."""
+        try:
+            self._tell_no_progress(limit)
+        except Exception:  # noqa: BLE001 - whatever telling it meets, the process ends: nobody else would end it
+            traceback.print_exc()
+        finally:
+            sys.stderr.flush()
+            os._exit(NO_PROGRESS)
+
+    def _tell_no_progress(self, limit: float) -> None:
+        """To the launcher first, which needs no disk; a crash folder on a dead mount may not come back."""
         doing, stack = self.doing, self._main_stack()
-        where = self._dump()
-        waits = _waits_for_others(stack)
         last = stack[-1] if stack else None
         text = f"No progress for {limit:.0f} s" + (
             f", in {last.name} ({last.filename}:{last.lineno})." if last else "."
         )
         # By its stack, not its phase: ranks also wait for each other while they count the tokens of a batch.
-        kind = "waiting" if waits else "stalled"
-        if self._events is not None:
-            self._events.write("no_progress", doing=doing, limit_seconds=limit, kind=kind, text=text, stacks=where)
-        if not leave_record(self.rank, kind, text, NO_PROGRESS, doing):
+        kind = "waiting" if _waits_for_others(stack) else "stalled"
+        has_launcher = leave_record(self.rank, kind, text, NO_PROGRESS, doing)
+        where = self._dump()
+        if not has_launcher:
             said = "waited for other ranks" if kind == "waiting" else "hung"
             print(three_parts(f"Rank {self.rank} {said} while {doing}.", text, f"Its stack: {where}"), file=sys.stderr)
-        sys.stderr.flush()
-        os._exit(NO_PROGRESS)
+        if self._events is not None:
+            self._events.write("no_progress", doing=doing, limit_seconds=limit, kind=kind, text=text, stacks=where)
 
     def _main_stack(self) -> list[traceback.FrameSummary]:
         frame = sys._current_frames().get(self._main or 0)
@@ -162,12 +172,12 @@ class Watchdog:
 
     def _dump(self) -> str:
         """Stacks of all threads, and NCCL's flight recorder; returns the file."""
-        folder = self._folder / CRASH_FOLDER if self._folder else self._errors
-        if folder is None:
+        if self._folder is None:
             faulthandler.dump_traceback(all_threads=True)
             return "above"
+        folder = self._folder / CRASH_FOLDER
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(exist_ok=True)
             target = folder / f"rank-{self.rank}.txt"
             with target.open("w", encoding="utf-8") as file:
                 file.write(f"rank {self.rank}, {self.doing}, {time.strftime('%Y-%m-%d %H:%M:%S')}\n")

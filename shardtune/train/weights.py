@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import tempfile
 import time
+from base64 import b64decode, b64encode
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -22,6 +23,7 @@ from shardtune.model.random_weights import draw_base
 from shardtune.model.reading import ShardReader
 from shardtune.model.stored import StoredTensor, read_headers
 from shardtune.observe.host_meter import host_peak_bytes
+from shardtune.parallel.exchange import dtype_name, dtype_of, from_outline, outline
 from shardtune.parallel.processes import Processes
 
 if TYPE_CHECKING:
@@ -150,9 +152,7 @@ def _draw(model: PeftModel, blueprint: Blueprint, processes: Processes, seed: in
 
 def _spread(own: list[Slot], reader: ShardReader, processes: Processes) -> None:
     """Rank 0 reads for everyone and sends each rank its slices; nobody but rank 0 touches the files."""
-    wanted = [(slot.name, slot.rows, _shape(slot.into), slot.scales_of, _shape(slot.scale_into)) for slot in own]
-    plans: list[list] = [[] for _ in range(processes.world_size)]
-    dist.all_gather_object(plans, wanted, group=processes.control)
+    plans = processes.gather([_slot_to_json(slot) for slot in own])
 
     def send(tensor: torch.Tensor, rank: int) -> None:
         for part in tensor.reshape(-1).view(torch.uint8).split(_MESSAGE):
@@ -163,44 +163,55 @@ def _spread(own: list[Slot], reader: ShardReader, processes: Processes) -> None:
             dist.recv(part, 0, group=processes.control)
 
     if processes.is_main:
-        theirs = [
-            [
-                Slot(name, rows, cast(torch.Tensor, _meta(into)), scales_of, _meta(scale_into))
-                for name, rows, into, scales_of, scale_into in plan
-            ]
-            for plan in plans
-        ]
-        hand_out([own, *theirs[1:]], reader, send)
+        theirs = [[_slot_from_json(slot) for slot in plan] for plan in plans[1:]]
+        hand_out([own, *theirs], reader, send)
     else:
         take(own, receive)
 
 
-Shape = tuple[tuple[int, ...], torch.dtype]
+def _slot_to_json(slot: Slot) -> dict[str, Any]:
+    scale = slot.scale_into
+    return {
+        "name": slot.name,
+        "rows": list(slot.rows),
+        "into": outline(slot.into),
+        "scales_of": slot.scales_of,
+        "scale_into": None if scale is None else outline(scale),
+    }
 
 
-def _shape(tensor: torch.Tensor | None) -> Shape | None:
-    return (tuple(tensor.shape), tensor.dtype) if tensor is not None else None
-
-
-def _meta(shape: Shape | None) -> torch.Tensor | None:
-    return torch.empty(shape[0], dtype=shape[1], device="meta") if shape is not None else None
+def _slot_from_json(given: dict[str, Any]) -> Slot:
+    first, end = given["rows"]
+    scale = given["scale_into"]
+    into, scale_into = from_outline(given["into"]), None if scale is None else from_outline(scale)
+    return Slot(given["name"], (first, end), into, given["scales_of"], scale_into)
 
 
 def _copy_of_main(
     folder: Path, stored: dict[str, StoredTensor], processes: Processes, *, lacks: bool
 ) -> tuple[Path, dict[str, StoredTensor]]:
     """Rank 0's headers, and for a rank without the files a folder with its small ones (config, tokenizer)."""
-    small = {
-        file.name: file.read_bytes()
+    small: dict[str, Any] = {
+        file.name: b64encode(file.read_bytes()).decode("ascii")
         for file in (folder.iterdir() if processes.is_main else ())
         if file.is_file() and file.name.endswith(_SMALL) and file.stat().st_size <= _SMALL_FILE
     }
-    small, stored = processes.share_from_main((small, stored))
+    headers = [_stored_to_json(tensor) for tensor in stored.values()] if processes.is_main else []
+    shared: dict[str, Any] = processes.share_from_main({"small": small, "headers": headers})
     if lacks:
         folder = Path(tempfile.mkdtemp(prefix="shardtune-model-"))
-        for name, content in small.items():
-            (folder / Path(name).name).write_bytes(content)
-    return folder, stored
+        for name, content in shared["small"].items():
+            (folder / Path(name).name).write_bytes(b64decode(content))
+    return folder, {tensor.name: tensor for tensor in map(_stored_from_json, shared["headers"])}
+
+
+def _stored_to_json(tensor: StoredTensor) -> dict[str, Any]:
+    return {**vars(tensor), "file": str(tensor.file), "dtype": dtype_name(tensor.dtype), "shape": list(tensor.shape)}
+
+
+def _stored_from_json(given: dict[str, Any]) -> StoredTensor:
+    dtype, shape = dtype_of(given["dtype"]), tuple(given["shape"])
+    return StoredTensor(**{**given, "file": Path(given["file"]), "dtype": dtype, "shape": shape})
 
 
 def _refuse_different_adapters(fingerprint: str, processes: Processes) -> None:

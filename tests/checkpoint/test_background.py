@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from shardtune.checkpoint.background import BackgroundWriter, free_memory
+from shardtune.checkpoint.background import BackgroundWriter
 
 
 def test_a_job_runs_beside_the_caller_and_its_outcome_is_given_once() -> None:
@@ -57,8 +57,3 @@ def test_an_error_of_the_disk_is_an_outcome_and_any_other_is_raised_where_it_is_
     with pytest.raises(KeyError, match="ours"):
         writer.take()
     assert writer.take() is None
-
-
-def test_free_memory_is_a_plausible_number() -> None:
-    free = free_memory()
-    assert free is not None and 1 << 20 < free < 1 << 50

@@ -5,15 +5,20 @@ from __future__ import annotations
 import errno
 import json
 import os
+import stat
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
+from small_disk import fill as fill_disk
+from small_disk import free, small_disk
 
+from shardtune.checkpoint import store as store_module
 from shardtune.checkpoint.store import CheckpointStore, publish
 from shardtune.lease import Lease, is_held
 
@@ -82,17 +87,13 @@ def test_a_full_disk_publishes_nothing_leaves_nothing_and_keeps_what_is_there(tm
     assert store.steps() == [1, 2]
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk takes root")
 def test_a_disk_that_really_is_full_is_an_oserror_and_leaves_the_older_checkpoint(tmp_path: Path) -> None:
     import torch
 
     from shardtune.checkpoint.tensor_files import write_tensors
 
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(tmp_path)], capture_output=True)
-    if mounted.returncode:
-        pytest.skip("mounting is not allowed here")
-    try:
-        store = CheckpointStore(tmp_path / "checkpoints", keep=2)
+    with small_disk(tmp_path / "disk", 1024) as disk:
+        store = CheckpointStore(disk / "checkpoints", keep=2)
         for step, numbers in ((1, 1000), (2, 1_000_000), (3, 1000)):
             tensors = {"a": torch.ones(numbers)}
             try:
@@ -101,8 +102,142 @@ def test_a_disk_that_really_is_full_is_an_oserror_and_leaves_the_older_checkpoin
                 assert step == 2 and error.errno == errno.ENOSPC
                 assert leftovers(store.folder) == []
         assert store.steps() == [1, 3] and store.newest_sound() == (3, [])
-    finally:
-        subprocess.run(["umount", str(tmp_path)], check=True)
+
+
+def test_a_disk_that_fills_after_the_rename_costs_the_pointers_and_the_next_save_brings_them_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with small_disk(tmp_path / "disk", 256) as disk:
+        store = CheckpointStore(disk / "checkpoints", keep=None)
+        write(store, 1, 0.5)
+
+        def publish_and_fill(folder: Path, fill: Callable[[Path], None]) -> Path:
+            published = publish(folder, fill)
+            fill_disk(disk)
+            return published
+
+        monkeypatch.setattr(store_module, "publish", publish_and_fill)
+        assert write(store, 2, 0.25) == store.path(2)
+        monkeypatch.undo()
+        assert store.steps() == [1, 2] and store.verify(2) == []
+        assert leftovers(store.folder) == []
+        for pointer in ("latest", "best"):  # gone, or right; never to what may be deleted
+            path = store.folder / pointer
+            assert not path.exists() or path.read_text() == "step-000002\n"
+        with pytest.raises(OSError, match="No space"):
+            write(store, 3)
+        assert leftovers(store.folder) == []
+        free(disk)
+        write(store, 3, 0.125)
+        assert {(store.folder / name).read_text() for name in ("latest", "best")} == {"step-000003\n"}
+
+
+def test_a_full_disk_does_not_keep_a_damaged_checkpoint_in_the_line(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", 256) as disk:
+        store = CheckpointStore(disk / "checkpoints", keep=None)
+        for step in (1, 2):
+            write(store, step)
+        fill_disk(disk)
+        store.set_aside(2)
+        assert store.steps() == [1] and leftovers(store.folder) == []
+
+
+def test_a_run_folder_that_is_gone_is_not_made_again_on_another_disk(tmp_path: Path) -> None:
+    """Under a mount that was lost there is an empty folder of the root disk."""
+    store = CheckpointStore(tmp_path / "mount" / "runs" / "one" / "checkpoints", keep=None)
+    with pytest.raises(FileNotFoundError):
+        write(store, 1)
+    assert list(tmp_path.iterdir()) == []
+
+
+def _fifo(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def _device(path: Path) -> None:
+    try:
+        os.mknod(path, 0o600 | stat.S_IFCHR, os.makedev(5, 0))  # a terminal: opening it could wait or take it over
+    except PermissionError:
+        pytest.skip("making a device takes root")
+
+
+def _link_to_a_fifo(path: Path) -> None:
+    os.mkfifo(path.with_name("real"))
+    path.symlink_to("real")
+
+
+def _broken_link(path: Path) -> None:
+    path.symlink_to("nowhere")
+
+
+def _folder(path: Path) -> None:
+    path.mkdir()
+
+
+@pytest.mark.parametrize("kind", [_fifo, _device, _link_to_a_fifo, _broken_link, _folder])
+@pytest.mark.parametrize("name", ["manifest.json", "adapter_model.safetensors", "sub/more.txt"])
+@pytest.mark.parametrize("contents", [True, False])
+def test_what_is_no_plain_file_is_damage_and_is_never_opened(
+    tmp_path: Path, kind: Callable[[Path], None], name: str, contents: bool
+) -> None:
+    """In a process of its own with an end: opening a fifo waits for its other side, for ever."""
+    store = CheckpointStore(tmp_path, keep=None)
+    file = write(store, 1) / name
+    file.unlink()
+    kind(file)
+    code = (
+        "import sys; from pathlib import Path; from shardtune.checkpoint.store import CheckpointStore\n"
+        f"store = CheckpointStore(Path(sys.argv[1]), keep=None); found = store.verify(1, contents={contents})\n"
+        "print([str(d) for d in found if d.spoils]); print(store.best(), store.newest_sound()[0])"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, timeout=60)
+    assert done.stdout.splitlines() == [f"['{name}: not a plain file']", "None None"], done.stderr
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become another user")
+@pytest.mark.parametrize(
+    ("locked", "said"),
+    [
+        ("step-000002", "['manifest.json: unreadable (Permission denied)'] 1"),
+        (
+            "step-000002/sub",
+            "['sub/more.txt: unreadable (Permission denied)', 'sub: unreadable (Permission denied)'] 1",
+        ),
+        ("", "UnreadableStoreError"),
+    ],
+)
+def test_what_may_not_be_read_is_damage_and_no_traceback(locked: str, said: str) -> None:
+    with TemporaryDirectory() as temporary:  # pytest's own folders are closed to others
+        Path(temporary).chmod(0o755)
+        store = CheckpointStore(Path(temporary) / "checkpoints", keep=None)
+        for step in (1, 2):
+            write(store, step)
+        (store.folder / locked).chmod(0)
+        reader, writer = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.seteuid(65534)
+            try:
+                text = f"{[str(one) for one in store.verify(2) if one.spoils]} {store.newest_sound()[0]}"
+            except BaseException as error:  # noqa: BLE001 - told to the test
+                text = type(error).__name__
+            os.write(writer, text.encode())
+            os._exit(0)
+        os.close(writer)
+        with os.fdopen(reader) as answer:
+            assert answer.read() == said
+        os.waitpid(child, 0)
+
+
+def test_links_and_files_with_the_name_of_a_checkpoint_are_listed_and_not_counted(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, keep=None)
+    assert store.not_folders() == []
+    write(store, 1)
+    (tmp_path / "step-000002").symlink_to("step-000001")
+    (tmp_path / "step-000003").write_text("a file")
+    (tmp_path / "other").write_text("a file")
+    assert store.steps() == [1]
+    assert store.not_folders() == [tmp_path / "step-000002", tmp_path / "step-000003"]
 
 
 def test_facts_that_cannot_be_written_publish_nothing(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from shardtune.checkpoint.store import CheckpointStore
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
+    (tmp_path / "run").mkdir()
     store = CheckpointStore(tmp_path / "run" / "checkpoints", keep=None)
     for step, loss in ((100, 2.5), (200, 1.25), (300, None)):
         about = {"eval_loss": loss, "time": time.time() - 7200, "world_size": 3}
@@ -63,3 +64,13 @@ def test_it_needs_no_torch(environment: dict[str, str], run: Path) -> None:
     command = [sys.executable, "-c", program, str(run)]
     result = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert (result.returncode, result.stdout.splitlines()[-1]) == (0, "loaded: []"), result.stderr
+
+
+def test_links_and_files_with_the_name_of_a_checkpoint_are_named(shardtune: Command, tmp_path: Path) -> None:
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    (tmp_path / "run" / "checkpoints" / "step-000004").symlink_to(tmp_path)
+    (tmp_path / "run" / "checkpoints" / "step-000005").write_text("a file")
+    result = shardtune("checkpoints", tmp_path / "run")
+    assert result.returncode == 0 and "No checkpoints yet." in result.stdout
+    for name in ("step-000004", "step-000005"):
+        assert f"{name} is a link or a file" in result.stderr

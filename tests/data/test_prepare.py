@@ -16,7 +16,6 @@ from shardtune.config.schema import DataSection, SourceSection
 from shardtune.data.prepare import PreparedSet, ProgressInfo, prepare
 from shardtune.data.prepared import Prepared
 from shardtune.data.tokens import IGNORED
-from shardtune.data.workers import usable_cores
 from shardtune.errors import UserInputError
 
 TEMPLATE = "{q} => {a}"
@@ -446,13 +445,6 @@ def _die(number: int, chunk: Any) -> None:
     import signal
 
     os.kill(os.getpid(), signal.SIGKILL)
-
-
-def test_a_pod_uses_the_cores_it_is_allowed(tmp_path: Path) -> None:
-    seen = usable_cores(tmp_path / "nothing there")
-    for text, wanted in (("max 100000", seen), ("100000 100000", 1), ("50000 100000", 1), ("9900000 100000", seen)):
-        (tmp_path / "cpu.max").write_text(text + "\n")
-        assert usable_cores(tmp_path / "cpu.max") == wanted
 
 
 def test_progress_is_told_and_ends_with_all(tmp_path: Path, words: Any) -> None:

@@ -210,7 +210,9 @@ def environment_of_tests() -> dict[str, str]:
         name: value for name, value in os.environ.items()
         if not name.startswith(("PET_", "SHARDTUNE_", "GLOO_", "SLURM_")) and name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")
     }  # fmt: skip
-    return {**kept, "PYTHONPATH": f"{REPOSITORY}:{REPOSITORY / 'tests'}"}
+    paths = (REPOSITORY, REPOSITORY / "tests", *filter(None, [kept.get("PYTHONPATH")]))
+    path = ":".join(map(str, paths))
+    return {**kept, "PYTHONPATH": path, "SHARDTUNE_SECRET": "the secret of a test cluster"}
 
 
 def _ip(*words: str) -> None:

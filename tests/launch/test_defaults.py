@@ -18,5 +18,6 @@ def test_what_the_user_has_set_stays_under_either_name() -> None:
 
 def test_the_banner_tells_node_master_and_gpus() -> None:
     text = banner(3, 1, 2, "a:29500", ["H200", "H200"])
-    assert "node 1 of 3, master a:29500, 2 processes, 2 × H200" in text
+    assert "node 1 of 3, master a:29500, 2 processes, 2 × H200" in text and "insecure" not in text
+    assert "warning: insecure network" in banner(3, 1, 2, "a:29500", [], insecure=True)
     assert "node" not in banner(1, 0, 1, "127.0.0.1:0", []).replace(__import__("socket").gethostname(), "")

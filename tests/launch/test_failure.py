@@ -1,13 +1,14 @@
 from __future__ import annotations
 
-import json
+import os
 import threading
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
 
 from shardtune.errors import ShardtuneError, UserInputError
-from shardtune.launch.failure import ERRORS_VARIABLE, kind_of, leave_record, read_records, render, report_failure
+from shardtune.launch.channel import CHANNEL_VARIABLE, Channel, read_message
+from shardtune.launch.failure import kind_of, leave_record, render, report_failure
 
 MISTAKE = UserInputError("The file is missing.", why="It was moved.", fix="Move it back.")
 
@@ -20,14 +21,17 @@ def crash(message: str = "boom") -> Exception:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv(ERRORS_VARIABLE, str(tmp_path))
-    return tmp_path
+def channel(monkeypatch: pytest.MonkeyPatch) -> Iterator[Channel]:
+    made = Channel.create()
+    for name, value in made.environment().items():
+        monkeypatch.setenv(name, value)
+    yield made
+    made.close()
 
 
 @pytest.fixture
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(ERRORS_VARIABLE, raising=False)
+    monkeypatch.delenv(CHANNEL_VARIABLE, raising=False)
 
 
 def test_the_three_parts_are_told_each_with_its_word() -> None:
@@ -50,11 +54,12 @@ def test_a_bug_keeps_its_traceback_and_its_rank(alone: None, capsys: pytest.Capt
 
 
 def test_with_a_launcher_the_worker_is_silent_and_the_launcher_tells(
-    folder: Path, capsys: pytest.CaptureFixture[str]
+    channel: Channel, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert report_failure(MISTAKE, 1) == 2
     assert capsys.readouterr().err == ""
-    (record,) = read_records(folder)
+    record = read_message(channel.failure)
+    assert record is not None
     assert (record["rank"], record["kind"], record["text"], record["exit_code"]) == (1, "mistake", render(MISTAKE), 2)
 
 
@@ -80,54 +85,58 @@ def test_what_a_rank_says_about_others_is_told_from_what_it_did_itself(error: Ex
     assert kind_of(error) == kind
 
 
-def test_a_folder_without_reports_tells_nothing(tmp_path: Path) -> None:
-    (tmp_path / "rank0.tmp").write_text('{"half')
-    assert read_records(tmp_path) == []
+def test_a_rank_that_did_not_fail_has_left_nothing(channel: Channel) -> None:
+    assert read_message(channel.failure) is None
 
 
 @pytest.mark.parametrize("text", ["größe 👍", "bad name \udcff", "two\nlines\x00"])
-def test_any_text_survives_the_way_to_the_launcher(folder: Path, text: str) -> None:
+def test_any_text_survives_the_way_to_the_launcher(channel: Channel, text: str) -> None:
     report_failure(ShardtuneError(text), 0)
-    assert [record["text"] for record in read_records(folder)] == [f"error: {text}"]
+    record = read_message(channel.failure)
+    assert record is not None and record["text"] == f"error: {text}"
 
 
-def test_a_report_is_valid_json_and_nothing_else_is_left(folder: Path) -> None:
-    report_failure(crash(), 5)
-    assert [path.name for path in folder.iterdir()] == ["rank5.json"]
-    record = json.loads((folder / "rank5.json").read_text())
-    assert (record["rank"], record["kind"], record["exit_code"]) == (5, "error", 1)
-
-
-def test_a_launcher_that_is_gone_does_not_hide_the_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_numbers_that_mean_other_files_by_now_are_not_written_to(
+    channel: Channel, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv(ERRORS_VARIABLE, str(tmp_path / "gone"))
+    """A process that a rank starts has the variable of its rank, and its own files under the same numbers."""
+    others = Channel.create()
+    mixed = [a.split(":")[0] + ":" + b.split(":")[1] for a, b in zip(*map(_entries, (channel, others)), strict=True)]
+    monkeypatch.setenv(CHANNEL_VARIABLE, ",".join(mixed))
     assert report_failure(MISTAKE, 0) == 2
     assert "error: The file is missing." in capsys.readouterr().err
+    assert all(os.fstat(number).st_size == 0 for number in (*channel.files, *others.files))
+    others.close()
 
 
-def test_what_a_rank_meets_after_its_first_failure_does_not_hide_that(folder: Path) -> None:
+def _entries(channel: Channel) -> list[str]:
+    return channel.environment()[CHANNEL_VARIABLE].split(",")
+
+
+def test_what_a_rank_meets_after_its_first_failure_does_not_hide_that(channel: Channel) -> None:
     assert leave_record(1, "stalled", "No progress for 6 s.", 76)
     assert report_failure(RuntimeError("Connection closed by peer"), 1) == 1
-    assert [(record["kind"], record["exit_code"]) for record in read_records(folder)] == [("stalled", 76)]
+    record = read_message(channel.failure)
+    assert record is not None and (record["kind"], record["exit_code"]) == ("stalled", 76)
 
 
 def test_threads_that_fail_in_the_same_moment_leave_one_record_and_say_nothing(
-    folder: Path, capsys: pytest.CaptureFixture[str]
+    channel: Channel, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The main thread of a rank that is woken finds its connections closed while its watchdog finds it late."""
     together = threading.Barrier(8)
 
-    def fail(rank: int) -> None:
+    def fail(number: int) -> None:
         together.wait()
-        report_failure(crash(), rank)
+        report_failure(crash(f"number {number} " + "x" * 100_000), 3)
 
-    for rank in range(50):
-        threads = [threading.Thread(target=fail, args=(rank,)) for _ in range(8)]
+    for _ in range(50):
+        os.ftruncate(channel.failure, 0)
+        threads = [threading.Thread(target=fail, args=(number,)) for number in range(8)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
+        record = read_message(channel.failure)
+        assert record is not None and record["rank"] == 3 and len(record["text"]) > 100_000
     assert capsys.readouterr().err == ""
-    assert sorted(record["rank"] for record in read_records(folder)) == list(range(50))
-    assert len(list(folder.iterdir())) == 50

@@ -42,25 +42,32 @@ def test_nothing_is_claimed_where_nobody_counts(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("before", "after", "number", "said"),
     [
-        (1, 2, signal.SIGKILL, "The host's memory ran out"),
-        (1, 1, signal.SIGKILL, "counts no kill for memory"),
-        (None, None, signal.SIGKILL, ""),
-        (1, 2, signal.SIGSEGV, ""),
+        (1, 2, signal.SIGKILL, True),
+        (1, 1, signal.SIGKILL, False),
+        (None, None, signal.SIGKILL, None),
+        (1, 2, signal.SIGSEGV, None),
     ],
 )
 def test_the_count_before_and_after_says_why(
-    monkeypatch: pytest.MonkeyPatch, before: int | None, after: int | None, number: int, said: str
+    monkeypatch: pytest.MonkeyPatch, before: int | None, after: int | None, number: int, said: bool | None
 ) -> None:
     workers = object.__new__(LocalWorkers)
     workers._oom_kills = before
     monkeypatch.setattr(workers_module, "oom_kills", lambda: after)
-    why = workers._why_killed(number)
-    assert said in why and bool(why) == bool(said)
+    assert workers._killed_for_memory(number) is said
 
 
-def test_the_message_says_what_the_cgroup_says() -> None:
-    killed = Finding("killed", 1.0, 0, "host", 1, text="The host's memory ran out: counted.", exit_code=137)
-    assert "why: The host's memory ran out: counted." in cause_of([killed], 1).text
-    assert (
-        "Linux does that when memory runs out" in cause_of([Finding("killed", 1.0, 0, "h", 1, exit_code=137)], 1).text
-    )
+@pytest.mark.parametrize(
+    ("for_memory", "words", "never"),
+    [
+        (True, ["The host's memory ran out", "Give the job more memory"], ["operator", "scheduler"]),
+        (False, ["counts no kill for memory", "for who ended it"], ["more memory", "Out of memory"]),
+        (None, ["Linux does that when memory runs out", "if it names this process"], []),
+    ],
+)
+def test_the_advice_follows_from_what_the_cgroup_says(
+    for_memory: bool | None, words: list[str], never: list[str]
+) -> None:
+    killed = Finding("killed", 1.0, 0, "host", 1, exit_code=137, for_memory=for_memory)
+    text = cause_of([killed], 1).text
+    assert all(word in text for word in words) and not any(word in text for word in never)

@@ -13,9 +13,13 @@ from pathlib import Path
 
 import pytest
 from running import Command, events
-from toys import toy_config
+from toys import toy_config, toy_rows
 
 from shardtune.observe.events import VERSION
+from shardtune.report.history import RunHistory
+from shardtune.report.page import embedded
+from shardtune.report.view import run_view
+from shardtune.report.watch import Watch
 
 ACCELERATE_FILE = """\
 compute_environment: LOCAL_MACHINE
@@ -125,6 +129,33 @@ def test_two_pods_of_a_trainjob_become_two_nodes(
     assert losses(config.parent) == pytest.approx(expected, rel=1e-6)
 
 
+@pytest.mark.slow
+def test_nodes_whose_files_hold_other_rows_exit_with_2_and_name_the_ranks(
+    tmp_path: Path, toy_model: Path, environment: dict[str, str]
+) -> None:
+    """Each node has its own disk: the same relative path, and other rows on one of them."""
+    config = toy_config(tmp_path, toy_model, Path("data"), train={"max_steps": 2})
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    nodes = []
+    for rank in range(2):
+        toy_rows(tmp_path / f"node{rank}" / "data", seed=rank)
+        place = {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        nodes.append(
+            subprocess.Popen(
+                [sys.executable, "-m", "shardtune", "train", str(config), "--run-id", "r"],
+                env={**environment, **place, "OMP_NUM_THREADS": "1", "SHARDTUNE_CACHE": str(tmp_path / f"cache{rank}")},
+                cwd=tmp_path / f"node{rank}", stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            )
+        )  # fmt: skip
+    said = [node.communicate(timeout=180)[1] for node in nodes]
+    assert [node.returncode for node in nodes] == [2, 2], said
+    for text in said:
+        assert "The ranks have prepared different data." in text and "Traceback" not in text
+        assert "on rank 0 (" in text and "on rank 1 (" in text and "same files" in text
+
+
 def start_long_run(
     config: Path, environment: dict[str, str], nproc: int, *more: str
 ) -> tuple[subprocess.Popen[str], Path]:
@@ -176,7 +207,9 @@ def test_a_signal_stops_after_the_step_and_keeps_what_was_learnt(
     assert_gone(folder)
 
 
-def test_a_worker_that_is_killed_ends_the_run_and_says_so(config: Path, environment: dict[str, str]) -> None:
+def test_a_worker_that_is_killed_ends_the_run_and_is_named_by_launcher_report_and_dashboard(
+    config: Path, environment: dict[str, str]
+) -> None:
     process, folder = start_long_run(config, environment, 2)
     try:
         os.kill(worker_pids(folder)[1], signal.SIGKILL)
@@ -187,6 +220,29 @@ def test_a_worker_that_is_killed_ends_the_run_and_says_so(config: Path, environm
     assert "Rank 1 was killed by signal 9 (SIGKILL)" in err and "memory" in err
     assert "Traceback" not in err
     assert_gone(folder)
+    assert events(folder, "run_failed")[0]["exit_code"] == 1, "rank 0 saw its connection break"
+    history = RunHistory(folder)
+    history.update()
+    view = run_view(history, time.time())
+    (row,) = [row for row in Watch(folder.parent).runs(None)["runs"] if row["name"] == folder.name]
+    for status, why in ((view["status"], view["why"]), (row["status"], row["why"])):
+        assert status == "failed" and why.startswith("Rank 1 was killed by signal 9 (SIGKILL) while ")
+        assert why.endswith("; exit code 137.")
+    assert view["advice"] and all(line in err for line in view["advice"])
+    ((_, what, said, ranks, _),) = view["troubles"]["rows"]
+    assert what["text"] == "failure" and said.startswith("Rank 1 was killed") and ranks == "1"
+    assert "closed by peer" not in embedded(view)
+
+
+@pytest.mark.slow
+def test_a_launcher_that_is_killed_takes_its_ranks_and_their_data_loaders_with_it(
+    config: Path, environment: dict[str, str]
+) -> None:
+    more = ("-o", "train.extra.dataloader_num_workers=1", "-o", "train.extra.dataloader_persistent_workers=true")
+    process, folder = start_long_run(config, environment, 2, *more)
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    assert_gone(folder, seconds=40)  # an idle data loader looks for its rank every 5 s
 
 
 @pytest.mark.slow
@@ -221,8 +277,8 @@ def worker_pids(folder: Path) -> list[int]:
     return [found[rank] for rank in sorted(found)]
 
 
-def assert_gone(folder: Path) -> None:
-    deadline = time.monotonic() + 60
+def assert_gone(folder: Path, seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
     while worker_pids(folder) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert worker_pids(folder) == []

@@ -92,10 +92,12 @@ def test_half_a_setting_is_told_with_what_is_missing(environ: dict[str, str], mi
         ("PET_NODE_RANK", "x"),
         ("PET_NPROC_PER_NODE", "many"),
         ("PET_MASTER_PORT", "http"),
+        ("SLURM_STEP_NUM_NODES", "2(x3)"),
+        ("SLURM_STEP_NUM_TASKS", ""),
     ],
 )
 def test_what_is_no_number_is_told_by_name(name: str, text: str) -> None:
-    worker = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"} if not name.startswith("PET") else {}
+    worker = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"} if not name.startswith(("PET", "SLURM")) else {}
     problem = refusal(**{**worker, "PET_NNODES" if name.startswith("PET") else "X": "1", name: text})
     assert f"{name} is '{text}', not a whole number" in problem.what
 
@@ -167,8 +169,44 @@ def test_a_task_of_srun_is_a_node_and_the_first_host_is_the_master() -> None:
     assert read_place({**SLURM, "MASTER_ADDR": "m", "MASTER_PORT": "7"}) == Node(3, 1, "m", 7)
 
 
-def test_several_tasks_of_srun_on_a_node_are_refused_with_the_option_to_use() -> None:
-    assert "--ntasks-per-node=1" in refusal(**SLURM, SLURM_STEP_NUM_TASKS="24").fix
+@pytest.mark.parametrize("nodes", ["1", "3"])
+def test_several_tasks_of_srun_on_a_node_are_refused_and_told_by_the_first(nodes: str) -> None:
+    step = {**SLURM, "SLURM_STEP_NUM_NODES": nodes, "SLURM_STEP_NUM_TASKS": "24"}
+    problem = refusal(**step, SLURM_PROCID="0", SLURM_LOCALID="0")
+    assert f"24 tasks on {nodes} node" in problem.what and "--ntasks-per-node=1" in problem.fix
+    other = refusal(**step, SLURM_PROCID="5", SLURM_LOCALID="5")
+    assert other.what == "Task 5 of 24 is not started; task 0 says why." and not other.why and not other.fix
+
+
+def test_several_tasks_are_refused_when_nothing_but_their_number_is_known() -> None:
+    assert "4 tasks on 1 node." in refusal(SLURM_STEP_NUM_TASKS="4").what
+
+
+# What SLURM sets beside it in each case; in none of them is this process one of several.
+BATCH = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0",
+         "SLURM_JOB_NUM_NODES": "2", "SLURM_NNODES": "2", "SLURM_TASKS_PER_NODE": "2(x2)"}  # fmt: skip
+ONE_TASK = {"SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NODELIST": "gpu03"}
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        pytest.param(BATCH, id="a batch script of sbatch --ntasks=4"),
+        pytest.param({**BATCH, **ONE_TASK}, id="srun -n 1 in it"),
+        pytest.param({**BATCH, **ONE_TASK, "SLURM_STEP_ID": "4294967290"}, id="the interactive step of salloc -n 4"),
+    ],
+)
+def test_one_task_on_one_node_is_one_machine(environ: dict[str, str]) -> None:
+    assert read_place(environ) == Node()
+
+
+def test_the_command_line_wins_over_a_step_of_several_tasks() -> None:
+    assert read_place({"SLURM_STEP_NUM_TASKS": "4"}, Asked(nnodes=1)) == Node()
+
+
+def test_a_worker_that_srun_has_numbered_is_one_of_its_tasks() -> None:
+    worker = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "3", **MASTER}
+    assert read_place({**worker, "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_NUM_NODES": "1"}) == Worker(3, 4, 3)
 
 
 @pytest.mark.parametrize(

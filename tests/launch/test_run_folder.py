@@ -1,13 +1,24 @@
 from __future__ import annotations
 
+import multiprocessing
 import os
 import re
+import stat
+import time
 from pathlib import Path
 
 import pytest
 
 from shardtune.errors import UserInputError
-from shardtune.launch.run_folder import create_run_folder, new_run_id
+from shardtune.launch import run_folder
+from shardtune.launch.run_folder import LEASE, RunFolder, create_run_folder, hold_run_folder, new_run_id
+
+
+def create(output_dir: Path | str, run_id: str | None = None) -> Path:
+    """As a process that has ended since: nobody holds the folder any more."""
+    held = create_run_folder(str(output_dir), run_id)
+    held.lease.release()
+    return held.path
 
 
 def refusal(output_dir: Path | str, run_id: str | None = None) -> UserInputError:
@@ -17,29 +28,128 @@ def refusal(output_dir: Path | str, run_id: str | None = None) -> UserInputError
     return caught.value
 
 
-def test_a_run_gets_an_empty_folder_of_its_own(tmp_path: Path) -> None:
-    folder = create_run_folder(str(tmp_path / "deep" / "größe"), "first")
-    assert folder == tmp_path / "deep" / "größe" / "first"
-    assert list(folder.iterdir()) == []
+def test_a_run_gets_an_empty_folder_of_its_own_and_holds_it(tmp_path: Path) -> None:
+    held = create_run_folder(str(tmp_path / "deep" / "größe"), "first")
+    assert held.path == tmp_path / "deep" / "größe" / "first" and held.created
+    assert [entry.name for entry in held.path.iterdir()] == [LEASE]
+    assert f"process {os.getpid()}" in refusal(tmp_path / "deep" / "größe", "first").why
+    held.lease.release()
+    assert list(held.path.iterdir()) == []
+
+
+def _ask_for_one_name(output_dir: Path, at: float, answers: multiprocessing.SimpleQueue) -> None:
+    time.sleep(max(0.0, at - time.monotonic()))
+    try:
+        held = create_run_folder(str(output_dir), "same")
+    except UserInputError as error:
+        answers.put(error.what)
+    else:
+        answers.put("mine")
+        time.sleep(0.3)  # as a run that goes on: the other must not get it in the meantime
+        held.lease.release()
+
+
+def test_of_two_processes_that_ask_for_one_name_at_once_one_gets_it(tmp_path: Path) -> None:
+    fork = multiprocessing.get_context("fork")
+    for number in range(40):
+        answers, at = fork.SimpleQueue(), time.monotonic() + 0.02
+        output_dir = tmp_path / str(number)
+        both = [fork.Process(target=_ask_for_one_name, args=(output_dir, at, answers)) for _ in range(2)]
+        for process in both:
+            process.start()
+        told = sorted(answers.get() for _ in both)
+        for process in both:
+            process.join()
+        assert told.count("mine") == 1 and "same" in next(text for text in told if text != "mine"), told
+        assert (output_dir / "same").is_dir()
+
+
+def test_a_folder_that_was_refused_is_deleted_only_by_its_maker_and_only_while_nothing_was_trained(
+    tmp_path: Path,
+) -> None:
+    def started(name: str, *more: str) -> RunFolder:
+        held = create_run_folder(str(tmp_path), name)
+        for file in ("run.json", "config.yaml", "environment.json", "events-rank0.jsonl", "crash/findings.json", *more):
+            (held.path / file).parent.mkdir(exist_ok=True)
+            (held.path / file).write_text("x")
+        return held
+
+    assert started("refused").discard_untrained() and not (tmp_path / "refused").exists()
+    for name, more in (("trained", "checkpoints/step-000005"), ("done", "final/adapter"), ("noted", "my-notes.txt")):
+        held = started(name, more)
+        before = sorted(held.path.rglob("*"))
+        assert not held.discard_untrained() and sorted(held.path.rglob("*")) == before
+    found = started("found")
+    found.lease.release()
+    assert not hold_run_folder(found.path).discard_untrained() and (found.path / "config.yaml").exists()
+
+
+def test_a_runs_folder_is_private_unless_it_is_opened_to_the_group(tmp_path: Path) -> None:
+    mask = os.umask(0o077)
+    try:
+        assert stat.S_IMODE(create(tmp_path, "mine").stat().st_mode) == 0o700
+        opened = create_run_folder(str(tmp_path), "ours", "group").path
+        (opened / "events-rank0.jsonl").touch()
+        assert stat.S_IMODE(opened.stat().st_mode) == 0o750
+        assert (opened / "events-rank0.jsonl").stat().st_mode & 0o040
+        hold_run_folder(tmp_path / "mine", "group")
+        assert stat.S_IMODE((tmp_path / "mine").stat().st_mode) == 0o750
+    finally:
+        os.umask(mask)
+    (tmp_path / "shared").mkdir(mode=0o755)
+    assert stat.S_IMODE(create(tmp_path, "shared").stat().st_mode) == 0o755
+
+
+@pytest.mark.parametrize("name", [LEASE, "config.yaml", "events-rank0.jsonl", "checkpoints"])
+def test_a_folder_with_a_link_in_it_is_refused_and_what_it_leads_to_is_untouched(tmp_path: Path, name: str) -> None:
+    precious = tmp_path / "precious"
+    precious.write_text("precious")
+    folder = create(tmp_path, "run")
+    (folder / name).symlink_to(precious)
+    with pytest.raises(UserInputError, match=f"symbolic links: {re.escape(name)}"):
+        hold_run_folder(folder)
+    assert "symbolic links" in refusal(tmp_path, "run").what
+    assert precious.read_text() == "precious"
+
+
+def test_a_link_in_place_of_the_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "run").symlink_to(tmp_path / "elsewhere")
+    assert "is a symbolic link" in refusal(tmp_path, "run").what
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to another user")
+def test_another_users_folder_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = create(tmp_path, "run")
+    os.chown(folder, 12345, 12345)
+    problem = refusal(tmp_path, "run")
+    assert "belongs to another user" in problem.what and "12345" in problem.why
+    with pytest.raises(UserInputError, match="belongs to another user"):
+        hold_run_folder(folder)
+    # A mount that gives every file to one user: what this process makes there has that owner, too.
+    monkeypatch.setattr(run_folder, "_uid_of_new_files", lambda where: 12345)
+    hold_run_folder(folder).lease.release()
 
 
 def test_ids_of_runs_started_together_differ_and_sort_by_time(tmp_path: Path) -> None:
     ids = {new_run_id() for _ in range(20)}
     assert len(ids) > 15
     assert all(re.fullmatch(r"\d{8}-\d{6}-[0-9a-f]{4}", run_id) for run_id in ids)
-    assert create_run_folder(str(tmp_path)) != create_run_folder(str(tmp_path))
+    assert create(tmp_path) != create(tmp_path)
 
 
 def test_the_folder_is_absolute_and_a_tilde_is_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    assert create_run_folder("runs", "a") == tmp_path / "runs" / "a"
-    assert create_run_folder("~/runs", "a") == tmp_path / "home" / "runs" / "a"
+    assert create("runs", "a") == tmp_path / "runs" / "a"
+    assert create("~/runs", "a") == tmp_path / "home" / "runs" / "a"
 
 
 def test_an_existing_empty_folder_is_taken(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
-    assert create_run_folder(str(tmp_path), "mine") == tmp_path / "mine"
+    held = create_run_folder(str(tmp_path), "mine")
+    assert held.path == tmp_path / "mine" and not held.created
 
 
 def test_a_run_that_has_written_something_is_never_written_over(tmp_path: Path) -> None:

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from shardtune.checkpoint.changes import identity, kept_settings
 from shardtune.checkpoint.store import CheckpointStore
 from shardtune.config import load_config
 from shardtune.config.schema import RunConfig
 from shardtune.errors import UserInputError
-from shardtune.launch.which_run import RECORD, choose_run, read_run, record_finish, record_start
+from shardtune.launch import which_run
+from shardtune.launch.run_folder import RECORD
+from shardtune.launch.which_run import Choice, read_run, record_finish, record_start
 
 
 @pytest.fixture(autouse=True)
@@ -32,15 +37,28 @@ def config(folder: Path, resume: str = "auto", **train: Any) -> RunConfig:
     )
 
 
+def choose_run(config: RunConfig, run_id: str | None) -> Choice:
+    """As a process that has ended since: nobody holds the run any more."""
+    choice = which_run.choose_run(config, run_id)
+    choice.held.lease.release()
+    return choice
+
+
 def make(folder: Path, name: str, *steps: int, finished: bool = False, best: int | None = None, **train: Any) -> Path:
     """A run with checkpoints, started after those made before it."""
     run = folder / name
     run.mkdir(parents=True)
     record_start(run, config(folder, **train))
     store = CheckpointStore(run / "checkpoints", keep=None)
+    mine = config(folder, **train)
+    asked = {"identity": identity(mine), "settings": kept_settings(mine)}
+
+    def fill(path: Path) -> None:
+        (path / "trainer.json").write_text(json.dumps({"asked": asked}))
+
     for step in steps:
-        about = {"eval_loss": 1.0 if step == best else 2.0} if best is not None else {}
-        store.write(step, lambda path, step=step: (path / "trainer.json").write_text(f"{step}") and None, about)
+        eval_loss = {"eval_loss": 1.0 if step == best else 2.0} if best is not None else {}
+        store.write(step, fill, {"time": time.time(), **eval_loss})
     if finished:
         record_finish(run)
     time.sleep(0.002)
@@ -164,9 +182,77 @@ def test_a_path_to_something_else_is_an_error(tmp_path: Path) -> None:
         choose_run(config(tmp_path, str(tmp_path)), None)
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{", json.dumps({"identity": 1})])
-def test_a_broken_record_is_no_run(tmp_path: Path, content: str) -> None:
+BROKEN = ["", "[]", "{", json.dumps({"identity": 1}), None]
+
+
+def spoil(run: Path, content: str | None) -> None:
+    (run / RECORD).unlink()
+    if content is not None:
+        (run / RECORD).write_text(content)
+
+
+@pytest.mark.parametrize("content", BROKEN)
+def test_a_run_whose_record_is_lost_goes_on_from_its_checkpoints_and_says_so(
+    tmp_path: Path, content: str | None
+) -> None:
+    run = make(tmp_path, "a", 5, 10)
+    spoil(run, content)
+    for wanted in (choose_run(config(tmp_path), None), choose_run(config(tmp_path), "a")):
+        assert (wanted.folder, wanted.created) == (run, False)
+        assert "run.json of the run a is" in wanted.told and "step 10" in wanted.told
+    assert choose_run(config(tmp_path, "latest"), None).folder == run
+    assert choose_run(config(tmp_path, str(run)), None).folder == run
+    # It is still that run and no other.
+    chosen = choose_run(config(tmp_path, learning_rate=0.5), None)
+    assert chosen.created and "the unfinished run a has another config" in chosen.told
+
+
+def test_a_run_whose_record_is_lost_is_finished_where_its_final_adapter_came_last(tmp_path: Path) -> None:
     run = make(tmp_path, "a", 5)
-    (run / RECORD).write_text(content)
+    spoil(run, None)
+    (run / "final").mkdir()
+    assert "a, is finished" in choose_run(config(tmp_path), None).told
+    os.utime(run / "final", (1, 1))  # it was finished, and then trained further
+    again = read_run(run)
+    assert again is not None and not again.finished
+
+
+def test_checkpoints_that_nothing_can_be_read_of_are_never_passed_over_in_silence(tmp_path: Path) -> None:
+    run = make(tmp_path, "a", 5)
+    spoil(run, "{")
+    (run / "checkpoints" / "step-000005" / "manifest.json").write_text("{")
     assert read_run(run) is None
+    chosen = choose_run(config(tmp_path), None)
+    assert chosen.created and f"{run} has checkpoints, but neither its run.json nor any of them" in chosen.told
+
+
+def test_a_link_or_a_file_in_place_of_the_only_checkpoint_is_said(tmp_path: Path) -> None:
+    run = make(tmp_path, "a")
+    (run / "checkpoints").mkdir()
+    (run / "checkpoints" / "step-000010").symlink_to(make(tmp_path, "b", 5, seed=1) / "checkpoints" / "step-000005")
+    (run / "checkpoints" / "step-000015").write_text("")
+    chosen = choose_run(config(tmp_path), "a")
+    assert chosen.folder == run
+    assert "step-000010 is a link or a file" in chosen.told and "step-000015 is a link or a file" in chosen.told
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user for a while")
+def test_a_folder_of_another_user_beside_ours_does_not_matter() -> None:
+    """Folders are private: in an output folder that several people use, nobody can look into the others' runs."""
+    with tempfile.TemporaryDirectory() as name:  # tmp_path itself lets nobody else in
+        shared = Path(name)
+        make(shared, "theirs", 5).chmod(0o700)
+        shared.chmod(0o777)
+        if (child := os.fork()) == 0:
+            with contextlib.ExitStack() as at_end:
+                at_end.callback(os._exit, 1)
+                os.seteuid(12345)
+                if choose_run(config(shared, seed=1), None).created:
+                    os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_an_empty_folder_without_a_record_is_no_run(tmp_path: Path) -> None:
+    spoil(make(tmp_path, "a"), "")
+    assert read_run(tmp_path / "a") is None
     assert choose_run(config(tmp_path), None).created

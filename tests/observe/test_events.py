@@ -8,7 +8,9 @@ import time
 from pathlib import Path
 
 import pytest
+from small_disk import fill, free, small_disk
 
+from shardtune.observe import events as events_module
 from shardtune.observe.events import EventLog
 
 
@@ -117,3 +119,81 @@ def test_a_process_killed_while_it_writes_loses_at_most_its_last_line(tmp_path: 
     for begin, end, last in zip(starts, [*starts[1:], len(whole) - 1], told, strict=True):
         assert whole[begin:end] == list(range(end - begin))  # nothing is missing in between
         assert end - begin > last  # and nothing at the end but what was being written
+
+
+def test_on_a_full_disk_lines_wait_and_come_in_order_once_there_is_room(tmp_path: Path) -> None:
+    """Whole: the line the disk filled up in is completed."""
+    said: list[str] = []
+    with small_disk(tmp_path / "disk", 64) as disk:
+        log = EventLog(disk, 0, said.append)
+        log.write("step", step=0)
+        fill(disk)
+        for step in range(1, 30):
+            log.write("step", step=step, text="x" * 1000)
+        assert said == [
+            "events-rank0.jsonl cannot be written: No space left on device. Training goes on; the lines are kept in "
+            "memory until there is room."
+        ]
+        assert [json.loads(line)["step"] for line in log.lines()] == list(range(30))
+        free(disk)
+        log.write("step", step=30)
+        written = lines(log.path)
+        log.close()
+    assert [record["step"] for record in written[:-1]] == list(range(31))
+    assert (written[-1]["event"], written[-1]["about"]) == ("warning", "events")
+    assert len(said) == 2 and said[1] == written[-1]["text"] and "can be written again" in said[1]
+
+
+def test_memory_is_bounded_and_what_it_had_no_room_for_is_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(events_module, "_MOST_WAITING", 20_000)
+    said: list[str] = []
+    with small_disk(tmp_path / "disk", 64) as disk:
+        log = EventLog(disk, 0, said.append)
+        log.write("step", step=0)
+        fill(disk)
+        for step in range(1, 101):
+            log.write("step", step=step, text="x" * 1000)
+        free(disk)
+        log.write("step", step=101)
+        written = lines(log.path)
+        log.close()
+    steps = [record["step"] for record in written[:-1]]
+    lost = 102 - len(steps)
+    assert 75 < lost < 90 and f"{lost} older ones are lost" in written[-1]["text"]
+    assert steps == sorted(steps) and steps[0] == 0 and steps[-10:] == list(range(92, 102))
+
+
+def test_a_disk_that_stays_full_is_said_at_the_end_with_what_it_cost(tmp_path: Path) -> None:
+    said: list[str] = []
+    with small_disk(tmp_path / "disk", 64) as disk:
+        log = EventLog(disk, 0, said.append)
+        fill(disk)
+        for step in range(3):
+            log.write("step", step=step)
+        log.finish()
+        log.close()
+    assert len(said) == 2 and said[1].startswith("3 lines of ") and "are lost: No space left on device" in said[1]
+
+
+def test_a_folder_that_is_gone_and_comes_back_is_written_to_again(tmp_path: Path) -> None:
+    """A lost mount: its folder is missing, then another file lies there."""
+    said: list[str] = []
+    folder = tmp_path / "run"
+    log = EventLog(folder, 0, said.append)
+    log.write("step", step=0)
+    folder.mkdir()
+    log.write("step", step=1)
+    log.close()
+    assert [record.get("step") for record in lines(log.path)] == [0, 1, None]
+    assert "No such file or directory" in said[0] and "can be written again" in said[1]
+
+
+def test_a_thread_that_hangs_in_a_write_does_not_hold_up_the_others(tmp_path: Path) -> None:
+    """The watchdog's last event, while the main thread hangs in the disk."""
+    log = EventLog(tmp_path, 0)
+    with log._lock:
+        log.write("no_progress")
+    log.write("run_end")
+    assert [record["event"] for record in lines(log.path)] == ["no_progress", "run_end"]

@@ -11,9 +11,8 @@ import pytest
 from fake_run import FakeRun
 
 from shardtune.errors import UserInputError
-from shardtune.launch.run_folder import _NAME
-from shardtune.launch.which_run import LEASE as LAUNCH_LEASE
-from shardtune.launch.which_run import RECORD
+from shardtune.launch.run_folder import _NAME, RECORD
+from shardtune.launch.run_folder import LEASE as LAUNCH_LEASE
 from shardtune.lease import Lease, is_held, looks_alive
 from shardtune.report import runs
 from shardtune.report.history import RunHistory

@@ -3,31 +3,28 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
 from rich.console import Console
 from running import events
 
 from shardtune.observe.events import EventLog
 from shardtune.observe.hardware import describe_hardware
-from shardtune.train import machines
 from shardtune.train.machines import tell_machines
 
 
-def scene(folder: Path, rank: int, local_rank: int, world_size: int) -> Any:
-    processes = SimpleNamespace(
-        rank=rank, local_rank=local_rank, world_size=world_size, is_main=rank == 0, control=None
-    )  # fmt: skip
+def scene(folder: Path, rank: int, local_rank: int, gather: Callable[[Any], list[Any]] = lambda mine: [mine]) -> Any:
+    processes = SimpleNamespace(rank=rank, local_rank=local_rank, is_main=rank == 0, gather=gather)
     console = Console(file=StringIO(), width=120, quiet=rank != 0)
     return SimpleNamespace(processes=processes, console=console, folder=folder, events=EventLog(folder, rank))
 
 
 def test_one_process_tells_and_keeps_its_own_machine(tmp_path: Path) -> None:
-    alone = scene(tmp_path, 0, 0, 1)
+    alone = scene(tmp_path, 0, 0)
     tell_machines(alone, workers=0)
     (event,) = events(tmp_path, "hardware")
     kept = json.loads((tmp_path / "environment.json").read_text())
@@ -37,25 +34,23 @@ def test_one_process_tells_and_keeps_its_own_machine(tmp_path: Path) -> None:
     assert len(said.splitlines()) <= 6
 
 
-def test_rank_0_tells_how_another_node_differs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rank_0_tells_how_another_node_differs(tmp_path: Path) -> None:
     here = describe_hardware(tmp_path)
     there = {**here, "host": "other", "python": "3.12.1"}
 
-    def gather(mine: Any, into: list[Any] | None, dst: int, group: Any) -> None:
-        assert into is not None and mine["host"] == here["host"]
-        into[:] = [mine, None, there, None]  # two nodes of two ranks
+    def gather(mine: Any) -> list[Any]:
+        assert mine["host"] == here["host"]
+        return [mine, None, there, None]  # two nodes of two ranks
 
-    monkeypatch.setattr(machines.dist, "gather_object", gather)
-    main = scene(tmp_path, 0, 0, 4)
+    main = scene(tmp_path, 0, 0, gather)
     tell_machines(main, workers=0)
     said = main.console.file.getvalue()
     assert f"differs   node 1 (other): Python 3.12.1 instead of {here['python']}\n" in said
     assert said.count("differs") == 1
 
 
-def test_a_second_rank_of_a_node_looks_at_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    gathered = []
-    monkeypatch.setattr(machines.dist, "gather_object", lambda mine, into, **rest: gathered.append((mine, into)))
-    tell_machines(scene(tmp_path, 1, 1, 2), workers=0)
-    assert gathered == [(None, None)]
+def test_a_second_rank_of_a_node_looks_at_nothing(tmp_path: Path) -> None:
+    gathered: list[Any] = []
+    tell_machines(scene(tmp_path, 1, 1, lambda mine: gathered.append(mine) or []), workers=0)
+    assert gathered == [None]
     assert events(tmp_path, "hardware", rank=1) == [] and not (tmp_path / "environment.json").exists()

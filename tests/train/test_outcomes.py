@@ -67,3 +67,42 @@ def test_a_tokenizer_of_another_model_is_refused(
     assert result.returncode == 2
     assert "token 400" in result.stderr and "embeddings for 72 tokens" in result.stderr
     assert "model.tokenizer_name_or_path" in result.stderr
+
+
+@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_damaged_best_is_set_aside_and_the_next_best_published(
+    shardtune: Command, tmp_path: Path, toy_model: Path, toy_data: Path, processes: int
+) -> None:
+    """The run has ended, two bits of its best checkpoint turn, and it goes on from its newest to write `final/` again."""
+    config = toy_config(
+        tmp_path, toy_model, toy_data,
+        data={"val_split": "validation"},
+        train={
+            "max_steps": 6, "eval_steps": 2, "save_strategy": "steps", "save_steps": 2, "save_total_limit": None,
+            "load_best_model_at_end": True, "learning_rate": 0.5, "lr_scheduler_type": "constant",
+        },
+    )  # fmt: skip
+    command = ("train", config, "--run-id", "one", "--nproc", processes)
+    assert shardtune(*command).returncode == 0
+    run = tmp_path / "runs" / "one"
+    losses = {event["step"]: event["loss"] for event in events(run, "eval")}
+    best, second, _ = sorted(losses, key=losses.__getitem__)
+    assert best != 6 and losses[best] < losses[second], "the case this test is about did not arise"
+    damaged = run / "checkpoints" / f"step-{best:06d}" / "adapter_model.safetensors"
+    content = bytearray(damaged.read_bytes())
+    content[-1] ^= 0x40  # exponents of the last two numbers: about 1e37
+    content[-5] ^= 0x40
+    damaged.write_bytes(content)
+    result = shardtune(*command, "--resume", "latest")
+    assert result.returncode == 0, result.stderr
+    assert f"step-{best:06d}: adapter_model.safetensors: changed" in result.stdout
+    assert f"eval loss {losses[second]:.4f} (best, step {second})" in result.stdout
+    assert events(run, "run_end")[-1]["eval_loss"] == pytest.approx(
+        losses[second], abs=1e-9 if processes == 1 else 1e-3
+    )
+    published = (run / "final" / "adapter_model.safetensors").read_bytes()
+    assert published == (run / "checkpoints" / f"step-{second:06d}" / "adapter_model.safetensors").read_bytes()
+    (aside,) = (run / "checkpoints").glob(f"damaged-step-{best:06d}-*")
+    assert (aside / "adapter_model.safetensors").read_bytes() == bytes(content)
+    told = [event["text"] for event in events(run, "warning") if event["about"] == "checkpoint"]
+    assert "was set aside" in told[0] and f"of step {second}" in told[1]

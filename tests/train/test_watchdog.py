@@ -6,10 +6,12 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from shardtune.launch.channel import Channel, read_message
 from shardtune.train.watchdog import BATCH, PREPARING, SAVING, STEP, Limits
 
 SCRIPT = """
@@ -26,11 +28,11 @@ print("ended well")
 """
 
 
-def run(tmp_path: Path, body: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    (tmp_path / "run").mkdir()
+def run(tmp_path: Path, body: str, pass_fds: Sequence[int] = (), **environ: str) -> subprocess.CompletedProcess[str]:
+    (tmp_path / "run").mkdir(exist_ok=True)
     return subprocess.run(
         [sys.executable, "-c", SCRIPT.format(body=body), str(tmp_path / "run")],
-        capture_output=True, text=True, timeout=240, env={**os.environ, **environ},
+        capture_output=True, text=True, timeout=240, env={**os.environ, **environ}, pass_fds=pass_fds,
     )  # fmt: skip
 
 
@@ -58,14 +60,25 @@ def test_a_rank_that_hangs_ends_with_its_stack_and_says_where(tmp_path: Path) ->
 
 
 def test_with_a_launcher_it_leaves_a_record_and_is_silent(tmp_path: Path) -> None:
-    errors = tmp_path / "errors"
-    errors.mkdir()
-    done = run(tmp_path, "dog.enter(STEP, 7); time.sleep(60)", SHARDTUNE_ERRORS_DIR=str(errors))
+    channel = Channel.create()
+    done = run(tmp_path, "dog.enter(STEP, 7); time.sleep(60)", channel.files, **channel.environment())
     assert (done.returncode, done.stderr) == (76, "")
-    record = json.loads((errors / "rank3.json").read_text())
+    record, state = read_message(channel.failure), read_message(channel.state)
+    channel.close()
+    assert record is not None and state is not None
     assert (record["kind"], record["exit_code"], record["doing"]) == ("stalled", 76, "computing a step (step 7)")
-    state = json.loads((errors / "alive-rank3.json").read_text())
     assert state["doing"] == "computing a step (step 7)" and state["folder"] == str(tmp_path / "run")
+
+
+@pytest.mark.parametrize("trouble", ["dog._events.path = None", "dog._dump = None", "dog._main_stack = None"])
+def test_whatever_telling_it_meets_the_process_ends(tmp_path: Path, trouble: str) -> None:
+    done = run(tmp_path, f"{trouble}; dog.enter(STEP, 7); time.sleep(60)")
+    assert done.returncode == 76, done.stderr
+
+
+def test_no_thread_is_left_behind(tmp_path: Path) -> None:
+    done = run(tmp_path, "dog.enter(STEP)\nimport threading; assert threading.active_count() == 1")
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_rank_does_not_outlive_its_launcher(tmp_path: Path) -> None:

@@ -39,7 +39,8 @@
       element("div", { class: "head" }, element("h1", {}, view.title), element("span", { class: `badge ${view.status}` }, view.status),
         view.left ? element("span", { class: "note" }, view.left) : null),
       element("p", { class: "lead" }, view.folder),
-      view.why ? element("p", { class: `why ${view.status}` }, view.why) : null,
+      view.why ? element("div", { class: `why ${view.status}` }, element("p", {}, view.why),
+        view.advice.map((text) => element("p", { class: "advice" }, text))) : null,
       view.status === "running" && view.progress !== null
         ? element("div", { class: "progress", role: "progressbar", "aria-valuenow": String(Math.round(100 * view.progress)) }, bar) : null,
       element("div", { class: "tiles" }, tiles),
@@ -99,7 +100,7 @@
     part.charts.body.append(tools, line, figures);
     tools.style.display = "contents";
     return (view) => {
-      fill(part.summary, [view.tiles, view.status, view.why, view.left, view.progress], () => summary(view));
+      fill(part.summary, [view.tiles, view.status, view.why, view.advice, view.left, view.progress], () => summary(view));
       fill(part.notes, view.notes, notes);
       fill(part.troubles, view.troubles, (t) => card(table(t, "Troubles")));
       fill(part.memory, view.out_of_memory, (all) => all.map(titled));

@@ -5,11 +5,10 @@ from __future__ import annotations
 import socket
 import statistics
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 
 from shardtune.config.schema import GuardsSection
 from shardtune.parallel.processes import Processes
@@ -36,7 +35,7 @@ class Look:
     waited: float | None  # share of the time
     waited_seconds: float  # a step
     memory: float | None  # share of the GPU at its fullest
-    throttle: tuple[str, ...]
+    throttle: list[str]
     adapters: int  # checksum
 
 
@@ -71,11 +70,7 @@ class Looks:
             self._mark = self._clock(step)
         if step % self.every:
             return []
-        mine = self._look(step)
-        looks = [mine]
-        if self.processes.world_size > 1:
-            looks = [mine] * self.processes.world_size
-            dist.all_gather_object(looks, mine, group=self.processes.control)
+        looks = [Look(**look) for look in self.processes.all_gather(asdict(self._look(step)))]
         found = (self._straggler(step, looks), self._starved(step, looks), self._full(step, looks),
                  self._throttled(step, looks), self._frozen(step, looks))  # fmt: skip
         self._adapters, self._moving = sum(look.adapters for look in looks), False
@@ -98,7 +93,7 @@ class Looks:
             waited=waited / max(1e-9, now[0] - began[0]) if steps else None,
             waited_seconds=waited / max(1, steps),
             memory=used / capacity if capacity else None,
-            throttle=tuple(self.gpu.throttle()) if self.gpu is not None else (),
+            throttle=list(self.gpu.throttle()) if self.gpu is not None else [],
             adapters=_adapters_checksum(self._trainer.model) if self.settings.frozen_adapter != "off" else 0,
         )
 

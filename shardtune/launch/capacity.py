@@ -1,0 +1,45 @@
+"""Can this machine hold so many processes? Asked before any of them is started: too many take the machine down."""
+
+from __future__ import annotations
+
+import sys
+
+from shardtune.errors import UserInputError
+from shardtune.launch.failure import three_parts
+from shardtune.machine import free_memory
+
+LEAST_BYTES = 350 << 20  # of one process, its own pages after its imports; measured with torch 2.13 (CPU): 330 MB
+PER_CORE = 4  # processes on a core beyond which ranks mostly wait for each other's turn
+
+
+def check_capacity(nproc: int, cores: int | None, *, force: bool = False, free: int | None = None) -> None:
+    """Refuse more processes than this node has memory for, or (`cores` given: they compute on the CPU) cores.
+
+    The model itself is left out: all ranks together hold it once, however many there are.
+
+    Args:
+        force: Print the same as a warning, and go on.
+        free: Bytes of memory; None asks the system.
+
+    Raises:
+        UserInputError: with the numbers, and how many processes fit.
+    """
+    free = free_memory() if free is None else free
+    problems, most = [], nproc
+    if free is not None and nproc * LEAST_BYTES > free:
+        needed = nproc * LEAST_BYTES / 1e9
+        problems.append(
+            f"{nproc} processes need at least {needed:.1f} GB of memory ({LEAST_BYTES / 1e9:.2f} GB each, before any "
+            f"weight is loaded), and {free / 1e9:.1f} GB are available"
+        )
+        most = min(most, free // LEAST_BYTES)
+    if cores is not None and nproc > PER_CORE * cores:
+        problems.append(f"{nproc} processes would share {cores} CPU core{'s' if cores > 1 else ''}")
+        most = min(most, PER_CORE * cores)
+    if not problems:
+        return
+    what, why = f"This machine cannot run {nproc} processes.", "; ".join(problems) + "."
+    if not force:
+        fix = f"Set --nproc (parallel.nproc) to {most} or less" if most else "Free memory"
+        raise UserInputError(what, why=why, fix=f"{fix}, or pass --force to start them anyway.")
+    print(three_parts(what, why, "Going on because of --force.").replace("error", "warning", 1), file=sys.stderr)

@@ -1,0 +1,67 @@
+"""What may this process use of its machine? Cores and memory, as the system and the cgroup of a pod or a job allow."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+
+CGROUPS, MY_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+# Limit, use, and of the use what the kernel takes back first (page cache nobody has touched for a while).
+_LIMITS = (
+    ("memory.max", "memory.current", "inactive_file"),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
+
+
+def usable_cores(quota: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
+    """Cores this process may use: a pod that is limited to 4 CPUs still sees all of its machine's."""
+    seen = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        allowed, period = quota.read_text(encoding="ascii").split()
+        return max(1, min(seen, math.ceil(int(allowed) / int(period))))
+    except (OSError, ValueError):  # no such file, or `max`
+        return seen
+
+
+def free_memory(cgroups: Path = CGROUPS, mine: Path = MY_CGROUPS, meminfo: Path = Path("/proc/meminfo")) -> int | None:
+    """Bytes this process may still take without pushing others out: the least of what the machine has and of what its
+    cgroup and those above allow. None where the system does not say."""
+    found = []
+    try:
+        for line in meminfo.read_text(encoding="ascii").splitlines():
+            if line.startswith("MemAvailable:"):
+                found.append(int(line.split()[1]) * 1024)
+    except (OSError, ValueError):
+        pass
+    for folder in cgroup_folders(cgroups, mine):
+        above = [parent for parent in folder.parents if parent.is_relative_to(cgroups)]
+        found += [free for one in (folder, *above) if (free := _free_of(one)) is not None]
+    return max(0, min(found)) if found else None
+
+
+def _free_of(folder: Path) -> int | None:
+    """What one cgroup leaves; None where it sets no limit."""
+    for limit, used, reclaimable in _LIMITS:
+        try:
+            stat = dict(line.split() for line in (folder / "memory.stat").read_text(encoding="ascii").splitlines())
+            allowed, taken = ((folder / name).read_text(encoding="ascii").strip() for name in (limit, used))
+            return int(allowed) - int(taken) + int(stat.get(reclaimable, 0))
+        except (OSError, ValueError):  # the other version, or `max`
+            continue
+    return None
+
+
+def cgroup_folders(cgroups: Path, mine: Path) -> list[Path]:
+    """Where this process's cgroup may lie: by its own name, or at the root, as a container sees it; version 2 first."""
+    found: list[Path] = []
+    try:
+        lines = [line.split(":", 2) for line in mine.read_text(encoding="ascii").splitlines()]
+    except (OSError, ValueError):
+        lines = []
+    for number, controllers, path in lines:
+        if number == "0":
+            found += [cgroups / path.lstrip("/"), cgroups / "unified" / path.lstrip("/"), cgroups]
+        elif "memory" in controllers.split(","):
+            found += [cgroups / "memory" / path.lstrip("/"), cgroups / "memory"]
+    return found

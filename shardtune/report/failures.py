@@ -1,0 +1,109 @@
+"""Why did a run fail? What its launcher found, in `crash/`; the ranks themselves often saw only the consequence."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import stat
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from shardtune.report.read import listed, mapping, number, text, whole
+
+FOLDER, LATEST = "crash", "findings.json"  # as launch/local.py writes them; a test compares
+_MOST_FILES = 200
+_MOST_BYTES = 4 << 20
+_MARGIN = 5.0  # seconds after its findings that a file of an older version, which has no time, was written
+_PARTS = re.compile(r"^  (why|fix): ", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """One failure of a run: its cause in three parts, and which ranks were found to have failed with it.
+
+    Args:
+        time: When the cause happened.
+        written: When the launcher wrote it down, after all ranks had ended.
+        rank: Whose failure is the cause; None where that is a node, or not known.
+        ranks: All ranks with a finding of their own, consequences included.
+        restarted: The launcher started all ranks again.
+    """
+
+    time: float
+    written: float
+    what: str
+    why: str
+    fix: str
+    exit_code: int | None
+    rank: int | None
+    ranks: frozenset[int]
+    step: int | None
+    restarted: bool
+
+    @property
+    def sentence(self) -> str:
+        return self.what if self.exit_code is None else f"{self.what.rstrip('.')}; exit code {self.exit_code}."
+
+    def includes(self, time: float, ranks: set[int]) -> bool:
+        """Is what these ranks said at that time part of this failure?"""
+        return self.time - 60 <= time <= self.written + 60 and ranks <= self.ranks
+
+
+def read_failures(folder: Path) -> tuple[Failure, ...]:
+    """Every failure a launcher has written down in a run's folder, the latest last."""
+    try:
+        paths = sorted((folder / FOLDER).glob("findings*.json"), reverse=True)[:_MOST_FILES]
+    except OSError:
+        return ()
+    found = {failure for path in paths if (failure := _read(path)) is not None}  # the latest is there twice
+    return tuple(sorted(found, key=lambda failure: failure.written))
+
+
+def current(failures: Sequence[Failure], since: float | None) -> Failure | None:
+    """The failure that ended the run, if nothing has happened in it `since`."""
+    last = failures[-1] if failures else None
+    return last if last is not None and (since is None or last.written >= since) else None
+
+
+def _read(path: Path) -> Failure | None:
+    try:
+        seen = path.lstat()
+        if not stat.S_ISREG(seen.st_mode) or seen.st_size > _MOST_BYTES:
+            return None
+        said = mapping(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, RecursionError):
+        return None
+    findings = [mapping(finding) for finding in listed(said.get("findings"))]
+    times = [at for finding in findings if (at := number(finding.get("time"))) is not None and math.isfinite(at)]
+    if not times or not text(said.get("told")):
+        return None
+    written = number(said.get("time"))
+    if written is not None and not math.isfinite(written):
+        return None
+    cause = findings[0] if written is not None else {}  # older versions did not put the cause first
+    what, why, fix = _three_parts(text(said.get("told")))
+    step = re.search(r"\(step (\d{1,12})\)", text(cause.get("doing")))
+    return Failure(
+        time=times[0] if cause else min(times),
+        written=written if written is not None else max(times) + _MARGIN,
+        what=what,
+        why=why,
+        fix=fix,
+        exit_code=whole(said.get("exit_code")),
+        rank=whole(cause.get("rank")),
+        ranks=frozenset(rank for finding in findings if (rank := whole(finding.get("rank"))) is not None),
+        step=int(step.group(1)) if step else None,
+        restarted=said.get("restart") is True,
+    )
+
+
+def _three_parts(told: str) -> tuple[str, str, str]:
+    """What, why and fix of a message as launch/failure.py renders it; of a traceback the line that says what it was."""
+    head, *rest = _PARTS.split(told)
+    parts = dict(zip(rest[::2], (part.strip() for part in rest[1::2]), strict=True))
+    first, *more = head.strip().splitlines() or [""]
+    if more and not first.startswith("error: "):
+        first = more[-1].strip() if first.startswith("Traceback") else f"{first} {more[-1].strip()}"
+    return first.removeprefix("error: "), parts.get("why", ""), parts.get("fix", "")

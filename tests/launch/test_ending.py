@@ -1,0 +1,73 @@
+"""A process whose work is done ends with its code, whatever its threads are inside of."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from running import REPOSITORY
+
+IN_THE_STORE = """
+import os, sys, threading, time
+from torch.distributed import TCPStore
+from shardtune.launch.ending import leave
+
+def finish():
+    store = TCPStore("127.0.0.1", 0, None, True)
+
+    def set_again_and_again():
+        while True:
+            store.set("key", "value")
+
+    threading.Thread(target=set_again_and_again, daemon=True).start()
+    time.sleep(0.02)
+    END(0)
+
+for _ in range(20):
+    if (child := os.fork()) == 0:
+        finish()
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+STILL_WRITING = """
+import threading, time
+from shardtune.launch.ending import leave
+
+def write():
+    time.sleep(0.5)
+    print("written", flush=True)
+
+threading.Thread(target=write).start()
+leave(3)
+"""
+
+SIGNALLED = """
+import atexit, os, signal
+from shardtune.launch.ending import leave
+
+atexit.register(lambda: os.kill(os.getpid(), signal.SIGTERM))
+leave(0)
+"""
+
+
+def ends(program: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, capture_output=True, text=True, timeout=120)
+
+
+def test_a_thread_inside_of_torchs_store_does_not_abort_a_finished_process() -> None:
+    done = ends(IN_THE_STORE.replace("END", "leave"))
+    assert (done.returncode, done.stdout.split(), done.stderr) == (0, ["0"] * 20, "")
+
+
+def test_without_that_care_it_does_abort() -> None:
+    """Otherwise the test above proves nothing. One in twenty would do; about two of three abort."""
+    assert "-6" in ends(IN_THE_STORE.replace("END", "sys.exit")).stdout.split()
+
+
+def test_a_thread_that_still_writes_is_waited_for() -> None:
+    done = ends(STILL_WRITING)
+    assert (done.returncode, done.stdout) == (3, "written\n")
+
+
+def test_a_signal_that_comes_when_all_is_done_changes_nothing() -> None:
+    assert ends(SIGNALLED).returncode == 0

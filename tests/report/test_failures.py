@@ -1,0 +1,208 @@
+"""A failure is shown once, by its cause: what the launcher found stands for what the ranks saw of it."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_run import FakeRun
+
+from shardtune.launch.council import Word, end_word
+from shardtune.launch.findings import Finding, cause_of
+from shardtune.launch.local import _keep
+from shardtune.lease import Lease
+from shardtune.report.failures import read_failures
+from shardtune.report.history import RunHistory
+from shardtune.report.status import LEASE
+from shardtune.report.view import View, run_view
+from shardtune.report.watch import Watch
+
+BROKEN = "RuntimeError('gloo: Connection closed by peer')"
+
+
+def view_of(run: FakeRun) -> View:
+    history = RunHistory(run.folder)
+    history.update()
+    return run_view(history, run.now)
+
+
+def troubles(view: View) -> list[tuple[str, str, str]]:
+    """(what, text, ranks) of each entry."""
+    return [(what["text"], said, ranks) for _, what, said, ranks, _ in (view["troubles"] or {"rows": []})["rows"]]
+
+
+def kill_rank_1(run: FakeRun, step: int, *, restarts_left: int = 0) -> Word:
+    """As it is written: rank 0 sees its connection break, then both launchers' findings are put together and kept."""
+    run.now += 1
+    run.write("run_failed", 0, exit_code=1, text=BROKEN)
+    findings = [
+        Finding("echo", run.now + 0.1, 0, "a", 0, text=BROKEN, exit_code=1),
+        Finding("killed", run.now + 0.2, 0, "a", 1, exit_code=137, doing=f"computing a step (step {step})",
+                for_memory=True),
+    ]  # fmt: skip
+    run.now += 3
+    word = end_word(cause_of(findings, 1), findings, restarts_left, run.now)
+    _keep(word, run.folder)
+    return word
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> FakeRun:
+    run = FakeRun(tmp_path / "run", ranks=2)
+    run.begin(20)
+    for step in range(1, 8):
+        run.step(step, 20)
+    return run
+
+
+def test_a_killed_rank_is_the_cause_and_not_the_rank_that_lost_its_connection(run: FakeRun) -> None:
+    kill_rank_1(run, 8)
+    view = view_of(run)
+    assert (view["status"], view["why"]) == (
+        "failed", "Rank 1 was killed by signal 9 (SIGKILL) while computing a step (step 8); exit code 137.",
+    )  # fmt: skip
+    assert [line.split(":")[0] for line in view["advice"]] == [
+        "The host's memory ran out", "Give the job more memory, or use fewer data workers or processes.",
+    ]  # fmt: skip
+    ((what, said, ranks),) = troubles(view)
+    assert (what, ranks) == ("failure", "1") and said.startswith("Rank 1 was killed") and "more memory" in said
+    (points,) = [marks["points"] for marks in view["marks"] if marks["kind"] == "failure"]
+    assert [point["x"] for point in points] == [8]
+
+
+def test_the_list_of_runs_says_the_same_as_soon_as_it_is_known(run: FakeRun) -> None:
+    watch = Watch(run.folder.parent, clock=lambda: run.now)
+    before = watch.runs(None)
+    assert before["runs"][0]["status"] == "running"
+    kill_rank_1(run, 8)
+    (row,) = watch.runs(before["cursor"])["runs"]
+    assert row["status"] == "failed" and row["why"].startswith("Rank 1 was killed by signal 9 (SIGKILL)")
+
+
+def test_a_page_that_is_open_gets_the_cause_after_it_had_the_consequence(run: FakeRun) -> None:
+    watch = Watch(run.folder.parent, clock=lambda: run.now)
+    run.write("run_failed", 0, exit_code=1, text=BROKEN)
+    first = watch.run("run", None)
+    assert first is not None and "Connection closed" in first["why"]
+    kill_rank_1(run, 8)
+    second = watch.run("run", first["cursor"])
+    assert second is not None and second["why"].startswith("Rank 1 was killed")
+
+
+def test_a_run_that_was_started_again_and_finished_is_done_and_keeps_its_failures_as_history(run: FakeRun) -> None:
+    for step in (8, 9):
+        kill_rank_1(run, step, restarts_left=1)
+        run.now += 20
+        run.everywhere("run_start", run="run", world_size=2)
+        run.everywhere("resume", step=7, world_size=2)
+        run.step(8, 20)
+    run.end(20)
+    view = view_of(run)
+    assert (view["status"], view["why"], view["advice"]) == ("done", "", [])
+    assert [(what, said.partition("(step")[2][:3]) for what, said, _ in troubles(view)] == [
+        ("failure", " 8)"), ("failure", " 9)"),
+    ]  # fmt: skip
+    (row,) = Watch(run.folder.parent, clock=lambda: run.now).runs(None)["runs"]
+    assert (row["status"], row["why"]) == ("done", "")
+
+
+def test_a_run_that_is_being_started_again_runs(run: FakeRun) -> None:
+    lease = Lease.take(run.folder / LEASE)
+    assert lease is not None
+    kill_rank_1(run, 8, restarts_left=1)
+    view = view_of(run)
+    assert view["status"] == "running" and view["why"].startswith("Starting again after: Rank 1 was killed")
+    lease.release()
+    assert view_of(run)["status"] == "failed", "its launcher did not live to do it"
+
+
+def stop_by_guard(run: FakeRun) -> None:
+    said = "The loss of step 8 is nan on rank 1."
+    run.write("guard", 0, guard="non_finite", step=8, action="stop", ranks=[1], text=said, rows=["train:3"])
+    run.everywhere("run_failed", exit_code=1, text=said)
+
+
+def test_a_loss_that_is_no_number_is_one_entry(run: FakeRun) -> None:
+    stop_by_guard(run)
+    view = view_of(run)
+    assert view["status"] == "failed" and "nan on rank 1" in view["why"]
+    assert [(what, ranks) for what, _, ranks in troubles(view)] == [("non_finite: stop", "1")]
+
+
+def test_it_stays_one_entry_when_the_launcher_has_written_it_down_too(run: FakeRun) -> None:
+    stop_by_guard(run)
+    text = "error: The loss of step 8 is nan on rank 1.\n  why: Rows train:3.\n  fix: Lower train.learning_rate."
+    findings = [Finding("answer", run.now + rank, 0, "a", rank, text=text, exit_code=1) for rank in range(2)]
+    _keep(end_word(cause_of(findings, 1), findings, 0, run.now + 3), run.folder)
+    view = view_of(run)
+    assert view["why"] == "The loss of step 8 is nan on rank 1; exit code 1."
+    assert view["advice"] == ["Rows train:3.", "Lower train.learning_rate."]
+    assert [what for what, _, _ in troubles(view)] == ["non_finite: stop"]
+
+
+def test_an_exception_is_told_with_its_last_line(run: FakeRun) -> None:
+    trace = 'Traceback (most recent call last):\n  File "x.py", line 3\nValueError: no such column\n'
+    findings = [Finding("error", run.now, 0, "a", 1, text=trace, doing="preparing data"),
+                Finding("echo", run.now + 1, 0, "a", 0, text=BROKEN)]  # fmt: skip
+    _keep(end_word(cause_of(findings, 1), findings, 0, run.now + 3), run.folder)
+    assert view_of(run)["why"] == ("Rank 1 failed first while preparing data: ValueError: no such column; exit code 1.")
+
+
+def test_without_findings_the_events_are_what_is_known(run: FakeRun) -> None:
+    run.write("run_failed", 0, exit_code=1, text=BROKEN)
+    view = view_of(run)
+    assert "Connection closed" in view["why"] and [what for what, _, _ in troubles(view)] == ["failure"]
+
+
+def test_findings_of_an_older_version_are_read(run: FakeRun) -> None:
+    word = kill_rank_1(run, 8)
+    for path in (run.folder / "crash").iterdir():
+        path.unlink()
+    said = {"told": word.text, "exit_code": 137, "findings": list(reversed(word.findings))}
+    (run.folder / "crash" / "findings.json").write_text(json.dumps(said))
+    view = view_of(run)
+    assert view["why"].startswith("Rank 1 was killed") and len(troubles(view)) == 1
+
+
+@pytest.mark.parametrize(
+    "said",
+    ["", "[]", "{", "null", '{"told": 3}', '{"told": "x"}', '{"told": "x", "findings": [3]}', "[" * 100_000,
+     '{"told": "x", "findings": [{"time": NaN}]}', '{"told": "x", "time": Infinity, "findings": [{"time": 1}]}'],
+)  # fmt: skip
+def test_a_file_that_is_none_of_ours_changes_nothing(run: FakeRun, said: str) -> None:
+    before = view_of(run)
+    (run.folder / "crash").mkdir()
+    (run.folder / "crash" / "findings.json").write_text(said)
+    assert view_of(run) == before
+
+
+def test_what_is_no_plain_file_is_not_opened(run: FakeRun, tmp_path: Path) -> None:
+    kill_rank_1(run, 8)
+    crash = run.folder / "crash"
+    kept = (crash / "findings.json").read_text()
+    for path in crash.iterdir():
+        path.unlink()
+    os.mkfifo(crash / "findings.json")
+    (tmp_path / "elsewhere.json").write_text(kept)
+    (crash / "findings-20200101-000000.json").symlink_to(tmp_path / "elsewhere.json")
+    (crash / "findings-20200101-000001.json").mkdir()
+    assert read_failures(run.folder) == ()
+
+
+def test_fields_that_are_not_what_they_should_be_break_nothing(run: FakeRun) -> None:
+    kill_rank_1(run, 8)
+    path = run.folder / "crash" / "findings.json"
+    sound = json.loads(path.read_text())
+    odd: list[Any] = [None, "x", -1, 2**70, 1.5, [], {}, True]
+    for key in ("time", "exit_code", "restart", "told"):
+        for value in odd:
+            path.write_text(json.dumps({**sound, key: value}))
+            view_of(run)
+    for key in ("time", "rank", "doing", "kind"):
+        for value in odd:
+            findings = [{**sound["findings"][0], key: value}, *sound["findings"][1:]]
+            path.write_text(json.dumps({**sound, "findings": findings}))
+            view_of(run)
