@@ -31,9 +31,9 @@ namespaces:
 browser:
 	@command -v chromium >/dev/null || { timeout 240 apt-get install -qq -y chromium >/dev/null 2>&1; true; }
 
-# Files are dealt out whole, in the order that tests/conftest.py gives them: what a file makes once is made once.
+# tests/conftest.py says how tests are dealt out to the workers.
 WORKERS ?= 2
-PYTEST := $(OFFLINE) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+PYTEST := $(OFFLINE) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS)
 
 test: lint types namespaces browser
 	$(PYTEST) -m "not slow and not gpu"

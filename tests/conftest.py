@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from running import REPOSITORY, Command
@@ -19,13 +20,26 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-# Files of these start processes that import torch and train. They come first: a long one that begins last would leave the
-# other workers of pytest-xdist idle (`--dist loadfile --no-loadscope-reorder`).
+# These start processes that import torch and train. They come first: a long file that begins last would leave the other
+# worker of pytest-xdist without work.
 _HEAVY = ("faults", "train", "launch", "parallel", "quickstart", "cli")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: _HEAVY.index(item.path.parent.name) if item.path.parent.name in _HEAVY else len(_HEAVY))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Files are dealt out whole, in their order; clusters of processes that lose each other come one after the other."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return "faults" if nodeid.startswith("tests/faults/") else super()._split_scope(nodeid)
+
+    config.option.loadscopereorder = False
+    return Scheduling(config, log)
 
 
 @pytest.fixture(scope="session")
