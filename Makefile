@@ -31,11 +31,15 @@ namespaces:
 browser:
 	@command -v chromium >/dev/null || { timeout 240 apt-get install -qq -y chromium >/dev/null 2>&1; true; }
 
+# tests/conftest.py says how tests are dealt out to the workers.
+WORKERS ?= 2
+PYTEST := $(OFFLINE) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS)
+
 test: lint types namespaces browser
-	$(OFFLINE) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not slow and not gpu"  # toys: threads cost more than they gain
+	$(PYTEST) -m "not slow and not gpu"
 
 slow: $(VENV)/.weights namespaces browser
-	$(OFFLINE) $(BIN)/python -m pytest -q -m "slow and not gpu"
+	$(PYTEST) -m "slow and not gpu"
 
 # Faults at random on a run of three nodes; in the end its weights must be those of a run nobody disturbed.
 FAULTS ?= 10

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from shardtune.config.problems import Place, Problem
-from shardtune.config.settings_file import UnsuitableFileError, read_settings_file
+from shardtune.config.settings_file import UnsuitableFileError, named_path, read_settings_file
 from shardtune.config.suggestions import section_fields
 from shardtune.config.yaml_reader import Node, merge, read_yaml
 
@@ -83,7 +83,7 @@ class _Reading:
         return (own if merged is None else merge(merged, own)), problems
 
     def _base(self, path: Path, named: Node, chain: tuple[str, ...]) -> tuple[Node | None, list[Problem]]:
-        base = Path(os.path.normpath(path.parent / Path(named.value).expanduser()))
+        base = Path(os.path.normpath(path.parent / named_path(named.value)))
         chain = (*chain, os.path.realpath(path))
         if "\0" not in named.value and (same := os.path.realpath(base)) in chain:
             way = " → ".join(Path(file).name for file in (*chain[chain.index(same) :], same))
@@ -97,7 +97,7 @@ def _written_name(named: Node) -> str:
     text = named.reference.text if named.reference is not None else named.value
     if named.reference is None and not named.place.written:
         return ""
-    return text if Path(named.value).expanduser().is_absolute() else str(folder / text)
+    return text if named_path(named.value).is_absolute() else str(folder / text)
 
 
 def _named_files(extends: Node, problems: list[Problem]) -> list[Node]:

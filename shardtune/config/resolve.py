@@ -18,6 +18,7 @@ from shardtune.config.overrides import read_overrides
 from shardtune.config.problems import ConfigError, Place, Problem
 from shardtune.config.references import keep_references
 from shardtune.config.schema import RunConfig
+from shardtune.config.settings_file import named_path
 from shardtune.config.yaml_reader import Node, merge
 from shardtune.errors import UserInputError
 
@@ -208,16 +209,16 @@ def _accelerate_path(said: Node, from_command_line: Path | None) -> tuple[Node, 
     reference = None
     if from_command_line is not None:
         place = Place(f"--accelerate-config {from_command_line}", kind="override")
-        file = from_command_line
+        file = named_path(str(from_command_line))
     elif named is not None and not named.problem and isinstance(named.value, str) and named.value:
         place, reference = named.place, named.reference
         folder = Path(place.source).parent if place.kind == "file" else Path()
-        file = folder / Path(named.value).expanduser()
-        if reference is not None and not Path(named.value).expanduser().is_absolute():
+        file = folder / named_path(named.value)
+        if reference is not None and not named_path(named.value).is_absolute():
             reference = replace(reference, text=f"{escape(str(folder.absolute()))}/{reference.text}")
     else:
         return said, None, said.place
-    file = file.expanduser().absolute()
+    file = file.absolute()
     key_place = named.key_place if named is not None and from_command_line is None else place
     node = Node({"accelerate_config": Node(str(file), place, key_place, reference=reference)}, place, place)
     return replace(merge(said, Node({"parallel": node}, place, place)), place=said.place), file, place

@@ -20,6 +20,14 @@ class UnsuitableFileError(ValueError):
     """Something of this name is there, but not a file of settings; the message says why ("is a device, not a file")."""
 
 
+def named_path(text: str) -> Path:
+    """The path that a config names; `~` of a user who does not exist is left as it is, and not found later."""
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:
+        return Path(text)
+
+
 def read_settings_file(path: Path) -> bytes:
     """The file's content. Links are followed: a mounted Kubernetes ConfigMap consists of them.
 

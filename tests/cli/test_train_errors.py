@@ -82,11 +82,13 @@ def test_a_mistake_found_late_is_told_once_and_leaves_the_runs_name_free(shardtu
     assert list((config.parent / "runs").iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_column_that_is_not_there_is_answered_with_those_that_are(shardtune: Command, config: Path) -> None:
     message = failed(shardtune, "train", config, "-o", "data.prompt_template={question} {reply}")
     assert "no column 'reply'" in message and "question, answer, text" in message
 
 
+@pytest.mark.slow
 def test_a_split_that_is_not_there_is_answered_with_those_that_are(shardtune: Command, config: Path) -> None:
     message = failed(shardtune, "train", config, "-o", "data.val_split=dev")
     assert "has no split 'dev'" in message and "train, validation" in message and "data.val_split" in message
@@ -98,6 +100,7 @@ def test_nproc_must_be_a_number_or_auto(shardtune: Command, config: Path) -> Non
     assert "parallel.nproc" in failed(shardtune, "train", config, "--nproc", "two")
 
 
+@pytest.mark.slow
 def test_cuda_asked_for_without_a_gpu_says_what_torch_sees(shardtune: Command, config: Path) -> None:
     import torch
 

@@ -119,6 +119,8 @@ def test_mistakes_in_a_base_that_is_a_config_are_still_quoted(folder: Path) -> N
 def test_names_that_no_file_can_have_are_refused(folder: Path) -> None:
     assert "null character" in answer('"a\\0b"')
     assert "File name too long" in answer("x" * 300)
+    assert "there is no file '~nobody-of-this-name/base.yaml'" in answer("~nobody-of-this-name/base.yaml")
+    assert "does not exist" in answer("~nobody-of-this-name/base.yaml", key="accelerate_config")
     (folder / "loop").symlink_to("loop")
     assert "'loop' cannot be read: Too many levels of symbolic links" in answer("loop")
 

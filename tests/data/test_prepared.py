@@ -187,6 +187,7 @@ def test_packs_of_other_rows_or_another_length_are_not_taken(tmp_path: Path) -> 
         assert np.array_equal(again.rows, wanted.rows) and np.array_equal(again.offsets, wanted.offsets)
 
 
+@pytest.mark.slow
 def test_a_command_that_finds_damaged_packs_says_so_and_mends_them(
     shardtune: Command, toy_model: Path, toy_data: Path, tmp_path: Path
 ) -> None:

@@ -212,7 +212,7 @@ def test_compiled_layers_that_read_the_same_round_it_once(multiply_codes: bool) 
     assert ran.count(torch.ops.shardtune.fp8_linear.default) == 3
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("multiply_codes", [True, False])
 def test_a_compiled_layer_holds_them_whole_and_is_not_compiled_again_for_other_groups(
     backend: str, multiply_codes: bool

@@ -98,4 +98,4 @@ def test_a_folder_without_weights_is_told(folder: Path) -> None:
 
 def test_looking_needs_no_torch() -> None:
     code = "import sys; import shardtune.model.locate, shardtune.data.source; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], timeout=240).returncode == 0

@@ -68,6 +68,7 @@ def test_a_diverged_loss_is_a_number_in_words() -> None:
     assert problems({**HEAD, "event": "eval", "step": 1, "loss": "nan"}) == []
 
 
+@pytest.mark.slow
 def test_a_real_run_of_two_ranks_writes_what_the_schema_says(
     shardtune: Command, tmp_path: Path, toy_model: Path, toy_data: Path
 ) -> None:

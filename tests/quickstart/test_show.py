@@ -11,7 +11,9 @@ from running import Command, events
 
 
 def test_tiny_takes_the_whole_path_on_two_sharded_processes(shardtune: Command, tmp_path: Path) -> None:
-    result = shardtune("quickstart", "--tiny", "--output-dir", tmp_path / "out", env={"COLUMNS": "80"})
+    # As many threads as a user gets who says nothing about them.
+    unset = {"COLUMNS": "80", "OMP_NUM_THREADS": ""}
+    result = shardtune("quickstart", "--tiny", "--output-dir", tmp_path / "out", env=unset)
     assert result.returncode == 0, result.stderr
     (run,) = (path for path in (tmp_path / "out").iterdir() if (path / "final").is_dir())
     assert "FSDP2 over 2 processes on cpu" in result.stdout

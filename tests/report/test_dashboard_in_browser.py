@@ -136,6 +136,7 @@ def test_a_deleted_run_is_said_to_be_gone_and_stays_on_the_screen(
         at.until("document.body.textContent.includes('No runs yet')")
 
 
+@pytest.mark.slow
 def test_a_thousand_runs_are_listed_on_every_screen(
     visit: Callable[..., Visit], environment: dict[str, str], tmp_path: Path
 ) -> None:

@@ -97,6 +97,7 @@ def test_a_rank_that_waits_for_data_is_named(environment: dict[str, str], config
     assert 0.3 < told[0]["value"] <= 1.0
 
 
+@pytest.mark.slow
 def test_running_out_of_memory_on_one_rank_ends_both_with_its_message_and_is_not_tried_again(
     environment: dict[str, str], config: Path
 ) -> None:

@@ -212,6 +212,7 @@ def test_layers_are_compiled_where_it_pays(
     assert why in settled.origins["train.compile"].where
 
 
+@pytest.mark.slow
 def test_a_run_without_a_gpu_does_not_load_the_compiler() -> None:
     code = "import sys, shardtune.train.run; sys.exit('torch._inductor.compile_fx' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0

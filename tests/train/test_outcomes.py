@@ -39,6 +39,7 @@ def test_the_best_is_the_best_of_what_was_saved(
     assert final.read_bytes() == kept.read_bytes()
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_no_number_stops_the_run_and_writes_no_final(
     shardtune: Command, tmp_path: Path, toy_model: Path, toy_data: Path
 ) -> None:

@@ -33,7 +33,7 @@ def stop_when(
         while not moment() and process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.02)
         process.send_signal(number)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=240)
     finally:
         process.kill()
     return process.returncode, out, err
@@ -96,7 +96,7 @@ def test_in_the_middle_of_a_save_that_save_is_finished_and_the_step_saved_too(
         time.sleep(1)  # it is asked while the save is held, and must not have left
         assert process.poll() is None
         until.touch()
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=240)
     assert process.returncode == 75, err
     assert "Stopped on request after step" in out
     (end,) = events(run, "run_end")
@@ -115,7 +115,7 @@ def test_a_second_signal_in_the_middle_of_a_save_leaves_at_once_and_the_save_bef
         time.sleep(1.5)  # longer than one press that was handed on twice
         assert process.poll() is None
         process.send_signal(signal.SIGTERM)
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=240)
     assert process.returncode == 143, err
     assert store.steps() == [2] and store.verify(2) == []
     assert list((run / "checkpoints").glob(".staging-step-000004-*"))  # what a crash leaves, and the next save removes

@@ -191,6 +191,7 @@ def test_changes_up_and_down_do_not_cancel_out_in_a_checksum() -> None:
     assert checksum(tensor) != before
 
 
+@pytest.mark.slow
 def test_a_sharded_run_proves_every_rank(
     shardtune: Command, toy_data: Path, tmp_path: Path, environment: dict[str, str]
 ) -> None:

@@ -52,6 +52,7 @@ def test_no_file_of_a_run_holds_what_came_from_the_environment(run: Path, shardt
     assert events(run, "data")[0]["folder"].startswith(f"{run.parent.parent}/${{CACHE}}/")
 
 
+@pytest.mark.slow
 def test_the_config_that_a_run_keeps_goes_on_with_it(run: Path, shardtune: Command) -> None:
     done = shardtune(
         "train", run / "config.yaml", "--nproc", 1, "--resume", "latest", "-o", "train.max_steps=3", env=VALUES

@@ -51,7 +51,9 @@ def assert_same(folder: Path, undisturbed: Path) -> None:
     assert final_weights(folder) == final_weights(undisturbed)
 
 
-@pytest.mark.parametrize("step", [1, 3, 5])  # mid-epoch and between two log lines; an epoch's end; the second epoch
+@pytest.mark.parametrize(  # an epoch's end; mid-epoch and between two log lines; the second epoch
+    "step", [3, pytest.param(1, marks=pytest.mark.slow), pytest.param(5, marks=pytest.mark.slow)]
+)
 def test_a_run_stopped_on_request_goes_on_to_the_same_bits(config: Path, undisturbed: Path, step: int) -> None:
     name = f"stopped{step}"
     assert run(config, run_id=name, stop_at=step) == 75
