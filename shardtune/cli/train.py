@@ -70,6 +70,7 @@ def train(
     from shardtune.launch.network import INSECURE_VARIABLE
     from shardtune.launch.place import Asked
     from shardtune.launch.start import start
+    from shardtune.observe.output import unstoppable_output
 
     overrides = list(override or ())
     if nproc:
@@ -83,4 +84,6 @@ def train(
     if insecure_network:
         os.environ[INSECURE_VARIABLE] = "1"
     asked = Asked(nnodes, node_rank, master_addr, master_port)
-    leave(start(config, overrides, accelerate_config, run_id, os.environ, asked, force=force))
+    with unstoppable_output():
+        code = start(config, overrides, accelerate_config, run_id, os.environ, asked, force=force)
+    leave(code)

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import NoReturn
 
 from shardtune.launch.failure import report_failure
@@ -50,6 +51,7 @@ def leave(code: int) -> NoReturn:
         if thread is not threading.current_thread() and not thread.daemon:
             thread.join(max(0.0, deadline - time.monotonic()))
     atexit._run_exitfuncs()  # trackers finish their uploads there
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):  # a full disk, a pipe whose reader has gone, a stream that is closed
+            stream.flush()
     os._exit(code)

@@ -32,7 +32,11 @@ class NotAMasterError(Exception):
 
 
 class StrangerError(Exception):
-    """A connection that is not from a launcher of this run."""
+    """A connection that is not from a launcher of this run. `reply` is all it may be told."""
+
+    def __init__(self, reason: str, reply: bytes = b"") -> None:
+        super().__init__(reason)
+        self.reply = reply
 
 
 def hello(role: bytes) -> bytes:
@@ -46,8 +50,10 @@ def answer(key: bytes, said: bytes) -> tuple[bytes, bytes]:
     Raises:
         StrangerError: this is no hello.
     """
-    if not said.startswith(_HEAD) or said[len(_HEAD) : len(_HEAD) + 1] not in (KEY_VALUE, TUNNEL):
-        raise StrangerError("it does not speak the protocol of this shardtune version")
+    if said.startswith(_NAME) and not said.startswith(_HEAD):
+        raise StrangerError("it is another version of shardtune", reply=_HEAD)
+    if not said.startswith(_HEAD) or role_of(said) not in (KEY_VALUE, TUNNEL):
+        raise StrangerError("it does not speak shardtune's protocol")
     nonce = secrets.token_bytes(_NONCE)
     return _HEAD + nonce + _proof(key, b"master", said, nonce), _proof(key, b"node", said, nonce)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from shardtune.durable import replace_file
 from shardtune.errors import UserInputError
 from shardtune.launch.capacity import check_capacity
 from shardtune.launch.council import Council, Exchange, Report, Word, end_word, on_masters_clock
@@ -319,7 +320,7 @@ def _keep(word: Word, folder: Path | None) -> None:
         try:
             crash.mkdir(exist_ok=True)
             for name in (f"findings-{when}.json", "findings.json"):
-                (crash / name).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+                replace_file(crash / name, json.dumps(found, indent=1) + "\n")
         except OSError as error:
             print(f"warning: {crash} was not written: {error.strerror}", file=sys.stderr)
 

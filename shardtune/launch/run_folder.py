@@ -153,7 +153,8 @@ def _refuse_foreign(folder: Path) -> None:
             why=f"Its owner is user {found.st_uid}; this process runs as user {os.geteuid()}.",
             fix="Start the run as its owner, or start another one: --resume never, or another --run-id.",
         )
-    links = sorted(entry.name for entry in folder.iterdir() if entry.is_symlink())
+    entries = (*folder.iterdir(), *(folder / "crash").glob("*"))
+    links = sorted(str(entry.relative_to(folder)) for entry in entries if entry.is_symlink())
     if links:
         raise UserInputError(
             f"The run's folder '{folder}' holds symbolic links: {', '.join(links[:5])}.",

@@ -60,10 +60,12 @@ class MasterServer:
         self._thread.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        address = str(writer.get_extra_info("peername")[0]).removeprefix("::ffff:")  # IPv4 on a socket for both
+        peer = writer.get_extra_info("peername") or ("an address that has left",)
+        address = str(peer[0]).removeprefix("::ffff:")  # IPv4 on a socket for both
         try:
             role = await self._admit(reader, writer)
         except StrangerError as error:
+            writer.write(error.reply)
             self._report(address, str(error))
         except TimeoutError:
             self._report(address, f"it did not finish the handshake within {handshake.SECONDS:.0f} s")

@@ -19,7 +19,9 @@ from shardtune.launch.channel import Channel
 
 _MAIN, _ALL = signal.SIGUSR2, signal.SIGVTALRM
 _QUIET = 0.5  # seconds without another byte after which an answer is complete
-_PATIENCE = 3.0  # seconds for one answer
+# Seconds for each answer, also on a busy machine. Together with what the other ranks have to end in, less than a master
+# waits for a node that collects its findings.
+_MAIN_SECONDS, _ALL_SECONDS = 5.0, 2.5
 _READY = b"ready\n"  # before the first answer: without a handler the signals would end the process
 
 
@@ -46,11 +48,14 @@ def ask(pid: int, channel: Channel) -> str:
     # To the main thread itself: a signal to a stopped process is taken by whichever of its threads wakes first.
     _signal_main_thread(pid, _MAIN)  # pending until it is woken, and handled before anything else
     os.kill(pid, signal.SIGCONT)
-    of_main = _answer(channel.main_stack, len(_READY))
+    of_main = _answer(channel.main_stack, len(_READY), _MAIN_SECONDS)
     if not of_main:
-        return "It wrote no stacks when asked: its main thread does not leave the kernel.\n"
+        return (
+            f"It wrote no stacks within {_MAIN_SECONDS:.0f} s: its main thread does not leave the kernel, or the "
+            "machine is overloaded.\n"
+        )
     _signal_main_thread(pid, _ALL)
-    all_threads = _answer(channel.all_stacks, 0)
+    all_threads = _answer(channel.all_stacks, 0, _ALL_SECONDS)
     return f"{of_main}\nAll threads (as far as they could be read while they ran):\n{all_threads}"
 
 
@@ -62,11 +67,11 @@ def _signal_main_thread(pid: int, number: signal.Signals) -> None:
         tgkill(pid, pid, int(number))
 
 
-def _answer(file: int, begin: int) -> str:
+def _answer(file: int, begin: int, seconds: float) -> str:
     """What was written after `begin` once nothing more has come for a while."""
     began = grown = time.monotonic()
     size = begin
-    while (now := time.monotonic()) < began + _PATIENCE and not (size > begin and now > grown + _QUIET):
+    while (now := time.monotonic()) < began + seconds and not (size > begin and now > grown + _QUIET):
         if (written := os.fstat(file).st_size) != size:
             size, grown = written, now
         time.sleep(0.05)

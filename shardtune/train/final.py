@@ -141,7 +141,9 @@ class Publishing:
         places = [self.folder] + ([self.fallback_dir / self.folder.name] if self.fallback_dir else [])
         for place in places:
             try:
-                if place != self.folder:
+                if place == self.folder:
+                    place.stat()  # raises where it is gone; `publish` would make it
+                else:
                     place.mkdir(parents=True, exist_ok=True)
                 return publish(place / FINAL, fill), failures
             except OSError as error:

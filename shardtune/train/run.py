@@ -31,7 +31,6 @@ from shardtune.model.load import load_tokenizer
 from shardtune.model.quantized import hold_in_fp8, multiply_codes
 from shardtune.observe import summary
 from shardtune.observe.loading import LoadingProgress
-from shardtune.observe.output import unstoppable_output
 from shardtune.observe.preparing import PreparingProgress
 from shardtune.parallel.processes import join
 from shardtune.parallel.shard import shard_model
@@ -96,7 +95,6 @@ def train(resolved: ResolvedConfig, *, run_id: str | None = None, stop: StopRequ
     check_trackers(resolved.config.train.report_to)
     stop, asked = stop or StopRequest(), resolved.config
     with (
-        unstoppable_output(),
         _watched(resolved.config) as watchdog,
         join(resolved.config.parallel) as processes,
         ExitStack() as at_end,

@@ -9,7 +9,7 @@ import threading
 import time
 import traceback
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -124,7 +124,8 @@ class Watchdog:
         while not self._ended.wait(_INTERVAL):
             self._tell_launcher()
             if self._launcher is not None and os.getppid() != self._launcher:
-                print(f"rank {self.rank}: the launcher is gone, so this process ends.", file=sys.stderr, flush=True)
+                with suppress(OSError):  # whoever read it may have gone with the launcher
+                    print(f"rank {self.rank}: the launcher is gone, so this process ends.", file=sys.stderr, flush=True)
                 os._exit(LOST)
             limit = self.limits.of_phase(self._phase)
             if limit is not None and time.monotonic() - self._since > limit:
@@ -146,7 +147,8 @@ class Watchdog:
         except Exception:  # noqa: BLE001 - whatever telling it meets, the process ends: nobody else would end it
             traceback.print_exc()
         finally:
-            sys.stderr.flush()
+            with suppress(OSError):
+                sys.stderr.flush()
             os._exit(NO_PROGRESS)
 
     def _tell_no_progress(self, limit: float) -> None:

@@ -183,7 +183,21 @@ def test_a_stranger_that_talks_gets_a_close_and_no_byte(master: MasterLink, said
     with socket.create_connection(("127.0.0.1", master.port), timeout=SECONDS) as stranger:
         stranger.sendall(sent)
         assert receive(stranger, 1) == b""
-    assert len(said) == 1 and "does not speak the protocol" in said[0]
+    assert len(said) == 1 and "does not speak shardtune's protocol" in said[0]
+
+
+def test_another_version_is_told_so_on_both_sides(
+    master: MasterLink, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    future = handshake.hello(handshake.KEY_VALUE).replace(b"launcher 01", b"launcher 02")
+    with socket.create_connection(("127.0.0.1", master.port), timeout=SECONDS) as node:
+        node.sendall(future)
+        reply = receive(node, handshake.REPLY_SIZE)
+    assert len(said) == 1 and "it is another version of shardtune" in said[0]
+    monkeypatch.setattr(handshake, "_HEAD", future[: len(reply)])
+    with pytest.raises(UserInputError) as caught:
+        handshake.check_reply(NETWORK.key, future, reply, "host:1")
+    assert "The master host:1 runs another version of shardtune" in caught.value.what
 
 
 def test_a_probe_of_the_port_is_not_worth_a_word(master: MasterLink, said: list[str]) -> None:

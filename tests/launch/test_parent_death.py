@@ -19,13 +19,14 @@ from toys import toy_config
 # Starts two ranks as `launch` does, says their pids, and waits to be killed.
 LAUNCHER = """
 import os, sys, time
-from pathlib import Path
 from shardtune.launch.workers import LocalWorkers, Seat
 
-folder, config = Path(sys.argv[1]), sys.argv[2]
-seat = Seat(0, 0, 1, 0, 2, 2, "127.0.0.1", 1, "here")
-command = [sys.executable, "-m", "shardtune", "train", config]
-workers = LocalWorkers(command, seat, folder, {**os.environ, "PYTHONPATH": sys.argv[3]})
+seat = Seat(
+    attempt=0, node=0, nnodes=1, first_rank=0, nproc=2, world_size=2, master_addr="127.0.0.1", master_port=1,
+    store_port=1, host="here",
+)
+command = [sys.executable, "-m", "shardtune", "train", sys.argv[1]]
+workers = LocalWorkers(command, seat, {**os.environ, "PYTHONPATH": sys.argv[2]})
 print(*(process.pid for process in workers._processes.values()), flush=True)
 time.sleep(600)
 """
@@ -48,7 +49,7 @@ def path_with_slow_torch(tmp_path: Path) -> str:
 def launcher_with_two_ranks(
     tmp_path: Path, config: Path, path: str, environment: dict[str, str]
 ) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
-    command = [sys.executable, "-c", LAUNCHER, str(tmp_path), str(config), path]
+    command = [sys.executable, "-c", LAUNCHER, str(config), path]
     environ = {**environment, "PYTHONPATH": str(REPOSITORY), "IMPORTING": str(tmp_path)}
     launcher = subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, text=True)
     ranks: list[int] = []

@@ -100,11 +100,12 @@ def test_a_runs_folder_is_private_unless_it_is_opened_to_the_group(tmp_path: Pat
     assert stat.S_IMODE(create(tmp_path, "shared").stat().st_mode) == 0o755
 
 
-@pytest.mark.parametrize("name", [LEASE, "config.yaml", "events-rank0.jsonl", "checkpoints"])
+@pytest.mark.parametrize("name", [LEASE, "config.yaml", "events-rank0.jsonl", "checkpoints", "crash/rank-0.txt"])
 def test_a_folder_with_a_link_in_it_is_refused_and_what_it_leads_to_is_untouched(tmp_path: Path, name: str) -> None:
     precious = tmp_path / "precious"
     precious.write_text("precious")
     folder = create(tmp_path, "run")
+    (folder / name).parent.mkdir(exist_ok=True)
     (folder / name).symlink_to(precious)
     with pytest.raises(UserInputError, match=f"symbolic links: {re.escape(name)}"):
         hold_run_folder(folder)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import small_disk
 from shardtune.cli.main import main
 from shardtune.train.step_watch import ProgressWatch
 
+tempfile.tempdir = os.environ.get("TMPDIR")  # Python would take another one if it were full
 faults = json.loads(os.environ["DISK_FAULTS"])
 on_step_end = ProgressWatch.on_step_end
 

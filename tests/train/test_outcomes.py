@@ -80,6 +80,7 @@ def test_a_damaged_best_is_set_aside_and_the_next_best_published(
         train={
             "max_steps": 6, "eval_steps": 2, "save_strategy": "steps", "save_steps": 2, "save_total_limit": None,
             "load_best_model_at_end": True, "learning_rate": 0.5, "lr_scheduler_type": "constant",
+            "per_device_train_batch_size": 2 // processes,
         },
     )  # fmt: skip
     command = ("train", config, "--run-id", "one", "--nproc", processes)
