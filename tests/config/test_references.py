@@ -37,7 +37,7 @@ train:
         - x${R}
 cluster: {env: {HF_TOKEN: "${HUB}", DB_PASSWORD: "${HUB:-hunter2}", URL: "https://me:${PW}@host", PORT: "${R}"}}
 """
-ENVIRON = {"REVISION": "12", "ROWS": "/data/private", "WEIGHT": "0.25", "R": "77", "TARGETS": "q_proj,k_proj",
+ENVIRON = {"REVISION": "12", "ROWS": "/data/rows-of-ana", "WEIGHT": "0.25", "R": "77", "TARGETS": "q_proj,k_proj",
            "RATE": "0.0625", "BETA": "0.875", "HUB": "hub-value", "PW": "pw-value"}  # fmt: skip
 
 
@@ -54,7 +54,7 @@ def test_the_run_has_the_values_and_nothing_that_is_written_down_does(load: Load
     assert config.data.prompt_template == "{a} ${NOT} # : {b}" and config.cluster.env["HF_TOKEN"] == "hub-value"
     written = [render_yaml(resolved), render_yaml(redacted(resolved)), json.dumps(as_json(resolved)), json.dumps(redacted_settings(config))]  # fmt: skip
     for text in written:
-        for value in ("77", "private", "0.25", "k_proj", "0.0625", "0.875", "hub-value", "pw-value"):
+        for value in ("77", "rows-of-ana", "0.25", "k_proj", "0.0625", "0.875", "hub-value", "pw-value"):
             assert value not in text, (value, text)
         for reference in (
             "${REVISION}",
