@@ -9,7 +9,7 @@ import threading
 import time
 import traceback
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -137,7 +137,8 @@ class Watchdog:
                 "limit": self.limits.of_phase(self._phase), "silence": self.limits.longest,
                 "folder": str(self._folder) if self._folder else "",
             }  # fmt: skip
-            put_message(self._channel.state, state)
+            with suppress(OSError):  # not even memory: the next look tries again, and the launcher waits that long
+                put_message(self._channel.state, state)
 
     def _give_up(self, limit: float) -> NoReturn:
         """Runs in the watchdog's thread; the main thread is still wherever it hangs."""
@@ -146,7 +147,8 @@ class Watchdog:
         except Exception:  # noqa: BLE001 - whatever telling it meets, the process ends: nobody else would end it
             traceback.print_exc()
         finally:
-            sys.stderr.flush()
+            with suppress(OSError):  # printed to a full disk
+                sys.stderr.flush()
             os._exit(NO_PROGRESS)
 
     def _tell_no_progress(self, limit: float) -> None:
