@@ -73,8 +73,11 @@ def leave_record(rank: int, kind: str, text: str, exit_code: int, doing: str = "
         return False
     record = {"rank": rank, "time": time.time(), "kind": kind, "text": text, "exit_code": exit_code, "doing": doing}
     with _writing:
-        if read_message(channel.failure) is None:
-            put_message(channel.failure, record)
+        try:
+            if read_message(channel.failure) is None:
+                put_message(channel.failure, record)
+        except OSError:  # not even memory, which may well be the failure to tell
+            return False
     return True
 
 

@@ -13,6 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
@@ -44,6 +45,8 @@ class EventLog:
         self._lost = 0  # lines that memory had no room for, since the file could be written last
         self._failed: OSError | None = None
         self._lock = threading.Lock()
+        with suppress(OSError):  # the first write tries again, and says why not
+            self._open_if_needed()
 
     def write(self, event: str, **fields: object) -> None:
         """Never raises for the disk's sake."""

@@ -138,7 +138,8 @@ class Watchdog:
                 "limit": self.limits.of_phase(self._phase), "silence": self.limits.longest,
                 "folder": str(self._folder) if self._folder else "",
             }  # fmt: skip
-            put_message(self._channel.state, state)
+            with suppress(OSError):  # not even memory: the next look tries again, and the launcher waits that long
+                put_message(self._channel.state, state)
 
     def _give_up(self, limit: float) -> NoReturn:
         """Runs in the watchdog's thread; the main thread is still wherever it hangs."""
@@ -147,7 +148,7 @@ class Watchdog:
         except Exception:  # noqa: BLE001 - whatever telling it meets, the process ends: nobody else would end it
             traceback.print_exc()
         finally:
-            with suppress(OSError):
+            with suppress(OSError):  # printed to a full disk
                 sys.stderr.flush()
             os._exit(NO_PROGRESS)
 
