@@ -96,7 +96,7 @@ def create_run_folder(output_dir: str, run_id: str | None = None, access: Access
             )
         _open_to(folder, access)
     except OSError as error:
-        raise _not_writable(folder, error) from error
+        raise not_writable(folder, error) from error
     return RunFolder(folder, lease, created)
 
 
@@ -111,7 +111,7 @@ def hold_run_folder(folder: Path, access: Access = "private") -> RunFolder:
         lease = _take_lease(folder, wait=_LEASE_SECONDS)
         _open_to(folder, access)
     except OSError as error:
-        raise _not_writable(folder, error) from error
+        raise not_writable(folder, error) from error
     return RunFolder(folder, lease, created=False)
 
 
@@ -122,7 +122,7 @@ def join_run_folder(folder: Path, access: Access = "private") -> None:
         _refuse_foreign(folder)
         _open_to(folder, access)
     except OSError as error:
-        raise _not_writable(folder, error) from error
+        raise not_writable(folder, error) from error
 
 
 def _take_lease(folder: Path, wait: float) -> Lease:
@@ -181,9 +181,10 @@ def _open_to(folder: Path, access: Access) -> None:
             folder.chmod(mode | 0o050)
 
 
-def _not_writable(folder: Path, error: OSError) -> UserInputError:
+def not_writable(folder: Path, error: OSError) -> UserInputError:
+    """The error of a command whose run has no place to write to."""
     return UserInputError(
         f"The run's folder '{folder}' cannot be written.",
         why=f"{error.strerror} (as user {os.geteuid()}).",
-        fix="Set train.output_dir to a folder you may write to.",
+        fix="Set train.output_dir to a folder you may write to, on a disk with room.",
     )

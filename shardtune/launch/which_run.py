@@ -24,6 +24,7 @@ from shardtune.launch.run_folder import (
     check_run_id,
     create_run_folder,
     hold_run_folder,
+    not_writable,
 )
 
 
@@ -88,16 +89,13 @@ def choose_run(config: RunConfig, run_id: str | None) -> Choice:
 
 def record_start(folder: Path, config: RunConfig) -> None:
     """Write down which config this run is of, so that the same one finds it again. Also opens a finished one again."""
-    settings = kept_settings(config)
-    _write_record(
-        folder, {"identity": identity(config), "settings": settings, "started": time.time(), "finished": False}
-    )
+    _write_record(folder, config, started=time.time(), finished=False)
 
 
-def record_finish(folder: Path) -> None:
+def record_finish(folder: Path, config: RunConfig) -> None:
     """From here on `auto` starts a new run."""
-    record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
-    _write_record(folder, {**record, "finished": True})
+    run = read_run(folder)  # its record may have been lost while it trained
+    _write_record(folder, config, started=run.started if run is not None else time.time(), finished=True)
 
 
 def read_run(folder: Path) -> Run | None:
@@ -143,13 +141,19 @@ def _final_after(folder: Path, saved_at: float) -> bool:
         return False
 
 
-def _write_record(folder: Path, record: dict[str, Any]) -> None:
-    replace_file(folder / RECORD, json.dumps({"format": 1, **record}, indent=1) + "\n")
+def _write_record(folder: Path, config: RunConfig, *, started: float, finished: bool) -> None:
+    about = {"identity": identity(config), "settings": kept_settings(config), "started": started, "finished": finished}
+    replace_file(folder / RECORD, json.dumps({"format": 1, **about}, indent=1) + "\n")
 
 
 def _new(config: RunConfig, run_id: str | None, told: str = "") -> Choice:
     held = create_run_folder(config.train.output_dir, run_id, config.train.run_folder_access)
-    record_start(held.path, config)
+    try:
+        record_start(held.path, config)
+    except OSError as error:  # a full disk lets a folder be made, but no file with content
+        held.discard_untrained()
+        held.lease.release()
+        raise not_writable(held.path, error) from error
     return Choice(held, told)
 
 

@@ -180,7 +180,7 @@ def tell_finish(scene: Scene) -> None:
     """From here on the same command starts a new run."""
     if scene.processes.is_main:
         with expendable(scene, RECORD, "The same command would go on with this run instead of starting a new one."):
-            record_finish(scene.folder)
+            record_finish(scene.folder, scene.asked)
 
 
 def tell_event_log_trouble(scene: Scene, text: str) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from small_disk import fill, small_disk
 
 from shardtune.checkpoint.changes import identity, kept_settings
 from shardtune.checkpoint.store import CheckpointStore
@@ -60,7 +61,7 @@ def make(folder: Path, name: str, *steps: int, finished: bool = False, best: int
         eval_loss = {"eval_loss": 1.0 if step == best else 2.0} if best is not None else {}
         store.write(step, fill, {"time": time.time(), **eval_loss})
     if finished:
-        record_finish(run)
+        record_finish(run, config(folder, **train))
     time.sleep(0.002)
     return run
 
@@ -250,6 +251,24 @@ def test_a_folder_of_another_user_beside_ours_does_not_matter() -> None:
                 if choose_run(config(shared, seed=1), None).created:
                     os._exit(0)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_a_run_whose_record_was_lost_while_it_trained_can_finish(tmp_path: Path) -> None:
+    run = make(tmp_path, "a", 5)
+    spoil(run, "{")
+    record_finish(run, config(tmp_path))
+    finished = read_run(run)
+    assert finished is not None and finished.finished and not finished.notice
+    assert "a, is finished" in choose_run(config(tmp_path), None).told
+
+
+def test_a_new_run_on_a_full_disk_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", 64) as disk:
+        fill(disk)
+        with pytest.raises(UserInputError, match="cannot be written") as caught:
+            choose_run(config(disk / "runs"), "a")
+        assert "No space left on device" in caught.value.why
+        assert not (disk / "runs" / "a").exists()
 
 
 def test_an_empty_folder_without_a_record_is_no_run(tmp_path: Path) -> None:
