@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from shardtune.config.references import Reference, as_text, written_settings
+from shardtune.config.references import Reference, as_text, replaced, written_settings
 from shardtune.config.schema import RunConfig
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def redacted(resolved: ResolvedConfig) -> ResolvedConfig:
         path: replace(origin, where=_without(origin.where, secrets)) for path, origin in resolved.origins.items()
     }
     written = _hide_in(written_settings(resolved.config))
-    config = RunConfig.model_validate(_values(written))
+    config = RunConfig.model_validate(replaced(written, lambda reference: reference.value))
     config._references = written
     return replace(resolved, config=config, origins=origins)
 
@@ -87,15 +87,6 @@ def _hide_in_reference(reference: Reference, name: str) -> Any:
     # `${HF_TOKEN}` says nothing of the token; `${HF_TOKEN:-hf_abc}` and `hf_${REST}` do.
     text = reference.text
     return replace(reference, value=text) if _ONLY_REFERENCES.fullmatch(text) else HIDDEN
-
-
-def _values(written: Any) -> Any:
-    """What stands for what was written."""
-    if isinstance(written, Reference):
-        return written.value
-    if isinstance(written, dict):
-        return {key: _values(item) for key, item in written.items()}
-    return [_values(item) for item in written] if isinstance(written, list) else written
 
 
 def is_secret(name: str) -> bool:

@@ -6,6 +6,7 @@ what the variable held.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -56,11 +57,16 @@ def written_settings(config: RunConfig, mode: Literal["json", "python"] = "pytho
 
 def as_text(value: Any) -> Any:
     """A value with the texts of its references, as JSON can hold it."""
+    return replaced(value, lambda reference: reference.text)
+
+
+def replaced(value: Any, by: Callable[[Reference], Any]) -> Any:
+    """A value with something else in the place of each of its references."""
     if isinstance(value, Reference):
-        return value.text
+        return by(value)
     if isinstance(value, dict):
-        return {key: as_text(item) for key, item in value.items()}
-    return [as_text(item) for item in value] if isinstance(value, list) else value
+        return {key: replaced(item, by) for key, item in value.items()}
+    return [replaced(item, by) for item in value] if isinstance(value, list) else value
 
 
 def put_back(config: RunConfig, said: Any) -> Any:

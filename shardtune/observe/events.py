@@ -51,14 +51,7 @@ class EventLog:
     def write(self, event: str, **fields: object) -> None:
         """Never raises for the disk's sake."""
         self._waiting.append(self._line(event, fields))
-        if not self._lock.acquire(timeout=_PATIENCE):
-            return  # whoever holds it writes this line too, or hangs
-        try:
-            said = self._write_waiting()
-        finally:
-            self._lock.release()
-        if said:
-            self.tell(said)
+        self._flush()
 
     def lines(self) -> Iterator[str]:
         """Every line of the log, those that wait for room too. A file that cannot be read has none."""
@@ -71,13 +64,7 @@ class EventLog:
 
     def finish(self) -> None:
         """Try once more to write what waits, and say what is lost if that fails."""
-        if self._lock.acquire(timeout=_PATIENCE):
-            try:
-                said = self._write_waiting()
-            finally:
-                self._lock.release()
-            if said:
-                self.tell(said)
+        self._flush()
         if self._failed is not None:
             lost = len(self._waiting) + self._lost
             self.tell(f"{lost:,} lines of {self.path} could not be written and are lost: {_reason(self._failed)}.")
@@ -86,6 +73,16 @@ class EventLog:
         if self._file is not None:
             self._file.close()
             self._file = None
+
+    def _flush(self) -> None:
+        if not self._lock.acquire(timeout=_PATIENCE):
+            return  # whoever holds it writes what waits, or hangs
+        try:
+            said = self._write_waiting()
+        finally:
+            self._lock.release()
+        if said:
+            self.tell(said)
 
     def _line(self, event: str, fields: dict[str, object]) -> bytes:
         record = {"v": VERSION, "time": round(time.time(), 3), "rank": self.rank, "event": event, **fields}
