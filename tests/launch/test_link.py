@@ -348,6 +348,8 @@ def test_a_master_that_does_not_answer_holds_neither_call_nor_close() -> None:
         assert other.stdout is not None
         node = join(int(other.stdout.readline()))
         os.kill(other.pid, signal.SIGSTOP)
+        while any("\tT" not in file.read_text() for file in Path(f"/proc/{other.pid}/task").glob("*/status")):
+            time.sleep(0.01)  # a thread on another core goes on for a moment
         with pytest.raises(MasterLostError) as caught:
             node.call(lambda table: table.set("a", "b"), 0.5, nothing)
         assert "has not answered for" in caught.value.why and node.silent_for() > 0.4
