@@ -18,6 +18,7 @@ from shardtune.train.guards.rollback import go_back
 from shardtune.train.guards.watch import Guards
 from shardtune.train.interrupt import Grace, StopRequest, grace_seconds
 from shardtune.train.proof import ProofOfTraining
+from shardtune.train.run_files import let_trackers_fail
 from shardtune.train.saving import CheckpointSaver, RunFacts, SaveWatch
 from shardtune.train.settings import trainer_settings
 from shardtune.train.step_watch import GraceWatch, ProgressWatch
@@ -122,6 +123,7 @@ def set_up_loop(
         ],
     )
     trainer.remove_callback(PrinterCallback)
+    let_trackers_fail(scene, trainer.callback_handler.callbacks)
     trainer.ledger = ledger
     if config.train.offload_activations and has_another_place(processes.device):
         width = model.config.get_text_config().hidden_size
