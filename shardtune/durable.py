@@ -1,12 +1,14 @@
-"""Is it on the disk? What has to be true before a file or folder is renamed into the place others trust."""
+"""Is it on the disk, and is it what it should be? Files that others trust, written whole, and read only if plain."""
 
 from __future__ import annotations
 
 import os
 import re
 import secrets
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import FileIO
 from pathlib import Path
 
 _OS_ERROR = re.compile(r"\(os error (\d+)\)")
@@ -57,3 +59,30 @@ def library_os_errors(path: Path) -> Iterator[None]:
         if number is None:
             raise
         raise OSError(int(number.group(1)), os.strerror(int(number.group(1))), str(path)) from error
+
+
+class NotPlainError(OSError):
+    """A folder, link, fifo, socket or device where a file should be."""
+
+
+def open_plain(path: Path) -> FileIO:
+    """A file opened for reading; anything else is refused unopened, because opening a fifo or a tape waits or acts.
+
+    Raises:
+        NotPlainError: it is no plain file.
+        OSError: it is missing, or cannot be read.
+    """
+    if not stat.S_ISREG(path.lstat().st_mode):
+        raise NotPlainError(path)
+    # What replaced it since then is neither followed nor waited for.
+    file = FileIO(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC))
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise NotPlainError(path)
+    return file
+
+
+def read_plain(path: Path) -> bytes:
+    """All of a file, as `open_plain` opens it."""
+    with open_plain(path) as file:
+        return file.readall()

@@ -10,14 +10,13 @@ import hashlib
 import json
 import os
 import re
-import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from io import FileIO
 from pathlib import Path
 from typing import Any, Literal
 
-from shardtune.durable import replace_file, write_file
+from shardtune.durable import NotPlainError, open_plain, replace_file, write_file
 
 NAME = "manifest.json"
 TRAINER = "trainer.json"  # where a run stood, and what it was asked to be
@@ -86,7 +85,7 @@ def write_manifest(folder: Path, step: int, about: Mapping[str, Any]) -> None:
     files = {}
     for path in sorted(folder.rglob("*")):
         if path.is_file():
-            with _open_plain(path) as file:
+            with open_plain(path) as file:
                 digest = _digest(file)
             files[path.relative_to(folder).as_posix()] = {"size": path.stat().st_size, "sha256": digest}
     for name in files:
@@ -168,9 +167,9 @@ def _list_files(folder: Path) -> tuple[set[str], list[Damage]]:
 def _compare(folder: Path, name: str, entry: FileEntry, contents: bool) -> Damage | None:
     path = folder / name
     try:
-        with _open_plain(path) as file:
+        with open_plain(path) as file:
             if not path.resolve().is_relative_to(folder.resolve()):
-                raise _NotPlainError(path)
+                raise NotPlainError(path)
             size = os.fstat(file.fileno()).st_size
             if size != entry.size:
                 kind: Kind = "truncated" if size < entry.size else "longer"
@@ -182,29 +181,8 @@ def _compare(folder: Path, name: str, entry: FileEntry, contents: bool) -> Damag
     return None
 
 
-class _NotPlainError(OSError):
-    """A folder, link, fifo, socket or device where a file should be."""
-
-
-def _open_plain(path: Path) -> FileIO:
-    """A file opened for reading; anything else is refused unopened, because opening a fifo or a tape waits or acts.
-
-    Raises:
-        _NotPlainError: it is no plain file.
-        OSError: it is missing, or cannot be read.
-    """
-    if not stat.S_ISREG(path.lstat().st_mode):
-        raise _NotPlainError(path)
-    # What replaced it since then is neither followed nor waited for.
-    file = FileIO(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC))
-    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-        file.close()
-        raise _NotPlainError(path)
-    return file
-
-
 def _damage_of(name: str, error: OSError) -> Damage:
-    if isinstance(error, _NotPlainError):
+    if isinstance(error, NotPlainError):
         return Damage(name, "not a plain file")
     if isinstance(error, FileNotFoundError):
         return Damage(name, "missing")
@@ -218,7 +196,7 @@ def _check_name(name: str) -> None:
 
 
 def _manifest_bytes(path: Path) -> bytes:
-    with _open_plain(path) as file:
+    with open_plain(path) as file:
         size = os.fstat(file.fileno()).st_size
         if size > _LARGEST_MANIFEST:
             raise ManifestError(Damage(NAME, "changed", f"not a manifest: {size:,} bytes"))

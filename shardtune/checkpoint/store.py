@@ -259,6 +259,8 @@ def publish(folder: Path, fill: Callable[[Path], None]) -> Path:
                 file.chmod(0o644)  # safetensors 0.8 writes 0600: other users of a shared volume could not read it
             fsync(file)
         fsync(staging)
+        if folder.is_symlink() or folder.is_file():  # somebody's: kept beside, neither followed nor deleted
+            folder.rename(folder.with_name(f"displaced-{folder.name}-{secrets.token_hex(2)}"))
         if folder.exists():
             doomed = _set_doomed(folder)
         staging.rename(folder)
@@ -300,6 +302,9 @@ def _set_doomed(folder: Path) -> Path:
 
 
 def _delete_tree(folder: Path) -> None:
+    if folder.is_symlink() or folder.is_file():
+        folder.unlink(missing_ok=True)
+        return
     for attempt in range(2):  # two cleaners may meet: what the other has deleted is no error
         try:
             shutil.rmtree(folder)

@@ -31,7 +31,8 @@ One YAML describes a run. Only `model.model_name_or_path` and `data.dataset_name
 - **Environment**: `${VAR}` and `${VAR:-default}` in values; `$${` is a literal `${`. The run uses the value; its
   files and reports, and `config show`, keep the reference. Where another value would change the run's numbers, a short
   SHA-256 digest of the value is kept too, to notice it: a value that can be guessed can be checked against it. What an
-  adapter needs to be loaded (the model's name, `lora`) is in its `adapter_config.json` as it is.
+  adapter needs to be loaded (the model's name, `lora`) is in its `adapter_config.json` as it is, and prompts that
+  `train.samples` shows are those the model gets.
 - **Numbers and words**: `1e-4` is a number; only `true` and `false` are truth values, so `eval_strategy: no` is the
   word (a setting that is true or false still takes yes/no/on/off).
 - `shardtune config show CONFIG` prints every value with where it came from; `config validate` checks; `config schema`

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from shardtune.checkpoint.store import CheckpointStore, UnreadableStoreError
 from shardtune.durable import replace_file
 from shardtune.errors import UserInputError
 from shardtune.launch.capacity import check_capacity
@@ -23,6 +24,7 @@ from shardtune.launch.link import KeyValue, Link, MasterLink, MasterLostError, N
 from shardtune.launch.meeting import Facts, Met, facts_of, meet
 from shardtune.launch.network import SECRET_VARIABLE, Network, read_network
 from shardtune.launch.place import Node
+from shardtune.launch.run_folder import CHECKPOINTS
 from shardtune.launch.workers import LocalWorkers
 from shardtune.machine import usable_cores
 
@@ -179,7 +181,10 @@ class _Launcher:
             word = _supervise(workers, exchange, self.signals)
         finally:
             workers.kill()
-        _keep(word, workers.folder_of_run())
+        folder = workers.folder_of_run()
+        _keep(word, folder)
+        if word.text and not word.restart and word.code != UserInputError.exit_code:
+            word = replace(word, text=word.text + _saved(folder))
         workers.close()
         if isinstance(exchange, _Chair):
             exchange.farewell()
@@ -303,6 +308,15 @@ def _looked(workers: LocalWorkers, report: Report, codes: dict[int, int], handed
     if stopped and not handed_on:  # one rank was told to stop before there was anything to save: so are the others
         return replace(report, state="stopping", signal=int(stopped[0]))
     return report
+
+
+def _saved(folder: Path | None) -> str:
+    """How the run can go on, for the end of a message; empty where there is no checkpoint on this node."""
+    try:
+        steps = CheckpointStore(folder / CHECKPOINTS, keep=None).steps() if folder is not None else []
+    except UnreadableStoreError:
+        steps = []
+    return f"\n  run: {folder} has a checkpoint of step {steps[-1]}; the same command goes on from it." if steps else ""
 
 
 def _keep(word: Word, folder: Path | None) -> None:

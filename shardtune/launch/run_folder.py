@@ -26,8 +26,16 @@ Access = Literal["private", "group"]
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _LEASE_SECONDS = 15.0  # for the data workers of a run that was just killed to notice and let go
 _MODES = {"private": 0o700, "group": 0o750}
+# What a run writes: none of it may be a link, or a pipe.
+_WRITTEN = re.compile(
+    r"run\.json|config\.yaml|environment\.json|profile\.json|\.run\.lease|events-rank\d+\.jsonl|crash|checkpoints|final|runs"
+)
 # What a run writes before its first step. A folder that holds anything else is never deleted.
 _BEFORE_TRAINING = re.compile(r"run\.json|config\.yaml|environment\.json|\.run\.lease|events-rank\d+\.jsonl|crash")
+
+
+class ForeignFolderError(UserInputError):
+    """Another user's folder."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +145,7 @@ def _take_lease(folder: Path, wait: float) -> Lease:
 
 
 def _refuse_foreign(folder: Path) -> None:
-    """A folder that another user owns, or that holds links, may make us write where we never meant to."""
+    """A folder that another user owns, or that holds links, may make a run write where nobody meant it to."""
     found = folder.lstat()
     if stat.S_ISLNK(found.st_mode):
         raise UserInputError(
@@ -148,17 +156,21 @@ def _refuse_foreign(folder: Path) -> None:
     if not stat.S_ISDIR(found.st_mode):
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
     if found.st_uid != os.geteuid() and found.st_uid != _uid_of_new_files(folder.parent):
-        raise UserInputError(
+        raise ForeignFolderError(
             f"The run's folder '{folder}' belongs to another user.",
             why=f"Its owner is user {found.st_uid}; this process runs as user {os.geteuid()}.",
             fix="Start the run as its owner, or start another one: --resume never, or another --run-id.",
         )
-    entries = (*folder.iterdir(), *(folder / "crash").glob("*"))
-    links = sorted(str(entry.relative_to(folder)) for entry in entries if entry.is_symlink())
-    if links:
+    written = (entry for entry in folder.iterdir() if _WRITTEN.fullmatch(entry.name))
+    odd = sorted(
+        str(entry.relative_to(folder))
+        for entry in (*written, *(folder / "crash").glob("*"))
+        if entry.is_symlink() or not (entry.is_file() or entry.is_dir())
+    )
+    if odd:
         raise UserInputError(
-            f"The run's folder '{folder}' holds symbolic links: {', '.join(links[:5])}.",
-            why="A run would write, or delete, what they lead to.",
+            f"The run's folder '{folder}' holds links or pipes where a run writes: {', '.join(odd[:5])}.",
+            why="A run would write to, or delete, what they lead to, or wait for the other end.",
             fix="Remove them, or put the files themselves in their place.",
         )
 

@@ -15,11 +15,12 @@ from shardtune.checkpoint.manifest import NAME as MANIFEST
 from shardtune.checkpoint.manifest import TRAINER, ManifestError, read_manifest, verify
 from shardtune.checkpoint.store import CheckpointStore, UnreadableStoreError, publish
 from shardtune.config.schema import RunConfig
-from shardtune.durable import replace_file
+from shardtune.durable import read_plain, replace_file
 from shardtune.errors import UserInputError
 from shardtune.launch.run_folder import (
     CHECKPOINTS,
     RECORD,
+    ForeignFolderError,
     RunFolder,
     check_run_id,
     create_run_folder,
@@ -101,14 +102,14 @@ def record_finish(folder: Path, config: RunConfig) -> None:
 def read_run(folder: Path) -> Run | None:
     """The run in `folder`, or None if there is none. Where its record is damaged, its checkpoints say what it was."""
     try:
-        said = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+        said = json.loads(read_plain(folder / RECORD))
         return Run(
             folder, str(said["identity"]), dict(said["settings"]), float(said["started"]), bool(said["finished"])
         )
     except FileNotFoundError:
         problem = "is missing"
     except OSError as error:
-        problem = f"cannot be read ({error.strerror})"
+        problem = f"cannot be read ({error.strerror or 'not a plain file'})"
     except (ValueError, KeyError, TypeError):
         problem = "is damaged"
     return _run_of_checkpoints(folder, problem)
@@ -187,7 +188,10 @@ def _auto(config: RunConfig, run_id: str | None) -> Choice:
     lost = "".join(f"{line}\n" for line in _unreadable(config))
     for run in same:
         if not run.finished and run.store.steps():
-            return _existing(config, run, f"{lost}going on with the unfinished run {run.folder.name}")
+            try:
+                return _existing(config, run, f"{lost}going on with the unfinished run {run.folder.name}")
+            except ForeignFolderError as error:
+                lost += f"{error.what} It is passed over.\n"
     told = ""
     if same and same[0].finished:
         told = f"the run of this config, {same[0].folder.name}, is finished: this is a new one"

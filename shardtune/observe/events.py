@@ -137,8 +137,9 @@ class EventLog:
             return
         self.close()
         torn = _is_torn(self.path)
-        # No link is followed: whoever may put one there must not choose the file that is written to.
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
+        # No link is followed: whoever may put one there must not choose the file that is written to. Nor is a fifo's
+        # reader waited for.
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
         self._file = os.fdopen(os.open(self.path, flags, 0o644), "ab", buffering=0)
         self._written = 0
         if torn:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
-import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from shardtune.report.read import listed, mapping, number, text, whole
+from shardtune.report.read import listed, mapping, number, read_json, text, whole
 
 FOLDER, LATEST = "crash", "findings.json"  # as launch/local.py writes them; a test compares
 _MOST_FILES = 200
@@ -69,12 +67,11 @@ def current(failures: Sequence[Failure], since: float | None) -> Failure | None:
 
 def _read(path: Path) -> Failure | None:
     try:
-        seen = path.lstat()
-        if not stat.S_ISREG(seen.st_mode) or seen.st_size > _MOST_BYTES:
+        if path.lstat().st_size > _MOST_BYTES:
             return None
-        said = mapping(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, RecursionError):
+    except OSError:
         return None
+    said = read_json(path)
     findings = [mapping(finding) for finding in listed(said.get("findings"))]
     times = [at for finding in findings if (at := number(finding.get("time"))) is not None and math.isfinite(at)]
     if not times or not text(said.get("told")):

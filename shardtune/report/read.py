@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from shardtune.durable import open_plain, read_plain
+
 NAMED = re.compile(r"events-rank(\d{1,7})\.jsonl")
 _PIECE = 8 << 20  # read at a time, so that a file of many gigabytes needs no such memory
 _LONGEST = 4 << 20  # a line beyond this is not one of ours, and is not waited for
@@ -47,7 +49,7 @@ class Tail:
         """The next events, from up to `most` bytes; empty when there is nothing new, or no file."""
         news = News()
         try:
-            with self.path.open("rb") as file:
+            with open_plain(self.path) as file:
                 seen = os.fstat(file.fileno())
                 if self._inode not in (-1, seen.st_ino) or seen.st_size < self._offset:
                     news.began_again = True
@@ -116,6 +118,14 @@ def whole(value: object) -> int | None:
     if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 62:
         return value
     return None
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The mapping in a small file of a run; empty where there is none, or what is there is no plain file."""
+    try:
+        return mapping(json.loads(read_plain(path)))
+    except (OSError, ValueError, RecursionError):
+        return {}
 
 
 def mapping(value: object) -> dict[str, Any]:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
+from shardtune.durable import open_plain
 from shardtune.errors import UserInputError
 from shardtune.report.failures import FOLDER, LATEST, Failure, current, read_failures
-from shardtune.report.read import Event, event_files, mapping, number, parse, text, whole
+from shardtune.report.read import Event, event_files, mapping, number, parse, read_json, text, whole
 from shardtune.report.status import ENDINGS, Status, status_of
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")  # as launch/run_folder.py makes them; a test compares
@@ -130,7 +129,7 @@ def glance(events: Path | None, record: Path, others: Sequence[Path] = ()) -> Gl
     start = next((event for event in head if event["event"] == "run_start"), {})
     plan = last.get("plan") or next((event for event in reversed(head) if event["event"] == "plan"), {})
     step, evaluated, profile = (last.get(kind, {}) for kind in ("step", "eval", "profile"))
-    said = _record(record)
+    said = read_json(record)
     times = [time for event in tail[-1:] if (time := number(event.get("time"))) is not None]
     steps = [found for event in (step, profile, evaluated) if (found := whole(event.get("step"))) is not None]
     return Glance(
@@ -171,7 +170,7 @@ def _ending_elsewhere(others: Sequence[Path], began: float | None) -> Event | No
 
 def _ends(path: Path, head_bytes: int = _HEAD, tail_bytes: int = _TAIL) -> tuple[list[Event], list[Event]]:
     try:
-        with path.open("rb") as file:
+        with open_plain(path) as file:
             head = file.read(head_bytes)
             size = os.fstat(file.fileno()).st_size
             file.seek(max(0, size - tail_bytes))
@@ -182,13 +181,6 @@ def _ends(path: Path, head_bytes: int = _HEAD, tail_bytes: int = _TAIL) -> tuple
     # All of a small file; of a larger one from the first whole line on. A last line without its end is not one yet.
     lines = tail.split(b"\n")[0 if size <= tail_bytes else 1 :]
     return first, [event for line in lines[:-1] if (event := parse(line)) is not None]
-
-
-def _record(path: Path) -> dict[str, Any]:
-    try:
-        return mapping(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, RecursionError):
-        return {}
 
 
 def _signature(path: Path | None) -> tuple[int, int, int] | None:

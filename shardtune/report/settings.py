@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from shardtune.durable import read_plain
+
 
 @dataclass(frozen=True)
 class Setting:
@@ -20,7 +22,7 @@ class Setting:
 def read_settings(run: Path) -> list[Setting]:
     """The settings of a run in their order; empty if its config.yaml is not there."""
     try:
-        lines = (run / "config.yaml").read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = read_plain(run / "config.yaml").decode("utf-8", errors="replace").splitlines()
     except OSError:
         return []
     found, section, key = [], "", ""

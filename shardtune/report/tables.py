@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ from shardtune.checkpoint.store import CheckpointStore
 from shardtune.report import words
 from shardtune.report.columns import Columns
 from shardtune.report.history import Mark, RunHistory
-from shardtune.report.read import Event, listed, mapping, number, text, whole
+from shardtune.report.read import Event, listed, mapping, number, read_json, text, whole
 
 Cell = str | dict[str, str]
 Table = dict[str, Any]
@@ -273,7 +272,7 @@ def samples(run: RunHistory) -> list[dict[str, str]]:
 
 def environment(run: RunHistory) -> list[dict[str, Any]]:
     """Named groups of (name, value): what environment.json and the hardware events say."""
-    said = _read_json(run.folder / "environment.json")
+    said = read_json(run.folder / "environment.json")
     software: dict[str, Any] = {key: said.pop(key) for key in ("python", "packages") if key in said}
     packages = mapping(software.pop("packages", None))
     found: list[tuple[str, dict[str, Any]]] = [("Software", {**packages, **software})]
@@ -302,10 +301,3 @@ def _flat(value: Any, name: str = "", depth: int = 0) -> list[tuple[str, str]]:
     else:
         shown = value if isinstance(value, str) else json.dumps(value)
     return [(words.plain(name.replace("_", " "), 80), words.plain(shown, 400))]
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        return mapping(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, RecursionError):
-        return {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.metadata
 import time
 from dataclasses import dataclass
@@ -70,6 +71,7 @@ class CheckpointSaver:
         self.store, self.processes, self.console, self.events, self.facts = store, processes, console, events, facts
         self.failures = 0  # in a row
         self.longest = 0.0  # seconds the longest save took, in the loop and beside it
+        self._last_good = max(store.steps(), default=None) if processes.is_main else None
         self._writer = BackgroundWriter()
         self._pending: dict[str, Any] = {}  # what the event of the save in flight will say
 
@@ -157,7 +159,7 @@ class CheckpointSaver:
 
     def _tell(self, outcome: Outcome) -> None:
         if outcome.error is None:
-            self.failures = 0
+            self.failures, self._last_good = 0, outcome.step
             self.longest = max(self.longest, self._pending["seconds"] + outcome.background_seconds)
             self.events.write(
                 "checkpoint",
@@ -170,16 +172,14 @@ class CheckpointSaver:
         self.failures += 1
         reason = outcome.error.strerror or str(outcome.error)
         self.events.write("checkpoint_failed", step=outcome.step, error=reason, in_a_row=self.failures, **self._pending)
-        try:
-            steps = self.store.steps()
-            left = f"the last good one is of step {steps[-1]}" if steps else "there is none yet"
-        except OSError:  # the disk is gone altogether
-            left = "older ones cannot be seen either"
+        left = f"the last good one is of step {self._last_good}" if self._last_good else "there is none yet"
+        full = outcome.error.errno in (errno.ENOSPC, errno.EDQUOT)
+        advice = "Free space there, or lower train.save_total_limit." if full else "Look at that folder and its disk."
         again = f" That is {self.failures} in a row." if self.failures > 1 else ""
         self.console.print(
             f"[bold red]warning[/] The checkpoint of step {outcome.step} ({size(self._pending['bytes'])}) was not "
             f"written to {escape(str(self.store.folder))}: {escape(reason)}.{again} Training goes on; {left}. "
-            "Free space there, or lower train.save_total_limit.",
+            f"{advice}",
             highlight=False,
             soft_wrap=True,
         )

@@ -86,6 +86,7 @@ class Watchdog:
         self._launcher = int(environ[LAUNCHER_VARIABLE]) if LAUNCHER_VARIABLE in environ else None
         self._answering = ExitStack()
         self._main = threading.main_thread().ident
+        self._telling = threading.Lock()  # the main thread and the watchdog's own
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="shardtune-watchdog", daemon=True)
 
@@ -106,9 +107,12 @@ class Watchdog:
         self._folder, self._events = folder, events
 
     def enter(self, phase: str, step: int | None = None) -> None:
-        """The main thread begins something."""
+        """The main thread begins something. Each step is told at once: it may be the one this process is killed in."""
+        tell = step is not None and step != self._step
         self._phase = phase
         self.beat(step)
+        if tell:
+            self._tell_launcher()
 
     def beat(self, step: int | None = None) -> None:
         """The main thread moves."""
@@ -138,7 +142,8 @@ class Watchdog:
                 "limit": self.limits.of_phase(self._phase), "silence": self.limits.longest,
                 "folder": str(self._folder) if self._folder else "",
             }  # fmt: skip
-            with suppress(OSError):  # not even memory: the next look tries again, and the launcher waits that long
+            # Not even memory: the next look tries again, and the launcher waits that long.
+            with suppress(OSError), self._telling:
                 put_message(self._channel.state, state)
 
     def _give_up(self, limit: float) -> NoReturn:

@@ -559,3 +559,25 @@ def test_publishing_beside_other_files_leaves_them_alone(tmp_path: Path) -> None
     write(CheckpointStore(tmp_path / "checkpoints", keep=1), 1)
     publish(tmp_path / "final", fill)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["checkpoints", "config.yaml", "final"]
+
+
+@pytest.mark.parametrize("kind", ["link to a folder", "link to nothing", "file"])
+def test_somebodys_link_or_file_at_the_name_of_a_new_checkpoint_is_moved_aside(tmp_path: Path, kind: str) -> None:
+    """Otherwise that checkpoint, and every one after it, could not be written."""
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (precious / "kept").write_text("kept")
+    store = CheckpointStore(tmp_path / "checkpoints", keep=None)
+    store.write(10, lambda folder: (folder / "a").write_text("a") and None, {})
+    if kind == "file":
+        store.path(20).write_text("mine")
+    else:
+        store.path(20).symlink_to(precious if kind == "link to a folder" else tmp_path / "nowhere")
+    for step in (20, 30):
+        store.write(step, lambda folder: (folder / "a").write_text("a") and None, {})
+    assert store.steps() == [10, 20, 30] and store.newest_sound() == (30, [])
+    assert store.verify(20) == []
+    (aside,) = store.folder.glob("displaced-step-000020-*")
+    assert aside.read_text() == "mine" if kind == "file" else aside.is_symlink()
+    assert (precious / "kept").read_text() == "kept"
+    assert [path.name for path in store.folder.iterdir() if path.name.startswith(".staging")] == []

@@ -107,10 +107,19 @@ def test_a_folder_with_a_link_in_it_is_refused_and_what_it_leads_to_is_untouched
     folder = create(tmp_path, "run")
     (folder / name).parent.mkdir(exist_ok=True)
     (folder / name).symlink_to(precious)
-    with pytest.raises(UserInputError, match=f"symbolic links: {re.escape(name)}"):
+    with pytest.raises(UserInputError, match=f"where a run writes: {re.escape(name)}"):
         hold_run_folder(folder)
-    assert "symbolic links" in refusal(tmp_path, "run").what
+    assert "links or pipes" in refusal(tmp_path, "run").what
     assert precious.read_text() == "precious"
+
+
+def test_a_pipe_where_a_run_writes_is_refused_and_a_link_of_ones_own_elsewhere_is_not(tmp_path: Path) -> None:
+    folder = create(tmp_path, "run")
+    (folder / "notes").symlink_to(tmp_path)
+    hold_run_folder(folder).lease.release()
+    os.mkfifo(folder / "events-rank0.jsonl")
+    with pytest.raises(UserInputError, match=r"links or pipes where a run writes: events-rank0\.jsonl"):
+        hold_run_folder(folder)
 
 
 def test_a_link_in_place_of_the_folder_is_refused(tmp_path: Path) -> None:

@@ -253,6 +253,24 @@ def test_a_folder_of_another_user_beside_ours_does_not_matter() -> None:
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to another user")
+def test_auto_passes_over_the_run_of_another_user_and_says_so(tmp_path: Path) -> None:
+    theirs = make(tmp_path, "theirs", 5)
+    os.chown(theirs, 12345, 12345)
+    chosen = choose_run(config(tmp_path), None)
+    assert chosen.created and "belongs to another user. It is passed over." in chosen.told
+    with pytest.raises(UserInputError, match="belongs to another user"):
+        choose_run(config(tmp_path), "theirs")
+
+
+def test_a_pipe_in_place_of_the_record_is_not_waited_for(tmp_path: Path) -> None:
+    run = make(tmp_path, "a", 5)
+    spoil(run, None)
+    os.mkfifo(run / RECORD)
+    found = read_run(run)
+    assert found is not None and "cannot be read (not a plain file)" in found.notice
+
+
 def test_a_run_whose_record_was_lost_while_it_trained_can_finish(tmp_path: Path) -> None:
     run = make(tmp_path, "a", 5)
     spoil(run, "{")

@@ -16,6 +16,7 @@ from shardtune.launch.local import _keep
 from shardtune.lease import Lease
 from shardtune.report.failures import read_failures
 from shardtune.report.history import RunHistory
+from shardtune.report.page import embedded
 from shardtune.report.status import LEASE
 from shardtune.report.view import View, run_view
 from shardtune.report.watch import Watch
@@ -206,3 +207,19 @@ def test_fields_that_are_not_what_they_should_be_break_nothing(run: FakeRun) -> 
             findings = [{**sound["findings"][0], key: value}, *sound["findings"][1:]]
             path.write_text(json.dumps({**sound, "findings": findings}))
             assert view_of(run)["status"] in ("failed", "stale"), (key, value)
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "environment.json", "run.json", "events-rank1.jsonl"])
+def test_a_pipe_in_a_runs_folder_is_not_waited_for_and_a_link_is_not_shown(
+    run: FakeRun, tmp_path: Path, name: str
+) -> None:
+    """One such folder would hold up a dashboard for everybody, or publish a file that somebody else may not read."""
+    path = run.folder / name
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+    assert view_of(run)["status"] == "running"
+    assert Watch(run.folder.parent).runs(None)["runs"]
+    path.unlink()
+    (tmp_path / "private").write_text('password: hunter2\n{"password": "hunter2"}\n')
+    path.symlink_to(tmp_path / "private")
+    assert "hunter2" not in embedded(view_of(run))
