@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -156,13 +157,17 @@ class LocalWorkers:
         ended right after."""
         if not state.get("folder"):
             return ""
-        process = self._processes[rank]
+        process, asked = self._processes[rank], time.time()
         stacks = stacks_of(process.pid, self._channels[rank])
         if not stacks:
             return ""
         self._kill(process)
         target = Path(state["folder"]) / "crash" / f"rank-{rank}.txt"
         text = f"rank {rank}, {state['doing']}, examined by its launcher: {seen}\n{stacks}"
+        # Woken, its own watchdog may be the first to run: it writes that file, and ends the process.
+        with suppress(OSError):
+            if target.stat().st_mtime > asked - 1:
+                text += f"\nWritten by itself:\n{target.read_text(encoding='utf-8', errors='replace')}"
         try:
             target.parent.mkdir(exist_ok=True)
             target.write_text(text, encoding="utf-8")
