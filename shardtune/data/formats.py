@@ -170,7 +170,7 @@ def _not_read(others: Sequence[FormatName]) -> str:
     """Which columns could have been trained on instead, and the setting for it."""
     named = {"text": repr(_TEXT), "prompt-completion": " and ".join(map(repr, _PAIR))}
     return "".join(
-        f"; {named[other]} beside it is not read: set data.format: {other} to train on that instead"
+        f"; not read: {named[other]} (set data.format: {other} to train on that instead)"
         for other in others
         if other in named
     )
