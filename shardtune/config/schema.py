@@ -198,9 +198,9 @@ class DataSection(Section):
 
     dataset_name_or_path: str | list[str | SourceSection] = Field(
         min_length=1,
-        description="A local file (.jsonl .json .parquet .csv .arrow .txt, plain or .gz/.zst), a glob, a folder of "
-        "such files, a folder written by `datasets`, a URL that fsspec knows (s3://…), a hub name; or a list of these, "
-        "each with a weight.",
+        description="A local file (.jsonl .json .parquet .csv .tsv .arrow .txt, plain or .gz/.zst), a glob, a folder "
+        "of such files, a folder written by `datasets`, a URL that fsspec knows (s3://…), a hub name; or a list of "
+        "these, each with a weight.",
         examples=["data/train.jsonl", "wikitext"],
     )
     dataset_config_name: str | None = Field(

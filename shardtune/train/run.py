@@ -19,7 +19,7 @@ from shardtune.checkpoint.changes import identity, kept_settings
 from shardtune.checkpoint.store import CheckpointStore
 from shardtune.config import ResolvedConfig
 from shardtune.config.references import put_back
-from shardtune.data.checks import enforce, refusals_and_warnings
+from shardtune.data.checks import ModelLimits, enforce, model_positions, refusals_and_warnings
 from shardtune.data.collate import Collator
 from shardtune.data.order import Documents
 from shardtune.data.prepare import PreparedSet, prepare
@@ -220,7 +220,8 @@ def _check_data(
     scene: Scene, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prepared: PreparedSet
 ) -> None:
     embeddings = len(model.get_input_embeddings().weight)  # type: ignore[arg-type]
-    for warning in enforce(refusals_and_warnings(prepared, tokenizer, embeddings)):
+    limits = ModelLimits(embeddings, model_positions(model.config))
+    for warning in enforce(refusals_and_warnings(prepared, tokenizer, limits)):
         text = " ".join(part for part in (warning.what, warning.why, warning.fix) if part)
         scene.console.print(f"[yellow]warning[/] {escape(text)}", highlight=False)
         scene.events.write("warning", about="data", text=text)
