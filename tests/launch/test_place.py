@@ -64,7 +64,6 @@ def test_a_world_of_one_in_a_container_image_changes_nothing() -> None:
 @pytest.mark.parametrize(
     ("environ", "missing"),
     [
-        ({"RANK": "0"}, "WORLD_SIZE"),
         ({"LOCAL_RANK": "0"}, "RANK and WORLD_SIZE"),
         ({"LOCAL_RANK": "0", "RANK": "1"}, "WORLD_SIZE"),
         ({"WORLD_SIZE": "4"}, "RANK"),
