@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shardtune.cli.options import Config, Overrides
+from shardtune.cli.options import Config, ConfigCommand, Overrides
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -28,7 +28,7 @@ class Split(StrEnum):
     val = "val"
 
 
-@app.command()
+@app.command(cls=ConfigCommand)
 def prepare(
     config: Config,
     override: Overrides = None,
@@ -52,7 +52,7 @@ def prepare(
     print_findings(console, enforce(_findings(prepared, tokenizer, run.model)))
 
 
-@app.command()
+@app.command(cls=ConfigCommand)
 def inspect(
     config: Config,
     override: Overrides = None,
