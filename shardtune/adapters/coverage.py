@@ -90,6 +90,11 @@ def coverage_of(adapted: PeftModel, resolution: Resolution) -> Coverage:
     base = sum(size for name, size in counted.items() if ".lora_" not in name)
     routed = sum(site.size for site in resolution.experts)
     trainable = sum(p.numel() for p in adapted.parameters() if p.requires_grad)
+    elsewhere = trainable - sum(row.parameters for row in rows)
+    if elsewhere:  # lora.bias: all
+        biases = [n for n, p in adapted.named_parameters() if p.requires_grad and n.endswith(".bias")]
+        outside = sum(".base_layer." not in name for name in biases)
+        rows.append(TargetRow("biases of other layers", 0, elsewhere, outside))
     return Coverage(tuple(rows), trainable, total, base, base - routed * (1 - share), visited)
 
 

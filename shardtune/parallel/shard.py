@@ -86,8 +86,6 @@ def shard_model(
     # The root unit holds embeddings, final norm and head. They stay gathered between forward and backward: the head
     # is the first thing backward needs.
     fully_shard(model, mesh=mesh, mp_policy=precision, offload_policy=offload, ignored_params=ignored)
-    if not units:
-        model.register_forward_hook(_let_go_unless_backward_follows)
     _gather_as_stored(model, precision, ignored or set())
     _prefetch(
         cast(FSDPModule, model),
@@ -125,13 +123,6 @@ def _stays_put(
         p for name, p in module.named_parameters()
         if not p.requires_grad and (p.dtype == compute_dtype or compute_dtype is None or _is_fp8_part(name, p))
     }  # fmt: skip
-
-
-def _let_go_unless_backward_follows(model: nn.Module, _args: object, _output: object) -> None:
-    """The root unit stays gathered for backward. Adapters in it would be no shards after an evaluation, for whoever
-    saves them next."""
-    if not torch.is_grad_enabled():
-        cast(FSDPModule, model).reshard()
 
 
 def _fits_one_unit(model: nn.Module, ignored: set[nn.Parameter] | None) -> bool:
@@ -177,7 +168,11 @@ def local_bytes(model: nn.Module) -> int:
 
 
 def let_go(model: nn.Module) -> None:
-    """Free what a forward pass without a backward one leaves gathered: each rank holds its shards alone again."""
+    """Free what a forward pass without a backward one leaves gathered: each rank holds its shards alone again.
+
+    The root unit stays gathered for a backward pass, and every unit without `reshard_after_forward`. Until then
+    `model.parameters()` are the gathered ones: other tensors, maybe rounded, than those the optimizer has.
+    """
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
