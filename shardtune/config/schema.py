@@ -454,7 +454,9 @@ class ParallelSection(Section):
         default=None, description="An accelerate config file (fsdp.yaml) to translate; every key gets a verdict."
     )
     transformer_layer_cls_to_wrap: Annotated[str | list[str] | None, BeforeValidator(_comma_list)] = Field(
-        default=None, description="Class of the layers that are sharded one by one; null = found in the model."
+        default=None,
+        description="Class of the layers that are sharded one by one; null = found in the model. Another "
+        "architecture's decoder layer (MistralDecoderLayer for a Mistral 4) means this model's.",
     )
     reshard_after_forward: bool = Field(
         default=True,
