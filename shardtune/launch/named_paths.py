@@ -63,8 +63,8 @@ def _errors(config: RunConfig) -> Iterator[tuple[str, UserInputError]]:
         ("model.tokenizer_name_or_path", lambda: check_tokenizer_folder(model)),
         ("data.dataset_name_or_path", lambda: check_dataset_path(data)),
         ("data.chat_template", lambda: _check_template(data.chat_template)),
-        ("data.cache_dir", lambda: _check_writable("data.cache_dir", data.cache_dir)),
-        ("train.output_dir", lambda: _check_writable("train.output_dir", train.output_dir)),
+        ("data.cache_dir", lambda: check_writable("data.cache_dir", data.cache_dir)),
+        ("train.output_dir", lambda: check_writable("train.output_dir", train.output_dir)),
         ("train.resume", lambda: _check_resume(train.resume)),
     ]
     for key, check in checks:
@@ -84,8 +84,8 @@ def _check_template(template: str | None) -> None:
         )
 
 
-def _check_writable(key: str, name: str | None) -> None:
-    """The folder, or the nearest one above it that exists, may be written to."""
+def check_writable(key: str, name: str | None) -> None:
+    """Raise unless the folder, or the nearest one above it that exists, may be written to."""
     if name is None:
         return
     folder = Path(name).expanduser().absolute()
