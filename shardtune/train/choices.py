@@ -14,6 +14,7 @@ from shardtune.adapters.fused import use_fused_lora
 from shardtune.errors import UserInputError
 from shardtune.kernels import fp8_products
 from shardtune.model.experts import use_grouped_experts, use_loops
+from shardtune.model.families.registry import known_decoder_layers
 from shardtune.model.quantized import fp8_candidates
 from shardtune.plan.precision import base_precision
 from shardtune.train.fused_loss import why_not as why_not_fused
@@ -46,6 +47,31 @@ def settle_autos(resolved: ResolvedConfig, *, device: str, processes_here: int) 
             "train.eval_strategy", "steps" if given else "no", f"data.val_split is {'given' if given else 'null'}"
         )
     return resolved
+
+
+def settle_layer_class(resolved: ResolvedConfig, blueprint: Blueprint) -> tuple[ResolvedConfig, list[str]]:
+    """A decoder layer's class that was copied from another architecture's file means this model's decoder layer.
+
+    A class that is in the model stays what it says, and one that is no decoder layer anywhere is left for
+    `parallel.shard` to refuse.
+
+    Returns:
+        The config, and a notice if something was translated.
+    """
+    key = "parallel.transformer_layer_cls_to_wrap"
+    asked = resolved.config.parallel.transformer_layer_cls_to_wrap or []
+    names = [asked] if isinstance(asked, str) else asked
+    present = {type(module).__name__ for module in blueprint.model.modules()}
+    copied = [name for name in names if name not in present and name in known_decoder_layers()]
+    own = blueprint.layer_class
+    if not copied or own not in present:
+        return resolved, []
+    meant = list(dict.fromkeys(own if name in copied else name for name in names))
+    model = type(blueprint.model).__name__
+    reason = f"{', '.join(copied)}: a decoder layer of another architecture, not in {model}"
+    where = resolved.origins[key].where or key
+    notice = f"{where}: {', '.join(copied)} is read as {own}, the decoder layer of {model}."
+    return resolved.with_auto(key, meant[0] if len(meant) == 1 else meant, reason), [notice]
 
 
 def settle_kernels(resolved: ResolvedConfig, model: PreTrainedModel, device: torch.device) -> ResolvedConfig:

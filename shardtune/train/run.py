@@ -56,6 +56,7 @@ from shardtune.train.choices import (
     fuse,
     settle_autos,
     settle_kernels,
+    settle_layer_class,
     settle_precision,
 )
 from shardtune.train.final import write_final
@@ -123,6 +124,8 @@ def train(resolved: ResolvedConfig, *, run_id: str | None = None, stop: StopRequ
         if resolved.config.model.base_precision == "fp8":
             hold_in_fp8(blueprint.model, fp8_blocks(blueprint))
         model, coverage, notices = add_lora(blueprint.model, config.lora, blueprint.family)
+        resolved, layer_notices = settle_layer_class(resolved, blueprint)
+        tell_notices(scene, layer_notices, about="sharding")
         resolved = settle_kernels(resolved, blueprint.model, processes.device)
         if resolved.config.train.fp8_compute:
             tell_notices(scene, [fp8_compute_notice(*multiply_codes(model), processes.device)], about="fp8_compute")
