@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shardtune.cli.options import AccelerateConfig, Config, Overrides
+from shardtune.cli.options import AccelerateConfig, Config, ConfigCommand, Overrides
 
 if TYPE_CHECKING:
     from shardtune.config import ResolvedConfig
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Check a config and see what it means.", no_args_is_help=True)
 
 
-@app.command()
+@app.command(cls=ConfigCommand)
 def show(
     config: Config,
     override: Overrides = None,
@@ -40,7 +40,7 @@ def show(
         typer.echo(f"notice: {notice}", err=True)
 
 
-@app.command()
+@app.command(cls=ConfigCommand)
 def validate(
     config: Config,
     override: Overrides = None,

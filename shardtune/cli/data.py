@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shardtune.cli.options import Config, Overrides
+from shardtune.cli.options import Config, ConfigCommand, Overrides
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -28,7 +28,7 @@ class Split(StrEnum):
     val = "val"
 
 
-@app.command()
+@app.command(cls=ConfigCommand)
 def prepare(
     config: Config,
     override: Overrides = None,
@@ -52,7 +52,7 @@ def prepare(
     print_findings(console, enforce(_findings(prepared, tokenizer, run.model)))
 
 
-@app.command()
+@app.command(cls=ConfigCommand)
 def inspect(
     config: Config,
     override: Overrides = None,
@@ -131,7 +131,7 @@ def _vocabulary(section: ModelSection) -> int | None:
 def _report(
     run: RunConfig, prepared: PreparedSet, tokenizer: PreTrainedTokenizerBase, split: Split | None, show: int
 ) -> Report:
-    from shardtune.data.inspect import Report, count_split
+    from shardtune.data.inspect import Report, count_split, format_found
     from shardtune.data.show_rows import show_rows
     from shardtune.errors import UserInputError
 
@@ -163,17 +163,8 @@ def source_name(section: DataSection) -> str:
     return ", ".join(each if isinstance(each, str) else f"{each.path} × {each.weight:g}" for each in named)
 
 
-def format_found(prepared: PreparedSet) -> tuple[str, str]:
-    """Name and reason; of a mixture whose sources differ, all of them."""
-    found = {each["path"]: each["format"] for each in prepared.about.get("sources", [])}
-    if len({each["name"] for each in found.values()}) <= 1:
-        return prepared.choice.name, prepared.choice.why
-    names = dict.fromkeys(each["name"] for each in found.values())
-    return " and ".join(names), "; ".join(f"{path}: {each['name']}, {each['why']}" for path, each in found.items())
-
-
 def _tell_prepared(console: Console, prepared: PreparedSet, section: DataSection) -> None:
-    from shardtune.data.inspect import counts_line, format_line
+    from shardtune.data.inspect import counts_line, format_found, format_line
     from shardtune.observe.summary import say
 
     say(console, "source", source_name(section))

@@ -17,7 +17,6 @@ app = typer.Typer(
     name="shardtune",
     help="Fine-tune large language models with LoRA on sharded GPUs (PyTorch FSDP2), from one YAML.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )

@@ -99,7 +99,8 @@ def load_config(
     if problems:
         raise ConfigError(problems, str(path))
     keep_references(checked.config, _written(checked.leaves))
-    told = [*notices(checked.config, checked.leaves), *_unread_launch_settings(checked.config, environ)]
+    given = {path for path, node in checked.leaves.items() if node.key_place.kind != "accelerate"}
+    told = [*notices(checked.config, given), *_unread_launch_settings(checked.config, environ)]
     verdicts = translation.verdicts if translation is not None else ()
     return ResolvedConfig(checked.config, _origins(checked), tuple(told), verdicts)
 

@@ -219,7 +219,12 @@ class DataSection(Section):
         "prompt and completion), `chat` (a column of messages, OpenAI or ShareGPT form). `auto` looks, and says what "
         "it found.",
     )
-    text_field: str = Field(default="text", description="Column that holds the text (format: text).")
+    text_field: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Column that holds the text (format: text). A name given here makes the format `text` where it is "
+        "`auto`; null = text.",
+    )
     messages_field: str | None = Field(
         default=None, description="Column that holds the messages (format: chat); null = messages or conversations."
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from shardtune.config.schema import DataSection
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 FormatName = Literal["text", "prompt", "prompt-completion", "chat"]
 LossOn = Literal["assistant", "completion", "all"]
 
+_TEXT = "text"
 _PAIR = ("prompt", "completion")
 _CHAT_COLUMNS = ("messages", "conversations")
 
@@ -135,25 +136,43 @@ def _text(row: Mapping[str, Any], column: str) -> str | None:
 
 
 def _detected(section: DataSection, columns: Sequence[str], sample: Sequence[Mapping[str, Any]]) -> FormatChoice:
-    given = section.model_fields_set
     if section.prompt_template is not None:
         return _asked(section, "prompt", columns, sample)
     if section.messages_field is not None:
         return _asked(section, "chat", columns, sample)
-    if "text_field" in given:
+    if section.text_field is not None:
         return _asked(section, "text", columns, sample)
-    if any(name in columns and _holds_messages(name, sample) for name in _CHAT_COLUMNS):
-        return _asked(section, "chat", columns, sample)
-    if all(name in columns for name in _PAIR):
-        chat = all(_holds_messages(name, sample) for name in _PAIR)
-        return _asked(section, "chat" if chat else "prompt-completion", columns, sample)
-    if section.text_field in columns:
-        return _asked(section, "text", columns, sample)
+    fitting = _fitting(columns, sample)
+    if fitting:
+        choice = _asked(section, fitting[0], columns, sample)
+        return replace(choice, why=choice.why + _not_read(fitting[1:]))
     raise UserInputError(
         "The format of the data is not clear.",
         why="None of these was found: a column of messages ('messages' or 'conversations'), the columns 'prompt' and "
-        f"'completion', a column '{section.text_field}'. The columns are: {_listed(columns)}.",
+        f"'completion', a column '{_TEXT}'. The columns are: {_listed(columns)}.",
         fix=f"Name what is to be learnt: {_suggestion(columns)}, or data.text_field, or data.messages_field.",
+    )
+
+
+def _fitting(columns: Sequence[str], sample: Sequence[Mapping[str, Any]]) -> list[FormatName]:
+    """Every format that the columns could be; the one that says most about a row first."""
+    found: list[FormatName] = []
+    if any(name in columns and _holds_messages(name, sample) for name in _CHAT_COLUMNS):
+        found.append("chat")
+    if all(name in columns for name in _PAIR):
+        found.append("chat" if all(_holds_messages(name, sample) for name in _PAIR) else "prompt-completion")
+    if _TEXT in columns:
+        found.append("text")
+    return list(dict.fromkeys(found))
+
+
+def _not_read(others: Sequence[FormatName]) -> str:
+    """Which columns could have been trained on instead, and the setting for it."""
+    named = {"text": repr(_TEXT), "prompt-completion": " and ".join(map(repr, _PAIR))}
+    return "".join(
+        f"; not read: {named[other]} (set data.format: {other} to train on that instead)"
+        for other in others
+        if other in named
     )
 
 
@@ -167,8 +186,9 @@ def _asked(
             fix="Take one of the two out.",
         )
     if name == "text":
-        _require_columns([section.text_field], columns, "data.text_field")
-        return FormatChoice("text", f"column '{section.text_field}'", (section.text_field,))
+        column = section.text_field or _TEXT
+        _require_columns([column], columns, "data.text_field" if section.text_field else "data.text_field: null")
+        return FormatChoice("text", f"column '{column}'", (column,))
     if name == "prompt":
         if section.prompt_template is None:
             raise UserInputError(

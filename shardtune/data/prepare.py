@@ -112,7 +112,10 @@ def prepare(
         return given
     tell(ProgressInfo("checking"))
     train, val = _open_splits(section)
-    key = fingerprint(section, seed, [*(("train", s) for s in train), *(("val", s) for s in val)], tokenizer)
+    samples = [split.sample(_SAMPLE) for split in train]
+    choices = [_choose(section, sample) for sample in samples]
+    splits = [*(("train", s) for s in train), *(("val", s) for s in val)]
+    key = fingerprint(section, seed, splits, choices, tokenizer)
     folder = cache_folder(section) / key
     about = {
         "shardtune": __version__,
@@ -121,7 +124,7 @@ def prepare(
         "tokenizer_identity": tokenizer_identity(tokenizer),
         "settings": settings_of(section),
     }
-    job = _Job(section, seed, tokenizer, train, val, about, workers, tell)
+    job = _Job(section, seed, tokenizer, train, val, samples, choices, about, workers, tell)
     from_cache = prepared_once(folder, job.fill, _is_whole, lambda: tell(ProgressInfo("waiting")))
     return PreparedSet.open(folder, from_cache=from_cache)
 
@@ -176,6 +179,10 @@ def _open_splits(section: DataSection) -> tuple[list[Split], list[Split]]:
     return train, [open_split(source, name, "data.val_split") for source in having or sources[:1]]
 
 
+def _choose(section: DataSection, sample: list[Row]) -> FormatChoice:
+    return choose_format(section, list(dict.fromkeys(name for row in sample for name in row)), sample)
+
+
 @dataclass
 class _Job:
     """One preparation, from open splits to a filled folder."""
@@ -185,20 +192,20 @@ class _Job:
     tokenizer: PreTrainedTokenizerBase
     train: list[Split]
     val: list[Split]
+    samples: list[list[Row]]  # the first rows of each split in `train`
+    choices: list[FormatChoice]  # what they are
     about: dict[str, Any]
     workers: int | None
     tell: Progress
 
     def fill(self, folder: Path) -> None:
         share = self.section.val_split if isinstance(self.section.val_split, float) else 0.0
-        samples = [split.sample(_SAMPLE) for split in self.train]
-        choices = [self._choose(sample) for sample in samples]
-        recipes = [self._recipe(*each, share) for each in zip(self.train, samples, choices, strict=True)]
+        recipes = [self._recipe(*each, share) for each in zip(self.train, self.samples, self.choices, strict=True)]
         sides: list[Side] = ["train", "val"] if share or self.val else ["train"]
         output = Output({side: PreparedWriter(folder / side) for side in sides})
         marks = self._pass(self.train, recipes, output, "train")
         if self.val:
-            self._pass(self.val, self._val_recipes(choices), output, "val")
+            self._pass(self.val, self._val_recipes(), output, "val")
         for side in sides:
             self._refuse_empty(side, output)
         weights = [split.source.weight for split in self.train]
@@ -210,14 +217,11 @@ class _Job:
             extra = {"side": side, "uncut_p95": output.uncut_p95(side), **about}
             writer.close(output.counts(side), taken if side == "train" else None, extra)
         overlap = int(np.isin(hashes["val"], hashes["train"]).sum()) if "val" in hashes else 0
-        self._write_set(folder, choices, recipes, overlap)
+        self._write_set(folder, recipes, overlap)
 
-    def _choose(self, sample: list[Row]) -> FormatChoice:
-        return choose_format(self.section, list(dict.fromkeys(name for row in sample for name in row)), sample)
-
-    def _val_recipes(self, choices: Sequence[FormatChoice]) -> list[Recipe]:
+    def _val_recipes(self) -> list[Recipe]:
         """Validation rows are what the training rows of the same source are."""
-        known = {split.source: choice for split, choice in zip(self.train, choices, strict=True)}
+        known = {split.source: choice for split, choice in zip(self.train, self.choices, strict=True)}
         return [
             replace(self._recipe(split, split.sample(_SAMPLE), known[split.source], 0.0), side="val")
             for split in self.val
@@ -295,17 +299,15 @@ class _Job:
             fix="Check data.text_field or data.prompt_template, and data.max_length.",
         )
 
-    def _write_set(
-        self, folder: Path, choices: Sequence[FormatChoice], recipes: Sequence[Recipe], overlap: int
-    ) -> None:
+    def _write_set(self, folder: Path, recipes: Sequence[Recipe], overlap: int) -> None:
         sources = [
             {**asdict(split.source), "split": split.name, "format": asdict(choice), "joining": recipe.joining}
-            for split, choice, recipe in zip(self.train, choices, recipes, strict=True)
+            for split, choice, recipe in zip(self.train, self.choices, recipes, strict=True)
         ]
         content = {
             "schema": SCHEMA,
             **self.about,
-            "choice": asdict(choices[0]),
+            "choice": asdict(self.choices[0]),
             "overlap": overlap,
             "has_val": bool(self.val) or isinstance(self.section.val_split, float),
             "sources": sources,

@@ -15,6 +15,7 @@ from shardtune import __version__
 from shardtune.checkpoint.store import CheckpointStore
 from shardtune.config import ResolvedConfig, render_yaml
 from shardtune.config.redact import redacted
+from shardtune.data.inspect import format_found, format_line
 from shardtune.launch.run_folder import CHECKPOINTS, RECORD
 from shardtune.launch.which_run import record_finish, record_start
 from shardtune.observe import environment, summary
@@ -99,7 +100,7 @@ def tell_plan(
     lines = {
         "model": f"{config.model.model_name_or_path} ({frozen:,} parameters, computed in {compute})",
         "data": summary.data_line(prepared.train.counts),
-        "format": f"{prepared.choice.name}: {prepared.choice.why}",
+        "format": format_line(*format_found(prepared)),
         "eval": summary.data_line(prepared.val.counts) if prepared.val else "none (data.val_split is null)",
         "packing": summary.packing_line(data.train, config.data.max_length, filled=data.collator.fill_to is not None),
         "sharding": summary.sharding_line(sharding, scene.processes),

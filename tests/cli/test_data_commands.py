@@ -15,6 +15,7 @@ from toys import toy_config
 from typer.testing import CliRunner
 
 from shardtune.cli import data
+from shardtune.data.inspect import format_found
 from shardtune.data.prepare import ProgressInfo
 from shardtune.errors import UserInputError
 from shardtune.observe.preparing import PreparingProgress
@@ -140,12 +141,12 @@ def test_a_mixture_is_named_with_its_weights() -> None:
 
 def test_a_mixture_of_formats_is_told_source_by_source() -> None:
     both = fake_set(FakePrepared(ROWS))
-    assert data.format_found(both) == ("chat", "the column 'messages' holds a list of messages")
+    assert format_found(both) == ("chat", "the column 'messages' holds a list of messages")
     both.about["sources"] = [
         {"path": "a.jsonl", "format": {"name": "chat", "why": "it has messages"}},
         {"path": "b.txt", "format": {"name": "text", "why": "it has lines"}},
     ]
-    assert data.format_found(both) == ("chat and text", "a.jsonl: chat, it has messages; b.txt: text, it has lines")
+    assert format_found(both) == ("chat and text", "a.jsonl: chat, it has messages; b.txt: text, it has lines")
 
 
 def info(share: float, seconds: float, step: Any = "train", rows: int | None = None) -> ProgressInfo:
