@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 from transformers.utils.generic import ModelOutput
 
+from shardtune.adapters.new_tokens import head_and_rows
 from shardtune.data.collate import SUPERVISED, TARGETS
 from shardtune.kernels.cross_entropy import linear_cross_entropy
 
@@ -38,9 +39,9 @@ def why_not(model: PreTrainedModel) -> str | None:
     if getattr(config, "output_router_logits", False):
         return "the router's balancing loss is asked for (output_router_logits)"
     head = model.get_output_embeddings()
-    if head is None or getattr(head, "bias", None) is not None:
+    if head is None or any(name.endswith("bias") for name, _ in head.named_parameters()):
         return f"the head of {type(model).__name__} is not a plain matrix"
-    if any(p.requires_grad for p in head.parameters()):
+    if head_and_rows(head)[0].requires_grad:
         return "the head itself is trained"
     return None
 
@@ -64,8 +65,8 @@ def use_fused_loss(model: PreTrainedModel, *, causal: bool) -> None:
             kwargs.pop("attention_mask", None)
         hidden = self.base_model(*args, **kwargs).last_hidden_state
         # Looked up now: sharding has put the gathered weight in its place.
-        head = self.get_output_embeddings().weight
-        loss, told = linear_cross_entropy(hidden.flatten(0, -2), head, where, targets)
+        head, ids, rows = head_and_rows(self.get_output_embeddings())
+        loss, told = linear_cross_entropy(hidden.flatten(0, -2), head, where, targets, ids, rows)
         return FusedOutput(loss=loss, told=told)
 
     model.forward = types.MethodType(forward, model)
