@@ -13,7 +13,7 @@ from shardtune.model.families.family import Family, Wrapper
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-_NOT_FAMILIES = frozenset({"family", "generic", "page", "registry", "wrappers"})
+_NOT_FAMILIES = frozenset({"family", "generic", "names", "page", "registry", "wrappers"})
 
 
 @cache
@@ -32,7 +32,9 @@ def family_for(model_type: str) -> Family | None:
 def family_of(model: PreTrainedModel) -> Family:
     """The family of a model: from its file, or from a look at the model itself (which may be on the meta device)."""
     known = family_for(model.config.model_type)
-    if known is not None:
+    # Code that ships with a checkpoint may call itself anything; what a file states is proven of transformers' class.
+    own = type(model).__module__.startswith("transformers.")
+    if known is not None and own and type(model).__name__ == known.causal_lm[model.config.model_type]:
         return known
     from shardtune.model.families.generic import inspect_family
 
