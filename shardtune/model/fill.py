@@ -56,7 +56,8 @@ def materialise(model: nn.Module, base: PreTrainedModel, device: torch.device) -
     poisoned = {name: buffer for name, buffer in base.named_buffers() if name in computed}
     for buffer in poisoned.values():
         buffer.fill_(torch.nan if buffer.is_floating_point() else torch.iinfo(buffer.dtype).min)
-    for owner in sorted({name.rpartition(".")[0] for name in computed}):
+    # Also what stands above a buffer's owner: Falcon-H1's model sets those of its layers. The deepest first.
+    for owner in sorted({above for name in computed for above in _above(name)}, key=lambda name: -name.count(".")):
         base._init_weights(base.get_submodule(owner))
     for name, buffer in base.named_buffers():
         bad = buffer.isnan() if buffer.is_floating_point() else buffer == torch.iinfo(buffer.dtype).min
@@ -66,6 +67,12 @@ def materialise(model: nn.Module, base: PreTrainedModel, device: torch.device) -
                 why="No file holds it, and the model's code does not compute it outside its constructor.",
                 fix="Please report this with the model's name.",
             )
+
+
+def _above(name: str) -> list[str]:
+    """Names of the modules that a tensor of this name lies in, but for the whole model."""
+    parts = name.split(".")
+    return [".".join(parts[:end]) for end in range(1, len(parts))]
 
 
 def _buffers_without_file(base: PreTrainedModel) -> Iterator[str]:

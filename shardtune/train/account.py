@@ -102,7 +102,7 @@ def tell_plan(
         "data": summary.data_line(prepared.train.counts),
         "format": format_line(*format_found(prepared)),
         "eval": summary.data_line(prepared.val.counts) if prepared.val else "none (data.val_split is null)",
-        "packing": summary.packing_line(data.train, config.data.max_length, filled=data.collator.fill_to is not None),
+        "packing": summary.packing_line(data.train, resolved, filled=data.collator.fill_to is not None),
         "sharding": summary.sharding_line(sharding, scene.processes),
         "kernels": summary.kernels_line(resolved, fused.lora, fused.experts),
         "recompute": summary.recompute_line(config.train, scene.processes.device.type),

@@ -48,7 +48,7 @@ from shardtune.train.account import (
     warn_of_random_weights,
     write_config,
 )
-from shardtune.train.attention import FLAT_ATTENTION, NEARLY_FULL, masks_are_transformers, settle_packing
+from shardtune.train.attention import FLAT_ATTENTION, NEARLY_FULL, settle_packing
 from shardtune.train.best import load_best
 from shardtune.train.choices import (
     fp8_blocks,
@@ -131,18 +131,19 @@ def train(resolved: ResolvedConfig, *, run_id: str | None = None, stop: StopRequ
         model, coverage, notices = add_lora(blueprint.model, config.lora, blueprint.family, ids)
         resolved, layer_notices = settle_layer_class(resolved, blueprint)
         tell_notices(scene, layer_notices, about="sharding")
-        resolved = settle_kernels(resolved, blueprint.model, processes.device)
+        resolved = settle_kernels(resolved, blueprint.model, blueprint.family, processes.device)
         if resolved.config.train.fp8_compute:
             tell_notices(scene, [fp8_compute_notice(*multiply_codes(model), processes.device)], about="fp8_compute")
         fused = fuse(model, resolved.config.train)
         if resolved.config.train.fused_loss:
-            use_fused_loss(blueprint.model, causal=masks_are_transformers(blueprint.model))
+            causal = blueprint.family.why_not("packing", blueprint.model.config) is None
+            use_fused_loss(blueprint.model, causal=causal)
         tell_notices(scene, notices)
         prepared = _prepare_data(scene, config, tokenizer)
         watchdog.enter(LOADING)
         _check_data(scene, blueprint.model, tokenizer, prepared, new_tokens)
         filled = prepared.train.counts.tokens / (prepared.train.counts.rows * config.data.max_length)
-        resolved = settle_packing(resolved, blueprint.model, processes.device, filled)
+        resolved = settle_packing(resolved, blueprint.model, blueprint.family, processes.device, filled)
         config = resolved.config
         data = _lay_out(config, prepared, blueprint.model, tokenizer, filled)
         math = training_math(config.train, rows=len(data.train), tokens=data.tokens, processes=processes.world_size)
