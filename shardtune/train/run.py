@@ -11,7 +11,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 import torch
-from rich.markup import escape
 from transformers import set_seed
 
 from shardtune.adapters.lora import add_lora
@@ -248,8 +247,7 @@ def _check_data(
     learnt = new_tokens.numbers if new_tokens is not None else {}
     for warning in enforce(refusals_and_warnings(prepared, tokenizer, embeddings, learnt)):
         text = " ".join(part for part in (warning.what, warning.why, warning.fix) if part)
-        scene.console.print(f"[yellow]warning[/] {escape(text)}", highlight=False)
-        scene.events.write("warning", about="data", text=text)
+        summary.warn(scene.console, scene.events, "data", text)
 
 
 def _lay_out(
@@ -311,7 +309,9 @@ def _load_weights(
         )
     scene.processes.wait_for_all("weights")
     scene.events.write("weights", **asdict(loaded))
-    for line in summary.weights_lines(loaded, blueprint):
+    read, *remarkable = summary.weights_lines(loaded, blueprint)
+    summary.detail(scene.console, "weights", read)
+    for line in remarkable:
         summary.say(scene.console, "weights", line)
 
 
