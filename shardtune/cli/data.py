@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shardtune.cli.options import Config, Overrides
+from shardtune.cli.options import Config, ConfigCommand, Overrides
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -28,7 +28,7 @@ class Split(StrEnum):
     val = "val"
 
 
-@app.command()
+@app.command(cls=ConfigCommand)
 def prepare(
     config: Config,
     override: Overrides = None,
@@ -52,7 +52,7 @@ def prepare(
     print_findings(console, enforce(_findings(prepared, tokenizer, run.model)))
 
 
-@app.command()
+@app.command(cls=ConfigCommand)
 def inspect(
     config: Config,
     override: Overrides = None,
@@ -106,7 +106,8 @@ def _prepare(run: RunConfig, console: Console, workers: int | None) -> tuple[Pre
 def _findings(prepared: PreparedSet, tokenizer: PreTrainedTokenizerBase, model: ModelSection) -> list[Finding]:
     from shardtune.data.checks import refusals_and_warnings
 
-    return refusals_and_warnings(prepared, tokenizer, _limits(model))
+    new_tokens = {token: int(tokenizer.convert_tokens_to_ids(token)) for token in model.new_tokens}  # type: ignore[arg-type]
+    return refusals_and_warnings(prepared, tokenizer, _limits(model), new_tokens)
 
 
 def _limits(section: ModelSection) -> ModelLimits:

@@ -11,7 +11,7 @@ from pydantic_core import ErrorDetails
 
 from shardtune.config.expected import accepts, expected, literal_words
 from shardtune.config.problems import Problem, shown
-from shardtune.config.schema import RunConfig, Section
+from shardtune.config.schema import LARGEST, RunConfig, Section
 from shardtune.config.suggestions import (
     FOREIGN_KEYS,
     FOREIGN_VALUES,
@@ -177,6 +177,9 @@ class _Walk:
             self.problems.append(Problem(node.place, path, *refused))
             return
         words = "text" if index else expected(info)
+        most = LARGEST.get(type(value))
+        if most is not None and abs(value) > most:
+            words += f" (nothing above {most:g} is taken)"
         fix = _meant_value(value, literal_words(info.annotation))
         if not fix and accepts(info.annotation, str):
             fix = _quote_hint(node)

@@ -76,7 +76,7 @@ def _evaluation(config: RunConfig, given: Collection[str]) -> Iterator[str]:
 def _elsewhere(config: RunConfig, given: Collection[str]) -> Iterator[str]:
     if config.train.ddp_find_unused_parameters is not None:
         yield "train.ddp_find_unused_parameters has no effect: it belongs to DDP, and sharding is FSDP2."
-    if config.cluster != ClusterSection():
+    if config.cluster != ClusterSection() and any(path.startswith("cluster.") for path in given):
         yield "the section `cluster` is not read by `train`; it describes the job for a scheduler."
     if config.train.extra:
         try:

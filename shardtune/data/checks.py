@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -78,14 +78,24 @@ def model_positions(config: PretrainedConfig) -> int | None:
 
 
 def refusals_and_warnings(
-    prepared_set: PreparedSet, tokenizer: PreTrainedTokenizerBase, limits: ModelLimits
+    prepared_set: PreparedSet,
+    tokenizer: PreTrainedTokenizerBase,
+    limits: ModelLimits,
+    new_tokens: Mapping[str, int] | None = None,
 ) -> list[Finding]:
-    """All that is wrong with a prepared set, errors first."""
+    """All that is wrong with a prepared set, errors first.
+
+    Args:
+        new_tokens: Ids of the tokens of `model.new_tokens`, by their text.
+    """
+    vocabulary = limits.vocabulary
+    if new_tokens and vocabulary is not None:
+        vocabulary = max(vocabulary, max(new_tokens.values()) + 1)
     found: list[Finding] = []
     for name, prepared in (("train", prepared_set.train), ("val", prepared_set.val)):
         if prepared is not None:
             found += _unsupervised(prepared.counts, name)
-            found += _unknown_tokens(prepared.counts, name, limits.vocabulary)
+            found += _unknown_tokens(prepared.counts, name, vocabulary)
             found += _double_begin(prepared, name, tokenizer)
             found += _skipped(prepared.counts, name)
     found += _no_end(prepared_set)
@@ -93,6 +103,7 @@ def refusals_and_warnings(
     found += _repeated(prepared_set.train)
     found += _cut(prepared_set.train)
     found += _beyond_positions(prepared_set, limits.positions)
+    found += _never_seen(prepared_set.train, new_tokens or {})
     return sorted(found, key=lambda finding: finding.level)  # "error" < "warning"; otherwise as found
 
 
@@ -130,7 +141,8 @@ def _unknown_tokens(counts: PreparedCounts, name: str, vocabulary: int | None) -
             f"The {NAMES[name]} data holds token {counts.largest_id}, but the model has embeddings for {vocabulary} "
             "tokens only.",
             "The tokenizer is not the one this model was made for, or tokens were added to it afterwards.",
-            "Set model.tokenizer_name_or_path to the model's own tokenizer.",
+            "Set model.tokenizer_name_or_path to the model's own tokenizer; name tokens that the model shall learn in "
+            "model.new_tokens.",
         )
 
 
@@ -231,6 +243,18 @@ def _beyond_positions(prepared_set: PreparedSet, positions: int | None) -> Itera
             f"data.max_length is {max_length:,}, but the model was made for rows of at most {positions:,} tokens.",
             "Positions beyond that were never trained (max_position_embeddings in its config.json, with rope scaling).",
             f"Set data.max_length: {positions} or less, or use a model with a longer context.",
+        )
+
+
+def _never_seen(prepared: Prepared, new_tokens: Mapping[str, int]) -> Iterator[Finding]:
+    missing = prepared.absent(new_tokens.values()) if new_tokens else set()
+    if missing:
+        names = ", ".join(token for token, number in new_tokens.items() if number in missing)
+        yield Finding(
+            "warning",
+            f"model.new_tokens: {names} {'is' if len(missing) == 1 else 'are'} in no training row.",
+            "Nothing is learnt of a token that never occurs; its rows stay close to where they start.",
+            "Check how it is written in the data and the templates, or take it out of model.new_tokens.",
         )
 
 

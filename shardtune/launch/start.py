@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, MutableMapping
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -12,15 +13,17 @@ from shardtune.config import ResolvedConfig, load_config
 from shardtune.config.accelerate_file import neutralise
 from shardtune.data.source import check_dataset_path
 from shardtune.errors import UserInputError
+from shardtune.launch.accelerate_machines import other_process_count, refuse_lone_machine
 from shardtune.launch.defaults import banner, set_safe_defaults
 from shardtune.launch.ending import STOPPED_EARLY, as_rank
 from shardtune.launch.local import launch, process_count, threads_per_process
 from shardtune.launch.network import read_network
 from shardtune.launch.parent_death import LAUNCHER_VARIABLE
-from shardtune.launch.place import Asked, Node, Worker, read_place
+from shardtune.launch.place import Asked, Node, Worker, read_place, unused_master
 from shardtune.launch.run_folder import CHECKPOINTS, FOLDER_VARIABLE, RunFolder
 from shardtune.launch.which_run import choose_run
 from shardtune.model.locate import check_model_folder
+from shardtune.terminal import fitted
 from shardtune.train.interrupt import StopRequest
 
 
@@ -50,7 +53,7 @@ def start(
     # Reading the config and importing torch take seconds, and a scheduler may not wait.
     with ExitStack() as at_end, StopRequest() as stop:
         try:
-            train = _prepare(config, overrides, accelerate_config, run_id, place, environ, at_end, force=force)
+            train = _prepare(config, overrides, accelerate_config, run_id, place, environ, asked, at_end, force=force)
             stop.wait_for_step()  # unless code that swallows exceptions got a signal, what trains listens from here on
         except SystemExit:
             if not stop.requested:
@@ -67,6 +70,7 @@ def _prepare(
     run_id: str | None,
     node: Node,
     environ: MutableMapping[str, str],
+    asked: Asked,
     at_end: ExitStack,
     *,
     force: bool,
@@ -74,19 +78,22 @@ def _prepare(
     """Check what can be checked, choose the run's folder and hold it until `at_end`, and return what trains."""
     network = read_network(environ, node)
     resolved = load_config(config, overrides, accelerate_config, environ)
+    refuse_lone_machine(resolved, environ, asked, config)
     if node.node_rank == 0 or resolved.config.model.load == "read-all":  # others may get the model from rank 0
         model = resolved.config.model
         check_model_folder(model.model_name_or_path, weights=model.weights == "checkpoint")
     check_dataset_path(resolved.config.data)
     nproc = _processes(node, resolved, force=force)
     print(_banner(node, nproc, network.insecure), flush=True)
+    if notice := unused_master(environ, asked):
+        print(f"notice {notice}", flush=True)
     command = _command(config, overrides, accelerate_config, run_id)
     if node.nnodes > 1:  # rank 0 makes the folder, wherever it is
         return partial(launch, command, node, nproc, resolved.config, environ)
     chosen = choose_run(resolved.config, run_id)
     at_end.callback(chosen.held.lease.release)
     if chosen.told:
-        print(chosen.told, flush=True)
+        print(fitted(chosen.told, sys.stdout), flush=True)
     environ[FOLDER_VARIABLE] = str(chosen.folder)
     train = partial(launch, command, node, nproc, resolved.config, environ)
     if nproc == 1:
@@ -123,6 +130,8 @@ def _work(
     def work(stop: StopRequest) -> int:
         resolved = load_config(config, overrides, accelerate_config, environ)
         neutralise(environ)  # what accelerate launch set is translated by now; the Trainer must not act on it too
+        if notice := other_process_count(resolved, place.world_size):
+            resolved = replace(resolved, notices=(*resolved.notices, notice))
         from shardtune.train.run import train
 
         return train(resolved, run_id=run_id, stop=stop)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 from collections.abc import Sequence
@@ -96,14 +97,17 @@ def is_run_name(name: str) -> bool:
 
 
 def is_run(folder: Path) -> bool:
-    return (folder / _RECORD).is_file() or bool(event_files(folder))
+    try:
+        return (folder / _RECORD).is_file() or bool(event_files(folder))
+    except OSError:  # a name that is too long, a folder that may not be entered
+        return False
 
 
 def find_run(given: str, runs_dir: Path) -> Path:
-    """The folder of a run from its id or its path.
+    """The folder of a run from its path, its id, or the beginning of its id where no other run begins so.
 
     Raises:
-        UserInputError: there is no such run.
+        UserInputError: there is no such run, or several.
     """
     places = [Path(given).expanduser()]
     if is_run_name(given):
@@ -111,11 +115,34 @@ def find_run(given: str, runs_dir: Path) -> Path:
     for place in places:
         if is_run(place):
             return place.resolve()
+    known = run_names(runs_dir)
+    begin_so = [name for name in known if given and name.startswith(given)]
+    if len(begin_so) == 1:
+        return (runs_dir / begin_so[0]).resolve()
+    if begin_so:
+        raise UserInputError(
+            f"{len(begin_so)} runs begin with '{given}': {_some(begin_so)}.", fix="Give more of the id."
+        )
+    near = difflib.get_close_matches(given, known, n=3, cutoff=0.6)
+    there = f" Did you mean {' or '.join(near)}?" if near else f" Runs there are: {_some(known)}." if known else ""
     raise UserInputError(
-        f"There is no run '{given}'.",
+        f"There is no run '{given}'.{there}",
         why="Looked for run.json or events-rank0.jsonl in " + " and ".join(str(place) for place in places) + ".",
         fix="Give a run's folder, or its id with --runs-dir DIR (train.output_dir of its config).",
     )
+
+
+def run_names(runs_dir: Path) -> list[str]:
+    """Ids of the runs in a folder, the newest first where ids are dates."""
+    try:
+        names = [entry.name for entry in os.scandir(runs_dir) if is_run_name(entry.name)]
+    except OSError:
+        return []
+    return sorted((name for name in names if is_run(runs_dir / name)), reverse=True)
+
+
+def _some(names: Sequence[str], most: int = 5) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def glance(events: Path | None, record: Path, others: Sequence[Path] = ()) -> Glance:

@@ -22,6 +22,7 @@ from shardtune.data.collate import REAL_TOKENS, SUPERVISED, Collator
 from shardtune.data.order import Documents, StepLoader, StepOrder
 from shardtune.data.tokens import IGNORED
 from shardtune.parallel.processes import Processes
+from shardtune.parallel.shard import let_go
 from shardtune.train.guards.numbers import HostNumber
 from shardtune.train.guards.pace import TimedBatches
 from shardtune.train.interrupt import StopRequest, ignore_stop_signals
@@ -228,22 +229,12 @@ class ShardedSFTTrainer(SFTTrainer):
         began = time.perf_counter()
         was_training = self.model.training
         self.model.eval()
-        total = torch.zeros(2, dtype=torch.float64)  # summed loss, supervised tokens
-        for inputs in dataloader:
-            if self.stop_evaluating():
-                self.model.train(was_training)
-                raise EvaluationStopped
-            self.callback_handler.on_prediction_step(self.args, self.state, self.control)
-            inputs.pop(REAL_TOKENS)
-            inputs = self._prepare_inputs(inputs)
-            one = torch.ones((), device=self.args.device)
-            with torch.no_grad():
-                # Normalised by 1 the loss is a sum; TRL has multiplied it by the ranks it will be averaged over.
-                loss = self.compute_loss(self.model, inputs, num_items_in_batch=one) / self.processes.world_size
-            supervised = (inputs["labels"][:, 1:] != IGNORED).sum()
-            total += torch.stack([loss.double().cpu(), supervised.double().cpu()])
+        try:
+            total = self._summed_loss(dataloader)
+        finally:
+            self.model.train(was_training)
+            let_go(self.model)  # a checkpoint may be next: of the shards, which the optimizer's state belongs to
         dist.all_reduce(total, group=self.processes.control)
-        self.model.train(was_training)
         loss_per_token = (total[0] / total[1]).item()
         self.paused_seconds += time.perf_counter() - began
         return EvalLoopOutput(
@@ -252,6 +243,23 @@ class ShardedSFTTrainer(SFTTrainer):
             metrics={f"{metric_key_prefix}_loss": loss_per_token, f"{metric_key_prefix}_tokens": int(total[1])},
             num_samples=len(dataloader.dataset),
         )
+
+    @torch.no_grad()
+    def _summed_loss(self, batches: Any) -> torch.Tensor:
+        """Of this rank's rows: loss and supervised tokens."""
+        total = torch.zeros(2, dtype=torch.float64)
+        one = torch.ones((), device=self.args.device)
+        for inputs in batches:
+            if self.stop_evaluating():
+                raise EvaluationStopped
+            self.callback_handler.on_prediction_step(self.args, self.state, self.control)
+            inputs.pop(REAL_TOKENS)
+            inputs = self._prepare_inputs(inputs)
+            # Normalised by 1 the loss is a sum; TRL has multiplied it by the ranks it will be averaged over.
+            loss = self.compute_loss(self.model, inputs, num_items_in_batch=one) / self.processes.world_size
+            supervised = (inputs["labels"][:, 1:] != IGNORED).sum()
+            total += torch.stack([loss.double().cpu(), supervised.double().cpu()])
+        return total
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         """As TRL does; one that is cut short because the run stops gives no result, and never the best one."""
