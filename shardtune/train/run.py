@@ -45,6 +45,7 @@ from shardtune.train.account import (
     tell_notices,
     tell_plan,
     tell_resume,
+    tell_router_loss,
     warn_of_random_weights,
     write_config,
 )
@@ -67,6 +68,7 @@ from shardtune.train.memory.allocator import allocator_of
 from shardtune.train.memory.failure import MemoryAnswer
 from shardtune.train.memory.ledger import Ledger
 from shardtune.train.resume import resume_point
+from shardtune.train.router_loss import coefficient
 from shardtune.train.samples import Samples
 from shardtune.train.saving import CheckpointSaver, RunFacts
 from shardtune.train.scene import Data, Scene, open_scene, refuse_different_data, refuse_different_nodes
@@ -138,6 +140,7 @@ def train(resolved: ResolvedConfig, *, run_id: str | None = None, stop: StopRequ
         if resolved.config.train.fused_loss:
             causal = blueprint.family.why_not("packing", blueprint.model.config) is None
             use_fused_loss(blueprint.model, causal=causal)
+        tell_router_loss(scene, coefficient(blueprint.model, config.train.extra.get("router_aux_loss_coef")))
         tell_notices(scene, notices)
         prepared = _prepare_data(scene, config, tokenizer)
         watchdog.enter(LOADING)
