@@ -106,7 +106,8 @@ def _prepare(run: RunConfig, console: Console, workers: int | None) -> tuple[Pre
 def _findings(prepared: PreparedSet, tokenizer: PreTrainedTokenizerBase, model: ModelSection) -> list[Finding]:
     from shardtune.data.checks import refusals_and_warnings
 
-    return refusals_and_warnings(prepared, tokenizer, _vocabulary(model))
+    new_tokens = {token: int(tokenizer.convert_tokens_to_ids(token)) for token in model.new_tokens}  # type: ignore[arg-type]
+    return refusals_and_warnings(prepared, tokenizer, _vocabulary(model), new_tokens)
 
 
 def _vocabulary(section: ModelSection) -> int | None:

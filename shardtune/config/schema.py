@@ -90,6 +90,13 @@ class ModelSection(Section):
     tokenizer_name_or_path: str | None = Field(
         default=None, description="Where the tokenizer comes from, when it is not beside the model."
     )
+    new_tokens: list[Annotated[str, Field(min_length=1)]] = Field(
+        default_factory=list,
+        description="Tokens that the tokenizer shall have and the model shall learn. They are found in text as they "
+        "are written; their rows of the embedding and the head train (PEFT's trainable_token_indices), from the mean "
+        "of all others.",
+        examples=[["<|tool|>", "<|/tool|>"]],
+    )
     torch_dtype: Literal["bfloat16", "float32", "auto"] = Field(
         default="bfloat16",
         description="How the frozen weights are held, where they are not float8. `auto` keeps the checkpoint's own "
@@ -477,7 +484,7 @@ class ParallelSection(Section):
     backward_prefetch: Int = Field(default=1, ge=0, le=8, description="Layers gathered ahead in the backward pass.")
     offload_params: bool = Field(
         default=False,
-        description="Keep parameter shards, gradients and optimizer state in host memory (slow; GPUs only).",
+        description="Keep parameter shards, gradients and optimizer state in host memory (slow). No effect on a CPU.",
     )
     reduce_dtype: Literal["float32", "bfloat16"] = Field(
         default="float32", description="Dtype gradients are summed in across ranks."

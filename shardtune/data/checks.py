@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -46,13 +46,19 @@ def enforce(findings: list[Finding]) -> list[Finding]:
 
 
 def refusals_and_warnings(
-    prepared_set: PreparedSet, tokenizer: PreTrainedTokenizerBase, vocabulary: int | None
+    prepared_set: PreparedSet,
+    tokenizer: PreTrainedTokenizerBase,
+    vocabulary: int | None,
+    new_tokens: Mapping[str, int] | None = None,
 ) -> list[Finding]:
     """All that is wrong with a prepared set, errors first.
 
     Args:
         vocabulary: Rows of the model's embedding; None leaves tokens beyond it unchecked.
+        new_tokens: Ids of the tokens of `model.new_tokens`, by their text.
     """
+    if new_tokens and vocabulary is not None:
+        vocabulary = max(vocabulary, max(new_tokens.values()) + 1)
     found: list[Finding] = []
     for name, prepared in (("train", prepared_set.train), ("val", prepared_set.val)):
         if prepared is not None:
@@ -64,6 +70,7 @@ def refusals_and_warnings(
     found += _leaked(prepared_set)
     found += _repeated(prepared_set.train)
     found += _cut(prepared_set.train)
+    found += _never_seen(prepared_set.train, new_tokens or {})
     return sorted(found, key=lambda finding: finding.level)  # "error" < "warning"; otherwise as found
 
 
@@ -92,7 +99,8 @@ def _unknown_tokens(counts: PreparedCounts, name: str, vocabulary: int | None) -
             f"The {NAMES[name]} data holds token {counts.largest_id}, but the model has embeddings for {vocabulary} "
             "tokens only.",
             "The tokenizer is not the one this model was made for, or tokens were added to it afterwards.",
-            "Set model.tokenizer_name_or_path to the model's own tokenizer.",
+            "Set model.tokenizer_name_or_path to the model's own tokenizer; name tokens that the model shall learn in "
+            "model.new_tokens.",
         )
 
 
@@ -182,6 +190,18 @@ def _cut(prepared: Prepared) -> Iterator[Finding]:
             f"{_rows(cut, 'train')} ({share(cut, stored)}) cut at data.max_length.",
             f"What stood behind is not learnt, nor where to stop: only {share(stored - cut, stored)} of the rows fit.",
             f"{enough}, or set data.long_rows: split or drop.",
+        )
+
+
+def _never_seen(prepared: Prepared, new_tokens: Mapping[str, int]) -> Iterator[Finding]:
+    missing = prepared.absent(new_tokens.values()) if new_tokens else set()
+    if missing:
+        names = ", ".join(token for token, number in new_tokens.items() if number in missing)
+        yield Finding(
+            "warning",
+            f"model.new_tokens: {names} {'is' if len(missing) == 1 else 'are'} in no training row.",
+            "Nothing is learnt of a token that never occurs; its rows stay close to where they start.",
+            "Check how it is written in the data and the templates, or take it out of model.new_tokens.",
         )
 
 

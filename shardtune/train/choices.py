@@ -13,7 +13,7 @@ import torch
 from shardtune.adapters.fused import use_fused_lora
 from shardtune.errors import UserInputError
 from shardtune.kernels import fp8_products
-from shardtune.model.experts import use_grouped_experts, use_loops
+from shardtune.model.experts import fused_experts, use_grouped_experts, use_loops
 from shardtune.model.families.registry import known_decoder_layers
 from shardtune.model.quantized import fp8_candidates
 from shardtune.plan.precision import base_precision
@@ -26,11 +26,14 @@ if TYPE_CHECKING:
     from shardtune.config import ResolvedConfig
     from shardtune.config.schema import TrainSection
     from shardtune.model.blueprint import Blueprint
+    from shardtune.model.families.family import Family
     from shardtune.parallel.processes import Processes
 
 
 def settle_autos(resolved: ResolvedConfig, *, device: str, processes_here: int) -> ResolvedConfig:
     """Every `auto` replaced by its value; `origins` then tell that it was chosen, and why."""
+    if device == "cpu":
+        resolved = resolved.on_cpu()
     config = resolved.config
     if config.parallel.device == "auto":
         resolved = resolved.with_auto("parallel.device", device, f"torch sees {device}")
@@ -72,7 +75,9 @@ def settle_layer_class(resolved: ResolvedConfig, blueprint: Blueprint) -> tuple[
     return resolved.with_auto(key, meant[0] if len(meant) == 1 else meant, reason), [notice]
 
 
-def settle_kernels(resolved: ResolvedConfig, model: PreTrainedModel, device: torch.device) -> ResolvedConfig:
+def settle_kernels(
+    resolved: ResolvedConfig, model: PreTrainedModel, family: Family, device: torch.device
+) -> ResolvedConfig:
     """Which fused code runs, and where it does not, why.
 
     Raises:
@@ -81,7 +86,7 @@ def settle_kernels(resolved: ResolvedConfig, model: PreTrainedModel, device: tor
     """
     train = resolved.config.train
     eager = "train.kernels is eager" if train.kernels == "eager" else None
-    obstacle = why_not_fused(model)
+    obstacle = why_not_fused(model, family)
     if train.fused_loss is True and obstacle is not None:
         raise UserInputError(
             "train.fused_loss is true, but the loss of this model cannot be fused with its head.",
@@ -102,9 +107,9 @@ def settle_kernels(resolved: ResolvedConfig, model: PreTrainedModel, device: tor
     on_gpu = None if device.type == "cuda" and halves else "compiling pays on a GPU in half precision"
     for key, why in (
         ("fused_lora", eager),
-        ("fused_experts", eager),
+        ("fused_experts", eager or (family.why_not("fused_experts", model.config) if fused_experts(model) else None)),
         ("fused_loss", eager or obstacle),
-        ("compile", eager or on_gpu),
+        ("compile", eager or on_gpu or family.why_not("compile", model.config)),
     ):
         if getattr(train, key) == "auto":
             resolved = resolved.with_auto(f"train.{key}", why is None, why or "this machine and model have it")

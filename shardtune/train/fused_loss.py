@@ -10,11 +10,14 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 from transformers.utils.generic import ModelOutput
 
+from shardtune.adapters.new_tokens import head_and_rows
 from shardtune.data.collate import SUPERVISED, TARGETS
 from shardtune.kernels.cross_entropy import linear_cross_entropy
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+    from shardtune.model.families.family import Family
 
 
 @dataclass
@@ -29,18 +32,20 @@ class FusedOutput(ModelOutput):
 _BETWEEN = ("final_logit_softcapping", "logit_scale", "output_multiplier", "lm_head_multiplier", "logits_scaling")
 
 
-def why_not(model: PreTrainedModel) -> str | None:
+def why_not(model: PreTrainedModel, family: Family) -> str | None:
     """Why this model's loss cannot be fused with its head; None = it can."""
     config = model.config
+    if (unknown := family.why_not("fused_loss", config)) is not None:
+        return unknown
     for name in _BETWEEN:
         if getattr(config, name, None) not in (None, 1, 1.0):
             return f"{type(model).__name__} has {name} between its head and its loss"
     if getattr(config, "output_router_logits", False):
         return "the router's balancing loss is asked for (output_router_logits)"
     head = model.get_output_embeddings()
-    if head is None or getattr(head, "bias", None) is not None:
+    if head is None or any(name.endswith("bias") for name, _ in head.named_parameters()):
         return f"the head of {type(model).__name__} is not a plain matrix"
-    if any(p.requires_grad for p in head.parameters()):
+    if head_and_rows(head)[0].requires_grad:
         return "the head itself is trained"
     return None
 
@@ -64,8 +69,8 @@ def use_fused_loss(model: PreTrainedModel, *, causal: bool) -> None:
             kwargs.pop("attention_mask", None)
         hidden = self.base_model(*args, **kwargs).last_hidden_state
         # Looked up now: sharding has put the gathered weight in its place.
-        head = self.get_output_embeddings().weight
-        loss, told = linear_cross_entropy(hidden.flatten(0, -2), head, where, targets)
+        head, ids, rows = head_and_rows(self.get_output_embeddings())
+        loss, told = linear_cross_entropy(hidden.flatten(0, -2), head, where, targets, ids, rows)
         return FusedOutput(loss=loss, told=told)
 
     model.forward = types.MethodType(forward, model)

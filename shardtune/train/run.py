@@ -11,7 +11,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 import torch
-from rich.markup import escape
 from transformers import set_seed
 
 from shardtune.adapters.lora import add_lora
@@ -27,11 +26,13 @@ from shardtune.errors import ShardtuneError
 from shardtune.launch.exit_codes import FAILED, INTERRUPTED, PREEMPTED
 from shardtune.launch.run_folder import CHECKPOINTS
 from shardtune.model.blueprint import draw_up
-from shardtune.model.load import load_tokenizer
+from shardtune.model.load import tokenizer_and_new_tokens
+from shardtune.model.new_tokens import make_room
 from shardtune.model.quantized import hold_in_fp8, multiply_codes
 from shardtune.observe import summary
 from shardtune.observe.loading import LoadingProgress
 from shardtune.observe.preparing import PreparingProgress
+from shardtune.parallel.offload import offloads_params
 from shardtune.parallel.processes import join
 from shardtune.parallel.shard import shard_model
 from shardtune.plan.steps import TrainingMath, training_math
@@ -47,7 +48,7 @@ from shardtune.train.account import (
     warn_of_random_weights,
     write_config,
 )
-from shardtune.train.attention import FLAT_ATTENTION, NEARLY_FULL, masks_are_transformers, settle_packing
+from shardtune.train.attention import FLAT_ATTENTION, NEARLY_FULL, settle_packing
 from shardtune.train.best import load_best
 from shardtune.train.choices import (
     fp8_blocks,
@@ -75,6 +76,8 @@ from shardtune.train.watchdog import ENDING, JOINING, LOADING, PREPARING, Limits
 from shardtune.train.weights import bring_in, find_checkpoint
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from peft import PeftModel
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -82,6 +85,7 @@ if TYPE_CHECKING:
     from shardtune.data.prepared import Prepared
     from shardtune.model.blueprint import Blueprint
     from shardtune.model.families.family import Wrapper
+    from shardtune.model.new_tokens import NewTokens
     from shardtune.observe.events import EventLog
     from shardtune.train.weights import Way
 
@@ -122,22 +126,24 @@ def train(resolved: ResolvedConfig, *, run_id: str | None = None, stop: StopRequ
         resolved = settle_precision(resolved, blueprint, processes)
         if resolved.config.model.base_precision == "fp8":
             hold_in_fp8(blueprint.model, fp8_blocks(blueprint))
-        model, coverage, notices = add_lora(blueprint.model, config.lora, blueprint.family)
+        tokenizer, new_tokens = _tokenizer(scene, config, checkpoint.folder, blueprint.model)
+        ids = new_tokens.ids if new_tokens is not None else ()
+        model, coverage, notices = add_lora(blueprint.model, config.lora, blueprint.family, ids)
         resolved, layer_notices = settle_layer_class(resolved, blueprint)
         tell_notices(scene, layer_notices, about="sharding")
-        resolved = settle_kernels(resolved, blueprint.model, processes.device)
+        resolved = settle_kernels(resolved, blueprint.model, blueprint.family, processes.device)
         if resolved.config.train.fp8_compute:
             tell_notices(scene, [fp8_compute_notice(*multiply_codes(model), processes.device)], about="fp8_compute")
         fused = fuse(model, resolved.config.train)
         if resolved.config.train.fused_loss:
-            use_fused_loss(blueprint.model, causal=masks_are_transformers(blueprint.model))
+            causal = blueprint.family.why_not("packing", blueprint.model.config) is None
+            use_fused_loss(blueprint.model, causal=causal)
         tell_notices(scene, notices)
-        tokenizer = load_tokenizer(config.model, checkpoint.folder)
         prepared = _prepare_data(scene, config, tokenizer)
         watchdog.enter(LOADING)
-        _check_data(scene, blueprint.model, tokenizer, prepared)
+        _check_data(scene, blueprint.model, tokenizer, prepared, new_tokens)
         filled = prepared.train.counts.tokens / (prepared.train.counts.rows * config.data.max_length)
-        resolved = settle_packing(resolved, blueprint.model, processes.device, filled)
+        resolved = settle_packing(resolved, blueprint.model, blueprint.family, processes.device, filled)
         config = resolved.config
         data = _lay_out(config, prepared, blueprint.model, tokenizer, filled)
         math = training_math(config.train, rows=len(data.train), tokens=data.tokens, processes=processes.world_size)
@@ -156,7 +162,7 @@ def train(resolved: ResolvedConfig, *, run_id: str | None = None, stop: StopRequ
         tell_plan(scene, resolved, prepared, data, math, coverage, sharding, fused)
         memory.config = config
         memory.ledger.watch(model)
-        _load_weights(scene, config, model, blueprint, checkpoint.way, watchdog)
+        _load_weights(scene, config, model, blueprint, checkpoint.way, watchdog, new_tokens)
         facts = _facts(config, asked, math, prepared)
         stop.wait_for_step()
         code = _train_and_save(
@@ -202,6 +208,18 @@ def _facts(config: RunConfig, asked: RunConfig, math: TrainingMath, prepared: Pr
     )
 
 
+def _tokenizer(
+    scene: Scene, config: RunConfig, folder: Path, model: PreTrainedModel
+) -> tuple[PreTrainedTokenizerBase, NewTokens | None]:
+    """The tokenizer, and the tokens whose rows train, for which the model has room now."""
+    tokenizer, named = tokenizer_and_new_tokens(config.model, folder)
+    if not named.ids:
+        return tokenizer, None
+    new = make_room(model, named)
+    tell_notices(scene, new.notices(), about="new_tokens")
+    return tokenizer, new
+
+
 def _prepare_data(scene: Scene, config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> PreparedSet:
     """Every process asks; one per disk does the work while the others wait for its file, not in a collective."""
     name = config.model.tokenizer_name_or_path or config.model.model_name_or_path
@@ -220,13 +238,17 @@ def _prepare_data(scene: Scene, config: RunConfig, tokenizer: PreTrainedTokenize
 
 
 def _check_data(
-    scene: Scene, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prepared: PreparedSet
+    scene: Scene,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prepared: PreparedSet,
+    new_tokens: NewTokens | None,
 ) -> None:
     embeddings = len(model.get_input_embeddings().weight)  # type: ignore[arg-type]
-    for warning in enforce(refusals_and_warnings(prepared, tokenizer, embeddings)):
+    learnt = new_tokens.numbers if new_tokens is not None else {}
+    for warning in enforce(refusals_and_warnings(prepared, tokenizer, embeddings, learnt)):
         text = " ".join(part for part in (warning.what, warning.why, warning.fix) if part)
-        scene.console.print(f"[yellow]warning[/] {escape(text)}", highlight=False)
-        scene.events.write("warning", about="data", text=text)
+        summary.warn(scene.console, scene.events, "data", text)
 
 
 def _lay_out(
@@ -262,7 +284,13 @@ def _lay_out(
 
 
 def _load_weights(
-    scene: Scene, config: RunConfig, model: PeftModel, blueprint: Blueprint, way: Way, watchdog: Watchdog
+    scene: Scene,
+    config: RunConfig,
+    model: PeftModel,
+    blueprint: Blueprint,
+    way: Way,
+    watchdog: Watchdog,
+    new_tokens: NewTokens | None,
 ) -> None:
     with LoadingProgress(scene.console) as progress:
 
@@ -271,11 +299,20 @@ def _load_weights(
             progress(done, total)
 
         loaded = bring_in(
-            model, blueprint, way, scene.processes, config.train.seed, moved, on_host=config.parallel.offload_params
+            model,
+            blueprint,
+            way,
+            scene.processes,
+            config.train.seed,
+            moved,
+            on_host=offloads_params(config.parallel, scene.processes.device),
+            new_tokens=new_tokens,
         )
     scene.processes.wait_for_all("weights")
     scene.events.write("weights", **asdict(loaded))
-    for line in summary.weights_lines(loaded, blueprint):
+    read, *remarkable = summary.weights_lines(loaded, blueprint)
+    summary.detail(scene.console, "weights", read)
+    for line in remarkable:
         summary.say(scene.console, "weights", line)
 
 

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 # Decoder layers that stand in copied accelerate files, of models without a file here.
 _COPIED_LAYERS = ("BertLayer", "BloomBlock", "FalconDecoderLayer", "GPT2Block", "GPTJBlock", "GPTNeoXLayer",
-                  "GemmaDecoderLayer", "OPTDecoderLayer", "Qwen2DecoderLayer", "T5Block")  # fmt: skip
-_NOT_FAMILIES = frozenset({"family", "generic", "page", "registry", "wrappers"})
+                  "GemmaDecoderLayer", "OPTDecoderLayer", "T5Block")  # fmt: skip
+_NOT_FAMILIES = frozenset({"family", "generic", "names", "page", "registry", "wrappers"})
 
 
 @cache
@@ -35,7 +35,9 @@ def family_for(model_type: str) -> Family | None:
 def family_of(model: PreTrainedModel) -> Family:
     """The family of a model: from its file, or from a look at the model itself (which may be on the meta device)."""
     known = family_for(model.config.model_type)
-    if known is not None:
+    # Code that ships with a checkpoint may call itself anything; what a file states is proven of transformers' class.
+    own = type(model).__module__.startswith("transformers.")
+    if known is not None and own and type(model).__name__ == known.causal_lm[model.config.model_type]:
         return known
     from shardtune.model.families.generic import inspect_family
 
