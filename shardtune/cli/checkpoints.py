@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import time
@@ -49,10 +50,11 @@ def _store(run: str, runs_dir: Path) -> CheckpointStore:
     from shardtune.checkpoint.store import CheckpointStore
     from shardtune.report.runs import find_run
 
-    for folder in (Path(run) / "checkpoints", Path(run)):
-        store = CheckpointStore(folder, keep=None)
-        if folder.is_dir() and (store.steps() or store.not_folders()):
-            return store
+    with contextlib.suppress(OSError):  # a name that is too long; `find_run` says that there is no such run
+        for folder in (Path(run) / "checkpoints", Path(run)):
+            store = CheckpointStore(folder, keep=None)
+            if folder.is_dir() and (store.steps() or store.not_folders()):
+                return store
     return CheckpointStore(find_run(run, runs_dir) / "checkpoints", keep=None)
 
 

@@ -12,6 +12,7 @@ from shardtune.cli import checkpoints, config, dashboard, data, env, eval_loss, 
 from shardtune.cli.options import WithSettings
 from shardtune.errors import ShardtuneError
 from shardtune.launch.failure import render
+from shardtune.terminal import fitted
 
 app = typer.Typer(
     name="shardtune",
@@ -51,7 +52,7 @@ def main() -> None:
     try:
         app()
     except ShardtuneError as error:
-        print(render(error), file=sys.stderr)
+        print(fitted(render(error), sys.stderr), file=sys.stderr)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         print("Interrupted.", file=sys.stderr)

@@ -148,7 +148,14 @@ _FSDP_KEYS = (
     Key(
         "fsdp_transformer_layer_cls_to_wrap",
         "names",
-        {ANY: _honoured("Layers of this class are the units.", "parallel.transformer_layer_cls_to_wrap", FROM_FILE)},
+        {
+            ANY: _honoured(
+                "Layers of this class are the units. The decoder layer of another architecture is read as this "
+                "model's, and the run says so.",
+                "parallel.transformer_layer_cls_to_wrap",
+                FROM_FILE,
+            )
+        },
         expects="a class name, several with commas between, or a list",
     ),
     Key(
@@ -161,7 +168,7 @@ _FSDP_KEYS = (
         "switch",
         {
             "true": _honoured(
-                "Parameter shards, gradients and optimizer state stay in host memory (slow; GPUs only).",
+                "Parameter shards, gradients and optimizer state stay in host memory (slow; no effect on a CPU).",
                 "parallel.offload_params",
                 True,
             ),

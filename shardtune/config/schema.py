@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr
 
 
 def _not_a_bool(value: Any) -> Any:
@@ -53,8 +53,18 @@ def _comma_list(value: Any) -> Any:
     return value
 
 
-Int = Annotated[int, BeforeValidator(_not_a_bool)]
-Float = Annotated[float, BeforeValidator(_not_a_bool)]
+def _not_huge(value: Any) -> Any:
+    # Beyond this torch and the clocks overflow, each with an error of its own.
+    if abs(value) > LARGEST[type(value)]:
+        raise ValueError(f"expected a number up to {LARGEST[type(value)]}")
+    return value
+
+
+LARGEST: dict[type, float] = {int: 2**32 - 1, float: 3e38}  # a seed may be as large; float32's largest
+_YEAR_IN_MINUTES, _YEAR_IN_SECONDS = 366 * 24 * 60, 366 * 24 * 3600  # timers of the operating system end somewhere
+
+Int = Annotated[int, BeforeValidator(_not_a_bool), AfterValidator(_not_huge)]
+Float = Annotated[float, BeforeValidator(_not_a_bool), AfterValidator(_not_huge)]
 Strategy = Annotated[Literal["no", "steps", "epoch"], BeforeValidator(_yaml_no)]
 AutoStrategy = Annotated[Literal["auto", "no", "steps", "epoch"], BeforeValidator(_yaml_no)]
 Checkpointing = Annotated[bool | Literal["none", "selective", "full"], BeforeValidator(_all_or_nothing)]
@@ -386,6 +396,7 @@ class TrainSection(Section):
     save_minutes: Float | None = Field(
         default=None,
         gt=0,
+        le=_YEAR_IN_MINUTES,
         description="Checkpoint also when so many minutes have passed since the last one, at the next step; null = by "
         "save_strategy alone.",
     )
@@ -400,6 +411,7 @@ class TrainSection(Section):
     final_wait_minutes: Float = Field(
         default=10,
         ge=0,
+        le=_YEAR_IN_MINUTES,
         description="When `final/` cannot be written at the end (a full disk), wait so long for room before the "
         "adapter is written to TMPDIR instead.",
     )
@@ -413,6 +425,7 @@ class TrainSection(Section):
     grace_seconds: Float | None = Field(
         default=None,
         gt=0,
+        le=_YEAR_IN_SECONDS,
         description="Seconds between a scheduler's SIGTERM and its SIGKILL; null = SHARDTUNE_GRACE_SECONDS of the "
         "environment, else 30. The run warns when a step and a save take longer.",
     )
@@ -451,7 +464,7 @@ class TrainSection(Section):
 class ParallelSection(Section):
     """Who holds what: processes and sharding (FSDP2)."""
 
-    nproc: Annotated[int, Field(ge=1), BeforeValidator(_not_a_bool)] | Literal["auto"] = Field(
+    nproc: Annotated[Int, Field(ge=1)] | Literal["auto"] = Field(
         default="auto", description="Processes on this machine; `auto` = one per GPU, or one on a machine without."
     )
     device: Literal["auto", "cpu", "cuda"] = Field(
@@ -461,7 +474,9 @@ class ParallelSection(Section):
         default=None, description="An accelerate config file (fsdp.yaml) to translate; every key gets a verdict."
     )
     transformer_layer_cls_to_wrap: Annotated[str | list[str] | None, BeforeValidator(_comma_list)] = Field(
-        default=None, description="Class of the layers that are sharded one by one; null = found in the model."
+        default=None,
+        description="Class of the layers that are sharded one by one; null = found in the model. Another "
+        "architecture's decoder layer (MistralDecoderLayer for a Mistral 4) means this model's.",
     )
     reshard_after_forward: bool = Field(
         default=True,
@@ -471,7 +486,7 @@ class ParallelSection(Section):
     backward_prefetch: Int = Field(default=1, ge=0, le=8, description="Layers gathered ahead in the backward pass.")
     offload_params: bool = Field(
         default=False,
-        description="Keep parameter shards, gradients and optimizer state in host memory (slow; GPUs only).",
+        description="Keep parameter shards, gradients and optimizer state in host memory (slow). No effect on a CPU.",
     )
     reduce_dtype: Literal["float32", "bfloat16"] = Field(
         default="float32", description="Dtype gradients are summed in across ranks."
@@ -479,22 +494,30 @@ class ParallelSection(Section):
     load_timeout_minutes: Float = Field(
         default=30,
         gt=0,
+        le=_YEAR_IN_MINUTES,
         description="Loading weights without any progress for longer than this fails the run (docs/failures.md).",
     )
     step_timeout_minutes: Float = Field(
         default=10,
         gt=0,
+        le=_YEAR_IN_MINUTES,
         description="A batch of data, a forward and backward pass or a batch of an evaluation that takes longer than "
         "this fails the run. The first step may compile kernels: leave it room.",
     )
     checkpoint_timeout_minutes: Float = Field(
-        default=30, gt=0, description="Saving a checkpoint or the final adapter for longer than this fails the run."
+        default=30,
+        gt=0,
+        le=_YEAR_IN_MINUTES,
+        description="Saving a checkpoint or the final adapter for longer than this fails the run.",
     )
     join_timeout_minutes: Float = Field(
-        default=10, gt=0, description="How long a node waits for the master and for the other nodes at the start."
+        default=10,
+        gt=0,
+        le=_YEAR_IN_MINUTES,
+        description="How long a node waits for the master and for the other nodes at the start.",
     )
     node_timeout_seconds: Float = Field(
-        default=30, gt=0, description="A node that was not heard of for longer than this is lost."
+        default=30, gt=0, le=_YEAR_IN_SECONDS, description="A node that was not heard of for longer than this is lost."
     )
     max_restarts: Int = Field(
         default=0,

@@ -6,6 +6,7 @@ Files are read by our own readers, a chunk at a time; folders written by `datase
 from __future__ import annotations
 
 import glob
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -61,6 +62,11 @@ def _check_local(name: str) -> None:
         raise UserInputError(
             f"'{name}' has the ending '{path.suffix}', which is not a known data format.",
             fix=f"Known endings: {_ENDINGS}.",
+        )
+    closed = next((file.name for file in found if not os.access(file.name, os.R_OK)), None)
+    if closed is not None:
+        raise UserInputError(
+            f"'{closed}' may not be read (as user {os.geteuid()}).", fix=f"Change its permissions, or {_KEY}."
         )
     if found and not any(file.size() for file in found):
         raise UserInputError(

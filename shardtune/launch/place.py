@@ -134,7 +134,7 @@ def _pet_node(environ: Mapping[str, str]) -> Node:
         nnodes=count,
         node_rank=node_rank,
         master_addr=environ.get("PET_MASTER_ADDR", "127.0.0.1"),
-        master_port=_number("PET_MASTER_PORT", environ.get("PET_MASTER_PORT", str(_PORT) if count > 1 else "0")),
+        master_port=_port("PET_MASTER_PORT", environ.get("PET_MASTER_PORT", str(_PORT) if count > 1 else "0")),
         nproc=None if nproc is None else "auto" if nproc in words else _number("PET_NPROC_PER_NODE", nproc),
     )
 
@@ -163,7 +163,7 @@ def _asked_node(environ: Mapping[str, str], asked: Asked) -> Node:
         nnodes=asked.nnodes,
         node_rank=rank,
         master_addr=address,
-        master_port=asked.master_port if asked.master_port is not None else _number("MASTER_PORT", port),
+        master_port=asked.master_port if asked.master_port is not None else _port("MASTER_PORT", port),
     )
 
 
@@ -174,7 +174,7 @@ def _slurm_node(environ: Mapping[str, str]) -> Node:
         nnodes=_int(environ, "SLURM_STEP_NUM_NODES"),
         node_rank=_int(environ, "SLURM_NODEID"),
         master_addr=environ.get("MASTER_ADDR") or first_host(environ["SLURM_STEP_NODELIST"]),
-        master_port=_number("MASTER_PORT", environ.get("MASTER_PORT", str(_PORT))),
+        master_port=_port("MASTER_PORT", environ.get("MASTER_PORT", str(_PORT))),
     )
 
 
@@ -219,6 +219,13 @@ def _number(name: str, text: str) -> int:
             f"The environment variable {name} is '{text}', not a whole number.",
             fix="Unset it, or let the scheduler set it.",
         ) from None
+
+
+def _port(name: str, text: str) -> int:
+    port = _number(name, text)
+    if not 0 <= port <= 65535:
+        raise UserInputError(f"{name} is {port}, not a port.", fix="Set it to a number from 1 to 65535.")
+    return port
 
 
 def _check_index(name: str, index: int, of_name: str, count: int) -> None:

@@ -24,6 +24,7 @@ from shardtune.launch.place import Asked, Node, Worker, read_place, unused_maste
 from shardtune.launch.run_folder import CHECKPOINTS, FOLDER_VARIABLE, RunFolder
 from shardtune.launch.which_run import choose_run
 from shardtune.model.locate import check_model_folder
+from shardtune.terminal import fitted
 from shardtune.train.interrupt import StopRequest
 
 
@@ -104,7 +105,7 @@ def _prepare(
     chosen = choose_run(resolved.config, run_id)
     at_end.callback(chosen.held.lease.release)
     if chosen.told:
-        print(chosen.told, flush=True)
+        print(fitted(chosen.told, sys.stdout), flush=True)
     environ[FOLDER_VARIABLE] = str(chosen.folder)
     train = partial(launch, command, node, nproc, resolved.config, environ)
     if nproc == 1:

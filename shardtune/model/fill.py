@@ -39,15 +39,26 @@ class Slot:
     scale_into: torch.Tensor | None = None
 
 
-def materialise(model: nn.Module, base: PreTrainedModel, device: torch.device) -> None:
+def materialise(
+    model: nn.Module, base: PreTrainedModel, device: torch.device, *, buffers: torch.device | None = None
+) -> None:
     """Give a model that was built on the meta device its memory, and its buffers their values.
 
     Buffers that no file holds (RoPE's frequencies) are computed by the model's own code. They are poisoned before: one
     that the code does not set is named, where it would otherwise hold whatever lay in memory.
+
+    Args:
+        device: Where parameters live.
+        buffers: Where layers compute, if that is elsewhere: sharding brings parameters there, and no buffer.
     """
     computed = set(_buffers_without_file(base))
     tied = tied_parameters(base)
     model.to_empty(device=device)
+    if buffers is not None and buffers != device:
+        for module in model.modules():
+            for name, buffer in module._buffers.items():
+                if buffer is not None:
+                    module._buffers[name] = torch.empty_like(buffer, device=buffers)
     for name, held in tied.items():  # each name got memory of its own
         owner, _, attribute = name.rpartition(".")
         base.get_submodule(owner)._parameters[attribute] = base.get_parameter(held)
@@ -56,7 +67,8 @@ def materialise(model: nn.Module, base: PreTrainedModel, device: torch.device) -
     poisoned = {name: buffer for name, buffer in base.named_buffers() if name in computed}
     for buffer in poisoned.values():
         buffer.fill_(torch.nan if buffer.is_floating_point() else torch.iinfo(buffer.dtype).min)
-    for owner in sorted({name.rpartition(".")[0] for name in computed}):
+    # Also what stands above a buffer's owner: Falcon-H1's model sets those of its layers. The deepest first.
+    for owner in sorted({above for name in computed for above in _above(name)}, key=lambda name: -name.count(".")):
         base._init_weights(base.get_submodule(owner))
     for name, buffer in base.named_buffers():
         bad = buffer.isnan() if buffer.is_floating_point() else buffer == torch.iinfo(buffer.dtype).min
@@ -66,6 +78,12 @@ def materialise(model: nn.Module, base: PreTrainedModel, device: torch.device) -
                 why="No file holds it, and the model's code does not compute it outside its constructor.",
                 fix="Please report this with the model's name.",
             )
+
+
+def _above(name: str) -> list[str]:
+    """Names of the modules that a tensor of this name lies in, but for the whole model."""
+    parts = name.split(".")
+    return [".".join(parts[:end]) for end in range(1, len(parts))]
 
 
 def _buffers_without_file(base: PreTrainedModel) -> Iterator[str]:

@@ -97,7 +97,10 @@ def is_run_name(name: str) -> bool:
 
 
 def is_run(folder: Path) -> bool:
-    return (folder / _RECORD).is_file() or bool(event_files(folder))
+    try:
+        return (folder / _RECORD).is_file() or bool(event_files(folder))
+    except OSError:  # a name that is too long, a folder that may not be entered
+        return False
 
 
 def find_run(given: str, runs_dir: Path) -> Path:

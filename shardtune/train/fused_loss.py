@@ -17,6 +17,8 @@ from shardtune.kernels.cross_entropy import linear_cross_entropy
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from shardtune.model.families.family import Family
+
 
 @dataclass
 class FusedOutput(ModelOutput):
@@ -30,9 +32,11 @@ class FusedOutput(ModelOutput):
 _BETWEEN = ("final_logit_softcapping", "logit_scale", "output_multiplier", "lm_head_multiplier", "logits_scaling")
 
 
-def why_not(model: PreTrainedModel) -> str | None:
+def why_not(model: PreTrainedModel, family: Family) -> str | None:
     """Why this model's loss cannot be fused with its head; None = it can."""
     config = model.config
+    if (unknown := family.why_not("fused_loss", config)) is not None:
+        return unknown
     for name in _BETWEEN:
         if getattr(config, name, None) not in (None, 1, 1.0):
             return f"{type(model).__name__} has {name} between its head and its loss"

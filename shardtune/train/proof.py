@@ -126,13 +126,12 @@ class ProofOfTraining(TrainerCallback):
         counts = torch.tensor([self.shards - len(self.waiting), self.shards, len(self.frozen)])
         dist.all_reduce(counts, group=self.processes.control)
         proven, shards, frozen = counts.tolist()
-        text = (
-            f"{proven:,} of {shards:,} adapter shards received a gradient and changed, {frozen:,} frozen ones did not"
-        )
+        text = f"{proven:,} of {shards:,} adapter shards got a gradient and changed"
         if proven < shards:
-            text += " (the others had no token yet, or wait for a step more or for a larger learning rate)"
+            text += " (the others have had no token, or too small an update, so far)"
+        text += f"; none of {frozen:,} frozen shards did"
         ranks = summary.count(self.processes.world_size, "rank")
-        summary.say(self.console, "proof", f"{text} (steps {self.first_step}–{state.global_step + 1}, {ranks})")
+        summary.say(self.console, "checked", f"{text} (steps {self.first_step}–{state.global_step + 1}, {ranks})")
         self.events.write(
             "proof", ok=True, proven=proven, shards=shards, frozen=frozen, step=state.global_step + 1,
             unproven=sorted(self.waiting)[:20],

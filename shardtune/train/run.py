@@ -11,7 +11,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 import torch
-from rich.markup import escape
 from transformers import set_seed
 
 from shardtune.adapters.lora import add_lora
@@ -33,6 +32,7 @@ from shardtune.model.quantized import hold_in_fp8, multiply_codes
 from shardtune.observe import summary
 from shardtune.observe.loading import LoadingProgress
 from shardtune.observe.preparing import PreparingProgress
+from shardtune.parallel.offload import offloads_params
 from shardtune.parallel.processes import join
 from shardtune.parallel.shard import shard_model
 from shardtune.plan.steps import TrainingMath, training_math
@@ -48,7 +48,7 @@ from shardtune.train.account import (
     warn_of_random_weights,
     write_config,
 )
-from shardtune.train.attention import FLAT_ATTENTION, NEARLY_FULL, masks_are_transformers, settle_packing
+from shardtune.train.attention import FLAT_ATTENTION, NEARLY_FULL, settle_packing
 from shardtune.train.best import load_best
 from shardtune.train.choices import (
     fp8_blocks,
@@ -56,6 +56,7 @@ from shardtune.train.choices import (
     fuse,
     settle_autos,
     settle_kernels,
+    settle_layer_class,
     settle_precision,
 )
 from shardtune.train.evaluation import evaluate_only, read_given, temporary_scene
@@ -144,12 +145,15 @@ def train(
         model, coverage, notices = add_lora(blueprint.model, config.lora, blueprint.family, ids)
         wanted = evaluation.adapter if evaluation is not None else None
         given = read_given(processes, model, wanted) if wanted is not None else None
-        resolved = settle_kernels(resolved, blueprint.model, processes.device)
+        resolved, layer_notices = settle_layer_class(resolved, blueprint)
+        tell_notices(scene, layer_notices, about="sharding")
+        resolved = settle_kernels(resolved, blueprint.model, blueprint.family, processes.device)
         if resolved.config.train.fp8_compute:
             tell_notices(scene, [fp8_compute_notice(*multiply_codes(model), processes.device)], about="fp8_compute")
         fused = fuse(model, resolved.config.train)
         if resolved.config.train.fused_loss:
-            use_fused_loss(blueprint.model, causal=masks_are_transformers(blueprint.model))
+            causal = blueprint.family.why_not("packing", blueprint.model.config) is None
+            use_fused_loss(blueprint.model, causal=causal)
         tell_notices(scene, notices)
         prepared = _prepare_data(scene, config, tokenizer)
         watchdog.enter(LOADING)
@@ -157,7 +161,7 @@ def train(
             prepared = replace(prepared, overlap=0)  # whoever evaluates on training rows means it
         _check_data(scene, blueprint.model, tokenizer, prepared, new_tokens)
         filled = prepared.train.counts.tokens / (prepared.train.counts.rows * config.data.max_length)
-        resolved = settle_packing(resolved, blueprint.model, processes.device, filled)
+        resolved = settle_packing(resolved, blueprint.model, blueprint.family, processes.device, filled)
         config = resolved.config
         data = _lay_out(config, prepared, blueprint.model, tokenizer, filled)
         math = training_math(config.train, rows=len(data.train), tokens=data.tokens, processes=processes.world_size)
@@ -268,8 +272,7 @@ def _check_data(
     learnt = new_tokens.numbers if new_tokens is not None else {}
     for warning in enforce(refusals_and_warnings(prepared, tokenizer, embeddings, learnt)):
         text = " ".join(part for part in (warning.what, warning.why, warning.fix) if part)
-        scene.console.print(f"[yellow]warning[/] {escape(text)}", highlight=False)
-        scene.events.write("warning", about="data", text=text)
+        summary.warn(scene.console, scene.events, "data", text)
 
 
 def _lay_out(
@@ -326,12 +329,14 @@ def _load_weights(
             scene.processes,
             config.train.seed,
             moved,
-            on_host=config.parallel.offload_params,
+            on_host=offloads_params(config.parallel, scene.processes.device),
             new_tokens=new_tokens,
         )
     scene.processes.wait_for_all("weights")
     scene.events.write("weights", **asdict(loaded))
-    for line in summary.weights_lines(loaded, blueprint):
+    read, *remarkable = summary.weights_lines(loaded, blueprint)
+    summary.detail(scene.console, "weights", read)
+    for line in remarkable:
         summary.say(scene.console, "weights", line)
 
 

@@ -30,9 +30,9 @@ def test_it_lists_step_size_loss_age_and_marks(shardtune: Command, run: Path) ->
     rows = [line.split("│") for line in result.stdout.splitlines() if "sound" in line]
     cells = [[cell.strip() for cell in row if cell.strip()] for row in rows]
     assert cells == [
-        ["100", "2 kB", "2.5000", "2 h", "sound"],
-        ["200", "2 kB", "1.2500", "2 h", "best", "sound"],
-        ["300", "2 kB", "2 h", "latest", "sound"],
+        ["100", "1.95 KiB", "2.5000", "2 h", "sound"],
+        ["200", "1.95 KiB", "1.2500", "2 h", "best", "sound"],
+        ["300", "1.95 KiB", "2 h", "latest", "sound"],
     ]
 
 

@@ -73,6 +73,17 @@ def test_an_unknown_key_is_answered_with_the_one_that_was_meant(report: Report, 
     assert expected in report(SMALLEST + line + "\n")
 
 
+@pytest.mark.parametrize("section", ["data", "train", None])
+def test_a_feature_that_is_not_here_is_refused_with_its_reason_and_the_alternative(
+    report: Report, section: str | None
+) -> None:
+    text = report(SMALLEST, [f"{section}.streaming=true" if section else "streaming=true"])
+    assert "rows are not streamed: they are tokenised once" in text
+    assert "read from there by memory map, so memory does not grow with the dataset" in text
+    assert "`shardtune data prepare CONFIG` does the work ahead of time" in text
+    assert "unknown key" not in text
+
+
 @pytest.mark.parametrize(
     ("line", "expected"),
     [

@@ -17,7 +17,7 @@ def test_tiny_takes_the_whole_path_on_two_sharded_processes(shardtune: Command, 
     assert result.returncode == 0, result.stderr
     (run,) = (path for path in (tmp_path / "out").iterdir() if (path / "final").is_dir())
     assert "FSDP2 over 2 processes on cpu" in result.stdout
-    for words in ("before", "after", "eval loss", "valid JSON", "intent", "exact match", str(run / "final")):
+    for words in ("before", "after", "test loss", "valid JSON", "intent", "exact match", str(run / "final")):
         assert words in result.stdout
     scores = json.loads((run / "quickstart.json").read_text())
     assert scores["after"]["eval_loss"] < scores["before"]["eval_loss"]

@@ -46,7 +46,7 @@ def sharded(shardtune: Command, config: Path) -> dict[str, Path]:
 def _run_here(config: Path, name: str, way: str) -> Path:
     with redirect_stdout(StringIO()) as said:
         assert run(config, f"train.gradient_checkpointing={way}", run_id=name) == 0
-    assert f"recompute {way}:" in said.getvalue()
+    assert f"activation checkpointing: {way}" in said.getvalue()
     return config.parent / "runs" / name
 
 
@@ -55,7 +55,7 @@ def _run(shardtune: Command, config: Path, name: str, way: str, *words: object) 
         "train", config, "--run-id", name, "-o", f"train.gradient_checkpointing={way}", *words, timeout=300
     )
     assert result.returncode == 0, result.stdout + result.stderr
-    assert f"recompute {way}:" in result.stdout
+    assert f"activation checkpointing: {way}" in result.stdout
     assert "context_fn" not in result.stdout + result.stderr  # torch's warning for its own developers
     return config.parent / "runs" / name
 
