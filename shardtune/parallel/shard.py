@@ -110,6 +110,10 @@ def compile_layers(layers: list[nn.Module]) -> None:
     does not survive: what is kept then differs from one pass to the other.
     """
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _COMPILED_VERSIONS)
+    # What a layer's forward writes down besides its result (a router its logits) is not wanted twice. Without this,
+    # selective recomputation keeps such a layer from being compiled.
+    if hasattr(torch._dynamo.config, "skip_fwd_side_effects_in_bwd_under_checkpoint"):
+        torch._dynamo.config.skip_fwd_side_effects_in_bwd_under_checkpoint = True
     for layer in layers:
         layer.forward = torch.compile(layer.forward)
 

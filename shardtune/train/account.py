@@ -107,6 +107,16 @@ def tell_notices(scene: Scene, notices: list[str], about: str = "lora") -> None:
         scene.events.write("notice", about=about, text=notice)
 
 
+def tell_router_loss(scene: Scene, coefficient: float) -> None:
+    if coefficient:
+        text = (
+            f"cross-entropy + {coefficient:g} × the routers' auxiliary loss (the model's router_aux_loss_coef; "
+            "train.extra.router_aux_loss_coef: 0 leaves it out); the validation loss is the cross-entropy alone"
+        )
+        summary.say(scene.console, "loss", text)
+        scene.events.write("notice", about="loss", text=text)
+
+
 def tell_plan(
     scene: Scene,
     resolved: ResolvedConfig,

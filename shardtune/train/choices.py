@@ -17,6 +17,7 @@ from shardtune.model.experts import fused_experts, use_grouped_experts, use_loop
 from shardtune.model.families.registry import known_decoder_layers
 from shardtune.model.quantized import fp8_candidates
 from shardtune.plan.precision import base_precision
+from shardtune.train import router_loss
 from shardtune.train.fused_loss import why_not as why_not_fused
 
 if TYPE_CHECKING:
@@ -86,7 +87,8 @@ def settle_kernels(
     """
     train = resolved.config.train
     eager = "train.kernels is eager" if train.kernels == "eager" else None
-    obstacle = why_not_fused(model, family)
+    coefficient = router_loss.coefficient(model, train.extra.get("router_aux_loss_coef"))
+    obstacle = why_not_fused(model, family, coefficient)
     if train.fused_loss is True and obstacle is not None:
         raise UserInputError(
             "train.fused_loss is true, but the loss of this model cannot be fused with its head.",

@@ -18,7 +18,7 @@ from shardtune.checkpoint.changes import identity, kept_settings
 from shardtune.checkpoint.store import CheckpointStore
 from shardtune.config import ResolvedConfig
 from shardtune.config.references import put_back
-from shardtune.data.checks import enforce, refusals_and_warnings
+from shardtune.data.checks import ModelLimits, enforce, model_positions, refusals_and_warnings
 from shardtune.data.collate import Collator
 from shardtune.data.order import Documents
 from shardtune.data.prepare import PreparedSet, prepare
@@ -45,6 +45,7 @@ from shardtune.train.account import (
     tell_notices,
     tell_plan,
     tell_resume,
+    tell_router_loss,
     warn_of_random_weights,
     write_config,
 )
@@ -68,6 +69,7 @@ from shardtune.train.memory.allocator import allocator_of
 from shardtune.train.memory.failure import MemoryAnswer
 from shardtune.train.memory.ledger import Ledger
 from shardtune.train.resume import resume_point
+from shardtune.train.router_loss import coefficient
 from shardtune.train.samples import Samples
 from shardtune.train.saving import CheckpointSaver, RunFacts
 from shardtune.train.scene import Data, Scene, open_scene, refuse_different_data, refuse_different_nodes
@@ -154,6 +156,7 @@ def train(
         if resolved.config.train.fused_loss:
             causal = blueprint.family.why_not("packing", blueprint.model.config) is None
             use_fused_loss(blueprint.model, causal=causal)
+        tell_router_loss(scene, coefficient(blueprint.model, config.train.extra.get("router_aux_loss_coef")))
         tell_notices(scene, notices)
         prepared = _prepare_data(scene, config, tokenizer)
         watchdog.enter(LOADING)
@@ -269,8 +272,9 @@ def _check_data(
     new_tokens: NewTokens | None,
 ) -> None:
     embeddings = len(model.get_input_embeddings().weight)  # type: ignore[arg-type]
+    limits = ModelLimits(embeddings, model_positions(model.config))
     learnt = new_tokens.numbers if new_tokens is not None else {}
-    for warning in enforce(refusals_and_warnings(prepared, tokenizer, embeddings, learnt)):
+    for warning in enforce(refusals_and_warnings(prepared, tokenizer, limits, learnt)):
         text = " ".join(part for part in (warning.what, warning.why, warning.fix) if part)
         summary.warn(scene.console, scene.events, "data", text)
 
