@@ -17,7 +17,7 @@ WORKER = Path(__file__).parent / "resume_worker.py"
 
 @pytest.fixture(scope="module")
 def runs(
-    toy_model: Path, toy_data: Path, environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+    toy_model: Path, toy_data: Path, shared_environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
     config = toy_config(
         tmp_path_factory.mktemp("dora"), toy_model, toy_data, data={"val_split": "validation"},
@@ -26,7 +26,15 @@ def runs(
     )  # fmt: skip
     for nproc, wanted in ((1, [{"run_id": "alone"}]), (2, [{"run_id": "two", "crash_at": 2}, {"run_id": "two"}])):
         asked = [{**one, "overrides": [f"train.per_device_train_batch_size={4 // nproc}"]} for one in wanted]
-        on_ranks(environment, WORKER, nproc, config, json.dumps(free_ports(len(asked))), json.dumps(asked), timeout=300)
+        on_ranks(
+            shared_environment,
+            WORKER,
+            nproc,
+            config,
+            json.dumps(free_ports(len(asked))),
+            json.dumps(asked),
+            timeout=300,
+        )
     return config.parent / "runs"
 
 
