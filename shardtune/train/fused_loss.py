@@ -12,6 +12,7 @@ from transformers.utils.generic import ModelOutput
 
 from shardtune.data.collate import SUPERVISED, TARGETS
 from shardtune.kernels.cross_entropy import linear_cross_entropy
+from shardtune.model.families.generic import decoder_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -66,9 +67,7 @@ def use_fused_loss(model: PreTrainedModel, *, causal: bool) -> None:
         kwargs.pop("labels", None)
         if causal:
             kwargs.pop("attention_mask", None)
-        # Llama 4's causal model is its own base by name: the decoder is what `model` holds.
-        decoder = self.model if self.base_model is self else self.base_model
-        hidden = decoder(*args, **kwargs).last_hidden_state
+        hidden = decoder_of(self)(*args, **kwargs).last_hidden_state
         # Looked up now: sharding has put the gathered weight in its place.
         head = self.get_output_embeddings().weight
         loss, told = linear_cross_entropy(hidden.flatten(0, -2), head, where, targets)

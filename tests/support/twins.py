@@ -49,9 +49,7 @@ def toy(model_type: str, **changes: Any) -> transformers.PreTrainedModel:
 
 def adapted(model: transformers.PreTrainedModel, *, experts: bool = False, targets: Any = "all-linear") -> PeftModel:
     """LoRA as a run puts it on, with factors that do something."""
-    section = LoraSection(
-        r=2, lora_alpha=4, lora_dropout=0.0, target_modules=targets, experts=experts
-    )
+    section = LoraSection(r=2, lora_alpha=4, lora_dropout=0.0, target_modules=targets, experts=experts)
     peft, _, _ = add_lora(model, section)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
