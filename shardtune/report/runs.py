@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from shardtune.durable import open_plain
 from shardtune.errors import UserInputError
 from shardtune.report.failures import FOLDER, LATEST, Failure, current, read_failures
 from shardtune.report.read import Event, event_files, mapping, number, parse, read_json, text, whole
-from shardtune.report.status import ENDINGS, Status, status_of
+from shardtune.report.status import ENDINGS, Life, Status, status_of
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")  # as launch/run_folder.py makes them; a test compares
 _RECORD = "run.json"
@@ -25,9 +25,8 @@ class Glance:
     """What the ends of a run's first event file tell."""
 
     started: float | None = None
-    last_time: float | None = None
+    life: Life = Life()  # noqa: RUF009 - frozen
     steps: int | None = None
-    ending: Event | None = None
     step: int | None = None
     loss: float | None = None
     eval_loss: float | None = None
@@ -52,7 +51,10 @@ class _Known:
 
 @dataclass
 class RunList:
-    """The runs in a folder. Remembers each by the size and time of its files, so that looking again costs a `stat`."""
+    """The runs in a folder, and in the folders there that group runs.
+
+    Remembers each by the size and time of its files, so that looking again costs a `stat`.
+    """
 
     root: Path
     _known: dict[str, _Known] = field(default_factory=dict)
@@ -76,23 +78,39 @@ class RunList:
         rows = [
             RunRow(
                 name,
-                status_of(self.root / name, known.glance.ending, known.glance.last_time, now, known.glance.failure),
+                status_of(self.root / name, known.glance.life, now, known.glance.failure),
                 known.glance,
             )
             for name, known in found.items()
         ]
         return sorted(rows, key=lambda row: (row.glance.started or 0.0, row.name), reverse=True)
 
-    def _names(self) -> list[str]:
-        try:
-            return [entry.name for entry in os.scandir(self.root) if is_run_name(entry.name)]
-        except OSError:
-            return []
+    def _names(self) -> Iterator[str]:
+        for name, is_folder in _entries(self.root):
+            if is_run(self.root / name):
+                yield name
+            elif is_folder:
+                yield from (f"{name}/{inner}" for inner, _ in _entries(self.root / name))
+
+
+def _entries(folder: Path) -> list[tuple[str, bool]]:
+    """(name, whether it is a folder and no link to one) of what may be a run or hold runs."""
+    try:
+        with os.scandir(folder) as found:
+            return [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in found if is_run_name(entry.name)]
+    except OSError:
+        return []
 
 
 def is_run_name(name: str) -> bool:
     """One plain folder name: it leads nowhere but into the folder of runs."""
     return _NAME.fullmatch(name) is not None
+
+
+def is_run_path(name: str) -> bool:
+    """The name of a run as a list has it: its folder, or `group/folder`."""
+    parts = name.split("/")
+    return len(parts) <= 2 and all(map(is_run_name, parts))
 
 
 def is_run(folder: Path) -> bool:
@@ -106,14 +124,16 @@ def find_run(given: str, runs_dir: Path) -> Path:
         UserInputError: there is no such run.
     """
     places = [Path(given).expanduser()]
-    if is_run_name(given):
+    if is_run_path(given):
         places.insert(0, runs_dir / given)
+    if is_run_name(given):  # runs may be grouped in folders, as the quickstart's are
+        places += [runs_dir / name / given for name, is_folder in _entries(runs_dir) if is_folder]
     for place in places:
         if is_run(place):
             return place.resolve()
     raise UserInputError(
         f"There is no run '{given}'.",
-        why="Looked for run.json or events-rank0.jsonl in " + " and ".join(str(place) for place in places) + ".",
+        why="Looked for run.json or events-rank0.jsonl in " + " and ".join(map(str, places[:2])) + ".",
         fix="Give a run's folder, or its id with --runs-dir DIR (train.output_dir of its config).",
     )
 
@@ -134,9 +154,14 @@ def glance(events: Path | None, record: Path, others: Sequence[Path] = ()) -> Gl
     steps = [found for event in (step, profile, evaluated) if (found := whole(event.get("step"))) is not None]
     return Glance(
         started=number(start.get("time")) or number(said.get("started")),
-        last_time=times[0] if times else None,
+        life=Life(
+            recorded=number(said.get("started")),
+            began=number(last.get("run_start", start).get("time")),
+            last_step=max((time for event in (step, profile) if (time := number(event.get("time")))), default=None),
+            last_time=times[0] if times else None,
+            ending=ending or _ending_elsewhere(others, number(last.get("run_start", start).get("time"))),
+        ),
         steps=whole(mapping(plan.get("math")).get("steps")),
-        ending=ending or _ending_elsewhere(others, number(last.get("run_start", start).get("time"))),
         step=max(steps, default=None),
         loss=number(step.get("loss")),
         eval_loss=number(evaluated.get("loss")),
