@@ -28,17 +28,51 @@ _SMALL: dict[str, object] = {
     "vocab_size": 72, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "max_position_embeddings": 256, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
 }  # fmt: skip
-# What an architecture needs beyond that to stay small. `head_dim` of gemma3 and qwen3 does not follow the hidden size.
+_MLA: dict[str, object] = {
+    "num_key_value_heads": 4, "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8,
+    "v_head_dim": 8, "moe_intermediate_size": 16, "n_routed_experts": 4, "num_experts_per_tok": 2,
+    "n_shared_experts": 1,
+}  # fmt: skip
+_EXPERTS: dict[str, object] = {"moe_intermediate_size": 16, "num_experts": 4, "num_experts_per_tok": 2}
+_DELTA_NETS: dict[str, object] = {
+    "head_dim": 8, "linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8, "layer_types": ["linear_attention", "full_attention"],
+}  # fmt: skip
+_WINDOW: dict[str, object] = {"sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"]}
+# What an architecture needs beyond that to stay small and to have each of its kinds of layer. `head_dim` does not
+# always follow the hidden size.
 _OF_TYPE: dict[str, dict[str, object]] = {
-    "mistral4": {
-        "num_key_value_heads": 4, "moe_intermediate_size": 16, "n_routed_experts": 4, "num_experts_per_tok": 2,
-        "n_shared_experts": 1, "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8,
-        "v_head_dim": 8, "first_k_dense_replace": 0,
-    },
+    "mistral4": {**_MLA, "first_k_dense_replace": 0},
+    "deepseek_v3": {**_MLA, "first_k_dense_replace": 1, "n_group": 2, "topk_group": 1},
     "mixtral": {"intermediate_size": 16, "num_local_experts": 4, "num_experts_per_tok": 2},
-    "qwen3_moe": {"head_dim": 8, "moe_intermediate_size": 16, "num_experts": 4, "num_experts_per_tok": 2},
-    "qwen3": {"head_dim": 8}, "gemma3_text": {"head_dim": 8}, "mistral": {"head_dim": 8}, "ministral": {"head_dim": 8},
-    "ministral3": {"head_dim": 8},
+    "qwen2_moe": {**_EXPERTS, "shared_expert_intermediate_size": 16},
+    "qwen3_moe": {**_EXPERTS, "head_dim": 8},
+    "qwen3_next": {**_DELTA_NETS, **_EXPERTS, "shared_expert_intermediate_size": 16},
+    "qwen3_5_text": _DELTA_NETS,
+    "qwen3_5_moe_text": {**_DELTA_NETS, **_EXPERTS, "shared_expert_intermediate_size": 16},
+    "glm4_moe": {
+        "head_dim": 8, "moe_intermediate_size": 16, "n_routed_experts": 4, "num_experts_per_tok": 2,
+        "n_shared_experts": 1, "first_k_dense_replace": 1,
+    },
+    "gpt_oss": {"head_dim": 8, "intermediate_size": 16, "num_local_experts": 4, "num_experts_per_tok": 2, **_WINDOW},
+    "llama4_text": {
+        "head_dim": 8, "intermediate_size": 16, "intermediate_size_mlp": 32, "num_local_experts": 4,
+        "num_experts_per_tok": 1, "interleave_moe_layer_step": 2, "attention_chunk_size": 6, "no_rope_layers": [1, 0],
+    },
+    "falcon_h1": {
+        "head_dim": 8, "mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_state": 8,
+        "mamba_chunk_size": 8,
+    },
+    "lfm2": {"layer_types": ["conv", "full_attention"], "block_multiple_of": 16},
+    "gemma2": {"head_dim": 8, **_WINDOW},
+    "gemma3_text": {"head_dim": 8, **_WINDOW},
+    "gemma4_text": {
+        "head_dim": 8, "global_head_dim": 16, "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 72,
+        "num_kv_shared_layers": 0, **_WINDOW,
+    },
+    "olmo3": _WINDOW, "cohere2": {"head_dim": 8, **_WINDOW}, "smollm3": {"no_rope_layers": [1, 0]},
+    "gemma": {"head_dim": 8}, "glm": {"head_dim": 8}, "glm4": {"head_dim": 8}, "qwen3": {"head_dim": 8},
+    "mistral": {"head_dim": 8}, "ministral": {"head_dim": 8}, "ministral3": {"head_dim": 8},
 }  # fmt: skip
 
 
@@ -91,6 +125,19 @@ def toy_llama(folder: Path, *, layers: int = 2, hidden: int = 32, seed: int = 0)
 
     config = toy_text_config("llama", num_hidden_layers=layers, hidden_size=hidden, intermediate_size=2 * hidden)
     return save_toy(LlamaForCausalLM, config, folder, seed)
+
+
+def toy_chat_llama(folder: Path, *, seed: int = 0) -> Path:
+    """The same with a byte-level tokenizer (any text of any language) and a ChatML template."""
+    from chat_tokenizers import chat_tokenizer
+    from transformers import LlamaForCausalLM
+
+    tokenizer = chat_tokenizer("chatml")
+    special = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id}
+    config = toy_text_config("llama", vocab_size=len(tokenizer), **special, pad_token_id=tokenizer.pad_token_id)
+    save_toy(LlamaForCausalLM, config, folder, seed)
+    tokenizer.save_pretrained(folder)
+    return folder
 
 
 def toy_mistral4(folder: Path, *, seed: int = 0, **changes: object) -> Path:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from peft import LoraConfig
 from peft.tuners.lora import LoraLayer, ParamWrapper
 from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
 
+from shardtune.adapters.new_tokens import token_indices
 from shardtune.adapters.sites import Site
 from shardtune.adapters.target_problems import no_dropout
 from shardtune.adapters.targets import rank_of
@@ -22,8 +23,13 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-def peft_config(model: PreTrainedModel, section: LoraSection, sites: dict[str, Site]) -> LoraConfig:
+def peft_config(
+    model: PreTrainedModel, section: LoraSection, sites: dict[str, Site], new_tokens: Sequence[int] = ()
+) -> LoraConfig:
     """PEFT's config for adapters on these sites, with names as short as they can be while meaning nothing else.
+
+    Args:
+        new_tokens: Ids of tokens whose rows train.
 
     Raises:
         UserInputError: a linear module that PEFT can only be told about by its weight, while dropout is on.
@@ -45,6 +51,7 @@ def peft_config(model: PreTrainedModel, section: LoraSection, sites: dict[str, S
         bias=section.bias,
         task_type=section.task_type,
         use_rslora=section.use_rslora,
+        trainable_token_indices=token_indices(model, new_tokens) if new_tokens else None,
     )
     experts = [name for name, site in sites.items() if site.role == "experts"]
     keys = shortest_suffixes(experts, [*every_parameter, *modules], parts=2)

@@ -53,7 +53,10 @@ class Site:
 
 
 def sites_of(model: PreTrainedModel, family: Family) -> dict[str, Site]:
-    """Every site by name, in the model's order. The output head is none: TRL multiplies by its weight directly."""
+    """Every site by name, in the model's order.
+
+    The output head is none, and what the family calls `bypassed`: their weights are multiplied with directly.
+    """
     layer_class = family.decoder_layer.get(model.config.model_type, "")
     prefixes = [name for name, module in model.named_modules() if name and type(module).__name__ == layer_class]
     roles = _roles(family)
@@ -63,7 +66,7 @@ def sites_of(model: PreTrainedModel, family: Family) -> dict[str, Site]:
         prefix = next((prefix for prefix in prefixes if name.startswith(f"{prefix}.")), "")
         below = name.removeprefix(f"{prefix}.") if prefix else ""
         for site in _sites(name, below, module, roles):
-            if module is not head:
+            if module is not head and below not in family.bypassed:
                 found[site.name] = site
     return found
 

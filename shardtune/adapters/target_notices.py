@@ -41,7 +41,8 @@ def _inspected(family: Family, sites: dict[str, Site], readings: list[Reading]) 
         yield f"There is no family file for {family.name}; its parts were found by looking at it: {found}."
         yield from (f"{family.name}: {doubt}" for doubt in family.doubts)
     else:
-        unknown = _last_parts(site.below for site in sites.values() if site.role == "other" and site.below)
+        others = (site.below for site in sites.values() if site.role == "other" and site.below)
+        unknown = _last_parts(name for name in others if name not in family.other)
         if unknown:
             yield f"The family file of {family.name} does not know {unknown}: only all-linear or its name reaches it."
 

@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
+from torch import nn
+
 from shardtune.adapters.patterns import matches
 from shardtune.adapters.sites import Site
 from shardtune.config.schema import LoraSection
@@ -100,6 +102,8 @@ def _what_it_is(model: PreTrainedModel, entry: str) -> str:
         return (
             f"'{entry}' is the output head; TRL's loss multiplies by its weight directly, so an adapter never trains."
         )
+    if isinstance(other[0], nn.Linear):
+        return f"'{entry}' is never called: the model reads its weight directly, so an adapter never trains."
     return f"'{entry}' names {len(other)} module(s) of class {type(other[0]).__name__}, which is not a linear layer."
 
 

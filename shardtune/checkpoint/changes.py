@@ -42,6 +42,7 @@ VERDICTS: dict[str, Verdict] = {
     "model.model_name_or_path": _MODEL,
     "model.revision": _MODEL,
     "model.tokenizer_name_or_path": _DATA,
+    "model.new_tokens": _DATA,
     "model.torch_dtype": _ROUNDING,
     "model.base_precision": Verdict(
         "told", "the frozen weights are held differently: an FP8 checkpoint's same values, any other's rounded"

@@ -36,7 +36,10 @@ def train(
         str | None, typer.Option("--master-addr", metavar="HOST", help="Address of machine 0.")
     ] = None,
     master_port: Annotated[
-        int | None, typer.Option("--master-port", metavar="PORT", help="Port machine 0 listens on; default 29500.")
+        int | None,
+        typer.Option(
+            "--master-port", metavar="PORT", min=0, max=65535, help="Port machine 0 listens on; default 29500."
+        ),
     ] = None,
     insecure_network: Annotated[
         bool,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -11,7 +12,7 @@ from pydantic_core import ErrorDetails
 
 from shardtune.config.expected import accepts, expected, literal_words
 from shardtune.config.problems import Problem, shown
-from shardtune.config.schema import RunConfig, Section
+from shardtune.config.schema import LARGEST, RunConfig, Section
 from shardtune.config.suggestions import (
     FOREIGN_KEYS,
     FOREIGN_VALUES,
@@ -21,6 +22,7 @@ from shardtune.config.suggestions import (
     suggest_top_level,
 )
 from shardtune.config.trl_fields import OWNED, TrlSourceError, trl_fields
+from shardtune.config.unsupported import UNSUPPORTED
 from shardtune.config.yaml_reader import Node
 
 # Values that are understood and refused: the type alone would not say why.
@@ -78,7 +80,9 @@ class _Walk:
     def top(self, said: Node) -> None:
         for key, node in said.value.items():
             section = section_fields().get(key)
-            if section is None:
+            if section is None and key in UNSUPPORTED:
+                self.problems.append(Problem(node.key_place, key, *UNSUPPORTED[key]))
+            elif section is None:
                 fix = suggest_top_level(key, is_mapping=node.is_mapping)
                 if key == "extends":
                     fix = "`extends` works in files, not in overrides"
@@ -97,6 +101,9 @@ class _Walk:
         for key, value in node.value.items():
             path = f"{name}.{key}"
             info = section.model_fields.get(key)
+            if info is None and key in UNSUPPORTED:
+                self.problems.append(Problem(value.key_place, path, *UNSUPPORTED[key]))
+                continue
             if info is None:
                 fix = _extra_hint(key) if name == "train" else ""
                 fix = fix or suggest_in_section(key, name)
@@ -171,6 +178,9 @@ class _Walk:
             self.problems.append(Problem(node.place, path, *refused))
             return
         words = "text" if index else expected(info)
+        most = LARGEST.get(type(value))
+        if most is not None and most < abs(value) < math.inf:
+            words += f" (nothing above {most:g} is taken)"
         fix = _meant_value(value, literal_words(info.annotation))
         if not fix and accepts(info.annotation, str):
             fix = _quote_hint(node)

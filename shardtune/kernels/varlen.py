@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from shardtune.kernels.attention_keywords import refuse_unknown
+
 NAME = "shardtune_varlen"
 
 
@@ -35,20 +37,32 @@ def varlen_attention(
     scaling: float | None = None,
     dropout: float = 0.0,
     sliding_window: int | None = None,
-    **documents: Any,
+    is_causal: bool | None = None,
+    cu_seq_lens_q: torch.Tensor | None = None,
+    cu_seq_lens_k: torch.Tensor | None = None,
+    max_length_q: int | None = None,
+    max_length_k: int | None = None,
+    **others: Any,
 ) -> tuple[torch.Tensor, None]:
     """Causal attention within each document of a flat batch.
 
     Args:
         query: [1, heads, tokens, head_dim]; key and value likewise, perhaps with fewer heads.
-        documents: `cu_seq_lens_q` (int32, documents + 1) and `max_length_q`, as the collator makes them.
+        cu_seq_lens_q: The documents' bounds (int32, documents + 1), and `max_length_q` their longest, as the collator
+            makes them; those of keys are the same.
 
     Returns:
         [1, tokens, heads, value_dim], and None for the weights.
+
+    Raises:
+        ValueError: there is a mask or dropout, attention is not causal, or the model asks for what is not computed.
     """
     from torch.nn.attention.varlen import varlen_attn
 
-    bounds, longest = documents["cu_seq_lens_q"], int(documents["max_length_q"])
+    refuse_unknown(NAME, {"attention_mask": attention_mask is not None, "dropout": dropout > 0, **others})
+    if is_causal is False or cu_seq_lens_q is None or max_length_q is None:
+        raise ValueError(f"{NAME} is causal attention within the documents of a flat batch, and needs their bounds.")
+    bounds, longest = cu_seq_lens_q, int(max_length_q)
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))  # [tokens, heads, dim]
     if k.shape[1] != q.shape[1]:
         k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))

@@ -149,10 +149,8 @@ def _build(
     dtype = _DTYPES.get(section.torch_dtype) or _dtype(config.dtype) or _commonest(stored)
     # Ours are put in place when it is known how rows are laid out (train/attention.py).
     ours = section.attn_implementation in ("auto", varlen.NAME, whole_rows.NAME)
-    settings: dict[str, Any] = {
-        "dtype": dtype,
-        "attn_implementation": "sdpa" if ours else section.attn_implementation,
-    }
+    # None: sdpa where the architecture has it, else eager (gpt-oss, Gemma 2).
+    settings: dict[str, Any] = {"dtype": dtype, "attn_implementation": None if ours else section.attn_implementation}
     try:
         with torch.device("meta"):
             if family is not None and not section.trust_remote_code:
@@ -169,9 +167,9 @@ def _build(
             fix="Check model.model_name_or_path and model.attn_implementation.",
         ) from error
     for pattern, kept in model._get_dtype_plan(dtype).items():  # what must stay float32 whatever the rest is
-        for parameter_name, parameter in model.named_parameters():
-            if pattern in parameter_name:
-                parameter.data = parameter.data.to(kept)
+        for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+            if pattern in name:
+                tensor.data = tensor.data.to(kept)
     model.config.use_cache = False
     return model
 

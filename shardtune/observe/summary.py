@@ -66,13 +66,16 @@ def data_line(counts: PreparedCounts) -> str:
     return text + (f" ({told})" if told else "")
 
 
-def packing_line(documents: Documents, capacity: int, *, filled: bool) -> str:
+def packing_line(documents: Documents, resolved: ResolvedConfig, *, filled: bool) -> str:
     """Args:
-    filled: Sequences are padded to the capacity, so that compiled code sees one shape.
+    filled: Sequences are padded to data.max_length, so that compiled code sees one shape.
     """
+    capacity = resolved.config.data.max_length
     if documents.packs is None:
         to = f"{capacity:,}: layers are compiled for one shape" if filled else "the longest of its batch"
-        return f"off: one row per sequence, padded to {to}"
+        origin = resolved.origins.get("train.packing")
+        why = f" ({origin.where})" if origin is not None and origin.source == "auto" else ""
+        return f"off{why}: one row per sequence, padded to {to}"
     used = documents.packs.efficiency(documents.prepared.lengths, capacity)
     rows, sequences = len(documents.prepared), len(documents)
     return f"{rows:,} rows in {sequences:,} sequences of {capacity:,}, {used:.1%} of the places used"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -62,7 +63,7 @@ class RunList:
     def rows(self, now: float) -> list[RunRow]:
         """The newest first; a run that vanishes while we look is left out."""
         found = {}
-        for name in self._names():
+        for name in _candidates(self.root):
             files = event_files(self.root / name)
             record = self.root / name / _RECORD
             first, others = next(iter(files.values()), None), list(files.values())[1:_MOST_RANKS]
@@ -85,12 +86,14 @@ class RunList:
         ]
         return sorted(rows, key=lambda row: (row.glance.started or 0.0, row.name), reverse=True)
 
-    def _names(self) -> Iterator[str]:
-        for name, is_folder in _entries(self.root):
-            if is_run(self.root / name):
-                yield name
-            elif is_folder:
-                yield from (f"{name}/{inner}" for inner, _ in _entries(self.root / name))
+
+def _candidates(root: Path) -> Iterator[str]:
+    """Names of what may be a run: folders there, and `group/folder` in those that are none."""
+    for name, is_folder in _entries(root):
+        if is_run(root / name):
+            yield name
+        elif is_folder:
+            yield from (f"{name}/{inner}" for inner, _ in _entries(root / name))
 
 
 def _entries(folder: Path) -> list[tuple[str, bool]]:
@@ -114,28 +117,53 @@ def is_run_path(name: str) -> bool:
 
 
 def is_run(folder: Path) -> bool:
-    return (folder / _RECORD).is_file() or bool(event_files(folder))
+    try:
+        return (folder / _RECORD).is_file() or bool(event_files(folder))
+    except OSError:  # a name that is too long, a folder that may not be entered
+        return False
 
 
 def find_run(given: str, runs_dir: Path) -> Path:
-    """The folder of a run from its id or its path.
+    """The folder of a run from its path, its id, or the beginning of its id where no other run begins so.
 
     Raises:
-        UserInputError: there is no such run.
+        UserInputError: there is no such run, or several.
     """
     places = [Path(given).expanduser()]
     if is_run_path(given):
         places.insert(0, runs_dir / given)
-    if is_run_name(given):  # runs may be grouped in folders, as the quickstart's are
-        places += [runs_dir / name / given for name, is_folder in _entries(runs_dir) if is_folder]
     for place in places:
         if is_run(place):
             return place.resolve()
+    known = run_names(runs_dir)
+    grouped = [name for name in known if name.endswith(f"/{given}")]  # in folders, as the quickstart's runs are
+    begin_so = grouped or [name for name in known if given and given in (name[: len(given)], _id(name)[: len(given)])]
+    if len(begin_so) == 1:
+        return (runs_dir / begin_so[0]).resolve()
+    if begin_so:
+        raise UserInputError(
+            f"{len(begin_so)} runs begin with '{given}': {_some(begin_so)}.", fix="Give more of the id."
+        )
+    near = difflib.get_close_matches(given, known, n=3, cutoff=0.6)
+    there = f" Did you mean {' or '.join(near)}?" if near else f" Runs there are: {_some(known)}." if known else ""
     raise UserInputError(
-        f"There is no run '{given}'.",
-        why="Looked for run.json or events-rank0.jsonl in " + " and ".join(map(str, places[:2])) + ".",
+        f"There is no run '{given}'.{there}",
+        why="Looked for run.json or events-rank0.jsonl in " + " and ".join(map(str, places)) + ".",
         fix="Give a run's folder, or its id with --runs-dir DIR (train.output_dir of its config).",
     )
+
+
+def run_names(runs_dir: Path) -> list[str]:
+    """Runs in a folder, the newest first where ids are dates."""
+    return sorted((name for name in _candidates(runs_dir) if is_run(runs_dir / name)), key=_id, reverse=True)
+
+
+def _id(name: str) -> str:
+    return name.rpartition("/")[2]
+
+
+def _some(names: Sequence[str], most: int = 5) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def glance(events: Path | None, record: Path, others: Sequence[Path] = ()) -> Glance:

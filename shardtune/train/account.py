@@ -15,6 +15,7 @@ from shardtune import __version__
 from shardtune.checkpoint.store import CheckpointStore
 from shardtune.config import ResolvedConfig, render_yaml
 from shardtune.config.redact import hide_values, redacted
+from shardtune.data.inspect import format_found, format_line
 from shardtune.launch.run_folder import CHECKPOINTS, RECORD
 from shardtune.launch.which_run import record_finish, record_start
 from shardtune.observe import environment, summary
@@ -106,6 +107,16 @@ def tell_notices(scene: Scene, notices: list[str], about: str = "lora") -> None:
         scene.events.write("notice", about=about, text=notice)
 
 
+def tell_router_loss(scene: Scene, coefficient: float) -> None:
+    if coefficient:
+        text = (
+            f"cross-entropy + {coefficient:g} × the routers' auxiliary loss (the model's router_aux_loss_coef; "
+            "train.extra.router_aux_loss_coef: 0 leaves it out); the validation loss is the cross-entropy alone"
+        )
+        summary.say(scene.console, "loss", text)
+        scene.events.write("notice", about="loss", text=text)
+
+
 def tell_plan(
     scene: Scene,
     resolved: ResolvedConfig,
@@ -123,9 +134,9 @@ def tell_plan(
     lines = {
         "model": f"{config.model.model_name_or_path} ({frozen:,} parameters, computed in {compute})",
         "data": summary.data_line(prepared.train.counts),
-        "format": f"{prepared.choice.name}: {prepared.choice.why}",
+        "format": format_line(*format_found(prepared)),
         "eval": summary.data_line(prepared.val.counts) if prepared.val else "none (data.val_split is null)",
-        "packing": summary.packing_line(data.train, config.data.max_length, filled=data.collator.fill_to is not None),
+        "packing": summary.packing_line(data.train, resolved, filled=data.collator.fill_to is not None),
         "sharding": summary.sharding_line(sharding, scene.processes),
         "kernels": summary.kernels_line(resolved, fused.lora, fused.experts),
         "memory": summary.checkpointing_line(config.train, scene.processes.device.type),

@@ -172,8 +172,9 @@ def _owned(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
 
 
 def _may_wait(name: str, steps: int) -> bool:
-    """Whether a gradient of zero is no sign of trouble: A before B has changed, experts without a token."""
-    return ".experts." in name or (".lora_A." in name and steps == 0)
+    """Whether a gradient of zero is no sign of trouble: A before B has changed, experts without a token, a new token
+    that no row of the step had."""
+    return ".experts." in name or ".trainable_tokens_delta." in name or (".lora_A." in name and steps == 0)
 
 
 def _too_small(parameter: torch.Tensor, optimizer: Optimizer) -> bool:

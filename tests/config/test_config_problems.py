@@ -20,7 +20,7 @@ def test_all_problems_of_a_file_stand_in_one_report_in_the_file_s_order(report: 
         "run.yaml:3:6 lora.r expected a whole number, at least 1; got 0",
         "run.yaml:4:17 lora.lora_dropout expected a number, at least 0 and below 1; got 1.5",
         "run.yaml:5:1 data.dataset_name_or_path this key is required.",
-        "run.yaml:6:15 data.max_length expected a whole number, at least 2; got 0",
+        "run.yaml:6:15 data.max_length expected a whole number, at least 2 and at most 16777216; got 0",
         "run.yaml:8:3 train.learnng_rate unknown key; did you mean `learning_rate`?",
         "run.yaml:10:9 train.fp16 bf16 and fp16 are both on",
     ]
@@ -71,6 +71,17 @@ def test_problems_with_long_texts_are_cut_at_a_screen_too(load: Load) -> None:
 )  # fmt: skip
 def test_an_unknown_key_is_answered_with_the_one_that_was_meant(report: Report, line: str, expected: str) -> None:
     assert expected in report(SMALLEST + line + "\n")
+
+
+@pytest.mark.parametrize("section", ["data", "train", None])
+def test_a_feature_that_is_not_here_is_refused_with_its_reason_and_the_alternative(
+    report: Report, section: str | None
+) -> None:
+    text = report(SMALLEST, [f"{section}.streaming=true" if section else "streaming=true"])
+    assert "rows are not streamed: they are tokenised once" in text
+    assert "read from there by memory map, so memory does not grow with the dataset" in text
+    assert "`shardtune data prepare CONFIG` does the work ahead of time" in text
+    assert "unknown key" not in text
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from toys import WORDS, save_toy, toy_config, toy_llama, toy_text_config
 from shardtune.config import load_config
 from shardtune.errors import UserInputError
 from shardtune.model.blueprint import draw_up
+from shardtune.model.families.registry import family_of
 from shardtune.model.stored import read_headers
 from shardtune.train.attention import settle_packing
 from shardtune.train.choices import settle_kernels
@@ -150,12 +151,12 @@ def test_nearly_full_rows_are_not_packed_on_a_gpu(
     monkeypatch.setattr("transformers.PreTrainedModel.set_attn_implementation", lambda *_: None)
     model = AutoModelForCausalLM.from_config(toy_text_config("llama"))
     resolved = load_config(toy_config(tmp_path, toy_model, toy_data))
-    settled = settle_packing(resolved, model, torch.device("cpu"), filled)
+    settled = settle_packing(resolved, model, family_of(model), torch.device("cpu"), filled)
     assert settled.config.train.packing is packed
     here = ("shardtune_varlen" if packed else "shardtune_whole_rows") if gpu else "sdpa"
     assert settled.config.model.attn_implementation == here
     asked = load_config(toy_config(tmp_path, toy_model, toy_data), ["train.packing=true", "train.kernels=eager"])
-    settled = settle_packing(asked, model, torch.device("cpu"), filled)
+    settled = settle_packing(asked, model, family_of(model), torch.device("cpu"), filled)
     assert settled.config.train.packing is True
     assert settled.config.model.attn_implementation == "sdpa"
 
@@ -174,7 +175,7 @@ def test_an_attention_code_of_ours_that_does_not_fit_is_refused(
         toy_config(tmp_path, toy_model, toy_data), [f"model.attn_implementation={name}", f"train.packing={packing}"]
     )
     with pytest.raises(UserInputError, match="which this run cannot use"):
-        settle_packing(asked, model, torch.device("cpu"), 0.5)
+        settle_packing(asked, model, family_of(model), torch.device("cpu"), 0.5)
 
 
 @pytest.mark.parametrize(("name", "packed"), [("shardtune_varlen", True), ("shardtune_whole_rows", False)])
@@ -184,7 +185,7 @@ def test_a_saved_config_that_names_our_attention_trains_again(
     monkeypatch.setattr("shardtune.kernels.varlen.usable", lambda device, dtype: True)
     asked = load_config(toy_config(tmp_path, toy_model, toy_data), [f"model.attn_implementation={name}"])
     model = draw_up(asked.config.model, toy_model, read_headers(toy_model)).model
-    settled = settle_packing(asked, model, torch.device("cpu"), 0.5)
+    settled = settle_packing(asked, model, family_of(model), torch.device("cpu"), 0.5)
     assert settled.config.train.packing is packed
     assert model.config._attn_implementation == settled.config.model.attn_implementation == name
 
@@ -207,7 +208,7 @@ def test_layers_are_compiled_where_it_pays(
 
     model = AutoModelForCausalLM.from_config(toy_text_config("llama")).float().requires_grad_(False)
     resolved = load_config(toy_config(tmp_path, toy_model, toy_data), overrides)
-    settled = settle_kernels(resolved, model, torch.device(device))
+    settled = settle_kernels(resolved, model, family_of(model), torch.device(device))
     assert settled.config.train.compile is compiled
     assert why in settled.origins["train.compile"].where
 
@@ -225,10 +226,10 @@ def test_a_model_with_something_between_head_and_loss_keeps_its_own_loss(tmp_pat
     capped = AutoModelForCausalLM.from_config(toy_text_config("gemma3_text", final_logit_softcapping=30.0))
     for model in (plain, capped):
         model.requires_grad_(False)
-    assert why_not(plain) is None
-    assert "final_logit_softcapping" in str(why_not(capped))
+    assert why_not(plain, family_of(plain)) is None
+    assert "final_logit_softcapping" in str(why_not(capped, family_of(capped)))
     plain.lm_head.requires_grad_(True)
-    assert "trained" in str(why_not(plain))
+    assert "trained" in str(why_not(plain, family_of(plain)))
 
 
 def test_asking_for_a_fused_loss_that_cannot_be_is_answered(toy_data: Path, tmp_path: Path) -> None:

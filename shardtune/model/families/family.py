@@ -5,8 +5,28 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Any, Literal, get_args
 
 _NOTHING: Mapping[str, tuple[str, ...]] = MappingProxyType({})
+
+# What computes in another way than transformers does, and is used only where it was compared with transformers:
+# - packing: several documents in one row, as transformers computes such a row (eager and sdpa attention);
+# - varlen: `kernels.varlen` for packed rows; whole_rows: `kernels.whole_rows` for others;
+# - fused_loss: the head and the loss together (`train.fused_loss`); fused_experts: grouped products (`model.experts`);
+# - compile: each decoder layer compiled.
+FastPath = Literal["packing", "varlen", "whole_rows", "fused_loss", "fused_experts", "compile"]
+# Of a decoder whose tokens see each other through softmax attention alone, under masks that transformers makes from
+# `position_ids`, and that adds nothing to the attention scores.
+SOFTMAX_ATTENTION: frozenset[FastPath] = frozenset(get_args(FastPath))
+_CLAIMS: Mapping[FastPath, str] = {
+    "packing": "documents in one row stay apart",
+    "varlen": "variable-length attention computes what it means",
+    "whole_rows": "attention without a mask computes what it means",
+    "fused_loss": "its loss follows from its head alone",
+    "fused_experts": "grouped products compute its experts",
+    "compile": "its layers compute the same when compiled",
+}
+_KNOWN_LAYERS = frozenset({"full_attention", "sliding_attention"})
 
 
 @dataclass(frozen=True)
@@ -42,10 +62,15 @@ class Family:
         shared_experts: Linear modules every token passes beside its routed experts.
         experts: Fused 3-D parameters of the routed experts, (experts, out, in).
         router: What scores the experts: a module, or the parameter it holds.
+        other: Linear modules that are none of these: `all-linear` or their name reaches them.
+        bypassed: Linear modules whose weight is read without calling them: an adapter there would not train.
         meanings: What a name that people copy from elsewhere means here, e.g. `q_proj` under MLA.
         wrappers: Vision+text models that package it.
         min_transformers: The oldest transformers that has it and computes it rightly.
         pitfalls: What goes wrong with it elsewhere; shown by `docs/families.md`.
+        proven: What `tests/support` compares with transformers' own forward pass. Nothing else is ever chosen by
+            `auto`; a file that says nothing is treated as an architecture that nobody has looked at.
+        unfit: Why another path does not compute what the model means, where that is known.
         inspected: Not from a file: these are the findings of a look at the model (`generic.inspect_family`).
         doubts: What that look could not place. Always empty in a file.
     """
@@ -59,9 +84,26 @@ class Family:
     shared_experts: tuple[str, ...] = ()
     experts: tuple[str, ...] = ()
     router: tuple[str, ...] = ()
+    other: tuple[str, ...] = ()
+    bypassed: tuple[str, ...] = ()
     meanings: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: _NOTHING)
     wrappers: tuple[Wrapper, ...] = ()
     min_transformers: str = "5.0.0"
     pitfalls: tuple[str, ...] = ()
+    proven: frozenset[FastPath] = frozenset()
+    unfit: Mapping[FastPath, str] = field(default_factory=lambda: MappingProxyType({}))
     inspected: bool = False
     doubts: tuple[str, ...] = ()
+
+    def why_not(self, path: FastPath, config: Any) -> str | None:
+        """Why a model of this family with this config (transformers') does not take a path; None = it does."""
+        if path in self.unfit:
+            return self.unfit[path]
+        if path not in self.proven:
+            lacks = f"there is no family file for {self.name} that says"
+            silent = f"the family file of {self.name} does not say"
+            return f"{lacks if self.inspected else silent} that {_CLAIMS[path]}"
+        other = sorted(set(getattr(config, "layer_types", None) or ()) - _KNOWN_LAYERS)
+        if other and path in ("packing", "varlen", "whole_rows"):
+            return f"layers of type {', '.join(other)} are not known to keep documents apart"
+        return None

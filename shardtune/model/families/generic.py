@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 Role = Literal["attention", "mlp", "shared_experts", "experts", "router"]
 
+# What mixes tokens: attention, and what stands in its place.
+_MIXERS = ("attn", "attention", "mamba", "conv")
 _MLP_PARENTS = ("mlp", "feed_forward", "feedforward", "ffn", "moe")
 # Feed-forward layers that stand in the decoder layer itself (OPT, BART's kin).
 _MLP_NAMES = ("fc1", "fc2", "fc_in", "fc_out")
@@ -28,6 +30,7 @@ def inspect_family(model: PreTrainedModel) -> Family:
     layer_class = Counter(type(layer).__name__ for layer in layers).most_common(1)[0][0] if layers else ""
     found: dict[Role, dict[str, None]] = {role: {} for role in get_args(Role)}
     doubts: dict[str, None] = {}
+    bypassed: dict[str, None] = {}
     if not layers:
         doubts["No list of decoder layers was found."] = None
     for layer in layers:
@@ -35,7 +38,10 @@ def inspect_family(model: PreTrainedModel) -> Family:
             doubts[f"Layers of class {type(layer).__name__} stand among the {layer_class}s."] = None
             continue
         for name, role in _roles(layer):
-            if role is None:
+            parent = layer.get_submodule(name.rpartition(".")[0])
+            if name.endswith(".out_proj") and "mamba" in f"{name} {type(parent).__name__}".lower():
+                bypassed[name] = None  # the kernel of a state-space layer reads its weight; PEFT refuses it
+            elif role is None:
                 doubts[f"It is not clear what {name} belongs to."] = None
             else:
                 found[role][name] = None
@@ -50,6 +56,7 @@ def inspect_family(model: PreTrainedModel) -> Family:
         shared_experts=parts["shared_experts"],
         experts=parts["experts"],
         router=parts["router"],
+        bypassed=tuple(bypassed),
         meanings=_meanings(parts),
         inspected=True,
         doubts=tuple(doubts),
@@ -83,8 +90,11 @@ def _is_router(name: str, module: nn.Module) -> bool:
     weight = getattr(module, "weight", None)
     if not isinstance(weight, nn.Parameter) or weight.ndim != 2:
         return False
-    last, kind = name.rpartition(".")[2].lower(), type(module).__name__.lower()
-    return last.endswith(("gate", "router")) or "router" in kind or "topk" in kind
+    (*parents, last), kind = name.lower().split("."), type(module).__name__.lower()
+    if any("router" in part for part in parents) or "router" in kind or "topk" in kind:
+        return True
+    # A gate that stands in the layer itself is no router (Gemma 4's per_layer_input_gate).
+    return last.endswith(("gate", "router")) and bool(parents)
 
 
 def _linear_role(name: str) -> Role | None:
@@ -93,7 +103,7 @@ def _linear_role(name: str) -> Role | None:
         return "shared_experts"
     if any("expert" in part for part in parents):
         return "experts"
-    if any("attn" in part or "attention" in part for part in parents):
+    if any(word in part for part in parents for word in _MIXERS):
         return "attention"
     if any(word in part for part in parents for word in _MLP_PARENTS) or last in _MLP_NAMES:
         return "mlp"

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from shardtune.model.families.family import Family
+from shardtune.model.families.family import SOFTMAX_ATTENTION, Family
+from shardtune.model.families.names import MLP, MLP_MEANINGS, SELF_ATTENTION
 
 FAMILY = Family(
     name="llama",
     model_types=("llama",),
     causal_lm={"llama": "LlamaForCausalLM"},
     decoder_layer={"llama": "LlamaDecoderLayer"},
-    attention=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj"),
-    mlp=("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"),
-    meanings={"w1": ("mlp.gate_proj",), "w2": ("mlp.down_proj",), "w3": ("mlp.up_proj",)},
+    attention=SELF_ATTENTION,
+    mlp=MLP,
+    meanings=MLP_MEANINGS,
+    proven=SOFTMAX_ATTENTION,
 )

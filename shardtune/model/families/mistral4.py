@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shardtune.model.families.family import Family
+from shardtune.model.families.family import SOFTMAX_ATTENTION, Family
 from shardtune.model.families.wrappers import MISTRAL3
 
 _QUERY = ("self_attn.q_a_proj", "self_attn.q_b_proj")
@@ -38,4 +38,5 @@ FAMILY = Family(
         "Queries are scaled by their position, so packed rows need position ids that restart with each row.",
         "Dequantising the FP8 release with transformers drops the scales of the experts.",
     ),
+    proven=SOFTMAX_ATTENTION,
 )  # fmt: skip

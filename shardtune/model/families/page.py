@@ -40,6 +40,8 @@ def _rows(family: Family) -> Iterator[tuple[str, str]]:
         "shared experts": family.shared_experts,
         "routed experts (fused tensors)": family.experts,
         "router": family.router,
+        "other": family.other,
+        "never adapted": family.bypassed,
     }
     yield from ((label, _code(*names)) for label, names in parts.items() if names)
     for meant, names in _by_meaning(family).items():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shardtune.model.families.family import Family
+from shardtune.model.families.family import SOFTMAX_ATTENTION, Family
 
 _IN, _OUT = ("mlp.fc1",), ("mlp.fc2",)
 
@@ -19,4 +19,6 @@ FAMILY = Family(
         "w3": _IN,
     },
     pitfalls=("All linear layers have biases, and so has the output head.",),
+    proven=SOFTMAX_ATTENTION - {"fused_loss"},
+    unfit={"fused_loss": "its output head has a bias"},
 )  # fmt: skip

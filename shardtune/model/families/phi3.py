@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shardtune.model.families.family import Family
+from shardtune.model.families.family import SOFTMAX_ATTENTION, Family
 
 _QKV, _GATE_UP, _DOWN = ("self_attn.qkv_proj",), ("mlp.gate_up_proj",), ("mlp.down_proj",)
 
@@ -20,4 +20,5 @@ FAMILY = Family(
     pitfalls=(
         "One adapter serves queries, keys and values together: at the same rank that is fewer parameters than three.",
     ),
+    proven=SOFTMAX_ATTENTION,
 )  # fmt: skip

@@ -13,7 +13,10 @@ from shardtune.model.families.family import Family, Wrapper
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-_NOT_FAMILIES = frozenset({"family", "generic", "page", "registry", "wrappers"})
+# Decoder layers that stand in copied accelerate files, of models without a file here.
+_COPIED_LAYERS = ("BertLayer", "BloomBlock", "FalconDecoderLayer", "GPT2Block", "GPTJBlock", "GPTNeoXLayer",
+                  "GemmaDecoderLayer", "OPTDecoderLayer", "T5Block")  # fmt: skip
+_NOT_FAMILIES = frozenset({"family", "generic", "names", "page", "registry", "wrappers"})
 
 
 @cache
@@ -32,11 +35,18 @@ def family_for(model_type: str) -> Family | None:
 def family_of(model: PreTrainedModel) -> Family:
     """The family of a model: from its file, or from a look at the model itself (which may be on the meta device)."""
     known = family_for(model.config.model_type)
-    if known is not None:
+    # Code that ships with a checkpoint may call itself anything; what a file states is proven of transformers' class.
+    own = type(model).__module__.startswith("transformers.")
+    if known is not None and own and type(model).__name__ == known.causal_lm[model.config.model_type]:
         return known
     from shardtune.model.families.generic import inspect_family
 
     return inspect_family(model)
+
+
+def known_decoder_layers() -> frozenset[str]:
+    """Classes that are the decoder layer of some architecture. Needs no torch."""
+    return frozenset(_COPIED_LAYERS).union(*(family.decoder_layer.values() for family in families()))
 
 
 def wrapper_for(wrapper_model_type: str, text_model_type: str) -> Wrapper | None:

@@ -16,3 +16,14 @@ _SERVED = {"model.": "model.language_model.", "lm_head.": "lm_head."}
 
 MISTRAL3 = Wrapper("mistral3", "Mistral3ForConditionalGeneration", stored=_STORED, served=_SERVED)
 GEMMA3 = Wrapper("gemma3", "Gemma3ForConditionalGeneration", stored=_STORED, served=_SERVED)
+# Their checkpoints have the names inside the model.
+_INSIDE = {"model.language_model.": "model.", "lm_head.": "lm_head."}
+QWEN3_5 = Wrapper("qwen3_5", "Qwen3_5ForConditionalGeneration", stored=_INSIDE, served=_SERVED)
+QWEN3_5_MOE = Wrapper("qwen3_5_moe", "Qwen3_5MoeForConditionalGeneration", stored=_INSIDE, served=_SERVED)
+GEMMA4 = Wrapper("gemma4", "Gemma4ForConditionalGeneration", stored=_INSIDE, served=_SERVED)
+LLAMA4 = Wrapper(
+    "llama4",
+    "Llama4ForConditionalGeneration",
+    stored={"language_model.model.": "model.", "language_model.lm_head.": "lm_head."},
+    served={"model.": "language_model.model.", "lm_head.": "language_model.lm_head."},
+)

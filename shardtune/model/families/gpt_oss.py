@@ -1,0 +1,31 @@
+"""gpt-oss: routed experts with biases, attention sinks; every other layer sees a window."""
+
+from __future__ import annotations
+
+from shardtune.model.families.family import Family
+from shardtune.model.families.names import EXPERTS, SELF_ATTENTION, mixture_meanings
+
+_SINKS = "attention has sinks (s_aux), which only eager attention computes"
+
+FAMILY = Family(
+    name="gpt_oss",
+    model_types=("gpt_oss",),
+    causal_lm={"gpt_oss": "GptOssForCausalLM"},
+    decoder_layer={"gpt_oss": "GptOssDecoderLayer"},
+    attention=SELF_ATTENTION,
+    experts=EXPERTS,
+    router=("mlp.router.weight",),
+    meanings=mixture_meanings(),
+    pitfalls=(
+        "Released in MXFP4, which is not read: use a checkpoint in bf16.",
+        "Attention is eager: sinks are part of the softmax, which sdpa does not compute.",
+        "Routed experts have biases and are stored as (experts, in, out): they are neither adapted nor held in FP8.",
+    ),
+    proven=frozenset({"fused_loss"}),
+    unfit={
+        "packing": "transformers makes its attention masks without position_ids, so documents are not told apart",
+        "varlen": _SINKS,
+        "whole_rows": _SINKS,
+        "fused_experts": "experts have biases and are stored as (experts, in, out)",
+    },
+)

@@ -1,0 +1,18 @@
+"""Granite 3: a dense decoder with muP multipliers on embeddings, residuals, attention and logits."""
+
+from __future__ import annotations
+
+from shardtune.model.families.family import SOFTMAX_ATTENTION, Family
+from shardtune.model.families.names import MLP, MLP_MEANINGS, SELF_ATTENTION
+
+FAMILY = Family(
+    name="granite",
+    model_types=("granite",),
+    causal_lm={"granite": "GraniteForCausalLM"},
+    decoder_layer={"granite": "GraniteDecoderLayer"},
+    attention=SELF_ATTENTION,
+    mlp=MLP,
+    meanings=MLP_MEANINGS,
+    pitfalls=("Logits are divided by logits_scaling: the loss is fused with the head only where that is 1.",),
+    proven=SOFTMAX_ATTENTION,
+)

@@ -1,0 +1,27 @@
+"""Qwen3-Next: three of four layers are gated delta nets; routed experts and a shared one behind a gate."""
+
+from __future__ import annotations
+
+from shardtune.model.families.family import Family
+from shardtune.model.families.names import EXPERTS, MLP, SELF_ATTENTION, mixture_meanings
+
+_LINEAR_ATTENTION = ("linear_attn.in_proj_qkvz", "linear_attn.in_proj_ba", "linear_attn.out_proj")
+
+FAMILY = Family(
+    name="qwen3_next",
+    model_types=("qwen3_next",),
+    causal_lm={"qwen3_next": "Qwen3NextForCausalLM"},
+    decoder_layer={"qwen3_next": "Qwen3NextDecoderLayer"},
+    attention=(*_LINEAR_ATTENTION, *SELF_ATTENTION),
+    mlp=MLP,
+    shared_experts=("mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj", "mlp.shared_expert.down_proj"),
+    experts=EXPERTS,
+    router=("mlp.gate.weight", "mlp.shared_expert_gate.weight"),
+    meanings=mixture_meanings("mlp.shared_expert", "mlp"),
+    pitfalls=(
+        "Without the packages flash-linear-attention and causal-conv1d transformers computes the delta nets in plain "
+        "torch, many times slower.",
+    ),
+    proven=frozenset({"fused_loss", "fused_experts"}),
+    unfit={"packing": "gated delta nets carry a state along the whole row, whatever documents it holds"},
+)
