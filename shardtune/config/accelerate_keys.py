@@ -168,7 +168,7 @@ _FSDP_KEYS = (
         "switch",
         {
             "true": _honoured(
-                "Parameter shards, gradients and optimizer state stay in host memory (slow; GPUs only).",
+                "Parameter shards, gradients and optimizer state stay in host memory (slow; no effect on a CPU).",
                 "parallel.offload_params",
                 True,
             ),

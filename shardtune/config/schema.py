@@ -486,7 +486,7 @@ class ParallelSection(Section):
     backward_prefetch: Int = Field(default=1, ge=0, le=8, description="Layers gathered ahead in the backward pass.")
     offload_params: bool = Field(
         default=False,
-        description="Keep parameter shards, gradients and optimizer state in host memory (slow; GPUs only).",
+        description="Keep parameter shards, gradients and optimizer state in host memory (slow). No effect on a CPU.",
     )
     reduce_dtype: Literal["float32", "bfloat16"] = Field(
         default="float32", description="Dtype gradients are summed in across ranks."

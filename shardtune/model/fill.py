@@ -39,15 +39,26 @@ class Slot:
     scale_into: torch.Tensor | None = None
 
 
-def materialise(model: nn.Module, base: PreTrainedModel, device: torch.device) -> None:
+def materialise(
+    model: nn.Module, base: PreTrainedModel, device: torch.device, *, buffers: torch.device | None = None
+) -> None:
     """Give a model that was built on the meta device its memory, and its buffers their values.
 
     Buffers that no file holds (RoPE's frequencies) are computed by the model's own code. They are poisoned before: one
     that the code does not set is named, where it would otherwise hold whatever lay in memory.
+
+    Args:
+        device: Where parameters live.
+        buffers: Where layers compute, if that is elsewhere: sharding brings parameters there, and no buffer.
     """
     computed = set(_buffers_without_file(base))
     tied = tied_parameters(base)
     model.to_empty(device=device)
+    if buffers is not None and buffers != device:
+        for module in model.modules():
+            for name, buffer in module._buffers.items():
+                if buffer is not None:
+                    module._buffers[name] = torch.empty_like(buffer, device=buffers)
     for name, held in tied.items():  # each name got memory of its own
         owner, _, attribute = name.rpartition(".")
         base.get_submodule(owner)._parameters[attribute] = base.get_parameter(held)

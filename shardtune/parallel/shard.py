@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor
 
 from shardtune.config.schema import ParallelSection
 from shardtune.errors import ShardtuneError, UserInputError
+from shardtune.parallel.offload import offloads_params
 from shardtune.parallel.recompute import keep_products
 
 if TYPE_CHECKING:
@@ -70,7 +71,8 @@ def shard_model(
         reduce_dtype=_REDUCE_DTYPES[section.reduce_dtype],
         cast_forward_inputs=compute_dtype is not None,
     )
-    offload: OffloadPolicy = CPUOffloadPolicy() if section.offload_params else OffloadPolicy()
+    on_host = offloads_params(section, torch.device(mesh.device_type))
+    offload: OffloadPolicy = CPUOffloadPolicy() if on_host else OffloadPolicy()
     total = sum(p.numel() * p.element_size() for p in model.parameters())
     ignored = _stays_put(model, mesh, compute_dtype, section)
     units = [] if _fits_one_unit(model, ignored) else layers
@@ -121,7 +123,7 @@ def _stays_put(
 ) -> set[nn.Parameter] | None:
     """Frozen parameters that FSDP2 need not touch: with one rank there is nobody to gather from, and a copy of every
     layer in every pass is what sharding it would come to."""
-    if mesh.size() > 1 or section.offload_params:
+    if mesh.size() > 1 or offloads_params(section, torch.device(mesh.device_type)):
         return None
     return {
         p for name, p in module.named_parameters()

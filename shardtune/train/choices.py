@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 def settle_autos(resolved: ResolvedConfig, *, device: str, processes_here: int) -> ResolvedConfig:
     """Every `auto` replaced by its value; `origins` then tell that it was chosen, and why."""
+    if device == "cpu":
+        resolved = resolved.on_cpu()
     config = resolved.config
     if config.parallel.device == "auto":
         resolved = resolved.with_auto("parallel.device", device, f"torch sees {device}")

@@ -32,6 +32,7 @@ from shardtune.model.quantized import hold_in_fp8, multiply_codes
 from shardtune.observe import summary
 from shardtune.observe.loading import LoadingProgress
 from shardtune.observe.preparing import PreparingProgress
+from shardtune.parallel.offload import offloads_params
 from shardtune.parallel.processes import join
 from shardtune.parallel.shard import shard_model
 from shardtune.plan.steps import TrainingMath, training_math
@@ -307,7 +308,7 @@ def _load_weights(
             scene.processes,
             config.train.seed,
             moved,
-            on_host=config.parallel.offload_params,
+            on_host=offloads_params(config.parallel, scene.processes.device),
             new_tokens=new_tokens,
         )
     scene.processes.wait_for_all("weights")

@@ -118,7 +118,7 @@ def bring_in(
     """
     began = time.perf_counter()
     device = torch.device("cpu") if on_host else processes.device
-    materialise(model, blueprint.model, device)
+    materialise(model, blueprint.model, device, buffers=processes.device)
     if way == "random":
         return _draw(model, blueprint, processes, seed, began, new_tokens)
     own = slots(model, blueprint.assembly)
@@ -131,8 +131,8 @@ def bring_in(
             total = blueprint.assembly.bytes
             _spread(own, reader, processes)
     _begin_adapters(model, seed, new_tokens, processes)
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    if processes.device.type == "cuda":
+        torch.cuda.synchronize(processes.device)
     error = reader.error
     return Loaded(
         way=way,
