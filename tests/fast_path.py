@@ -172,10 +172,12 @@ def varlen_by_mask(
     _longest: int, _longest_key: int, *, scale: float | None = None, window_size: tuple[int, int] = (-1, -1),
 ) -> torch.Tensor:  # fmt: skip
     """What `varlen_attn` means, where flash attention does not run: causal within each document, by a mask."""
-    assert window_size == (-1, 0)
+    reach, ahead = window_size
+    assert ahead == 0
     position = torch.arange(query.shape[0], device=query.device)
     document = torch.searchsorted(bounds.long(), position, right=True)
-    seen = (document[:, None] == document[None]) & (position[:, None] >= position[None])
+    back = position[:, None] - position[None]
+    seen = (document[:, None] == document[None]) & (back >= 0) & ((back <= reach) | (reach < 0))
     q, k, v = (x.transpose(0, 1)[None] for x in (query, key, value))
     out = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=scale)
     return out[0].transpose(0, 1)

@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 WEIGHTS = "adapter_model.safetensors"
 
 
+class AdapterMisfitError(ShardtuneError):
+    """Tensors of other names or shapes than what the model trains."""
+
+
 def gather_adapter(model: PeftModel, *, keep: bool = True) -> dict[str, torch.Tensor]:
     """The trainable tensors, whole, copied to the CPU, by PEFT's names. A collective: every rank calls it.
 
@@ -77,28 +81,36 @@ def put_adapter(model: PeftModel, tensors: dict[str, torch.Tensor]) -> None:
     """Put whole tensors (as `read_adapter` gives them, the same on every rank) into a sharded model.
 
     Raises:
-        ShardtuneError: a tensor of the model is missing, has another shape, or one is there that the model has not.
+        AdapterMisfitError: as `refuse_misfit` does.
     """
-    trainable = {_disk_name(name): p for name, p in model.named_parameters() if p.requires_grad}
+    refuse_misfit(model, tensors)
+    with torch.no_grad():
+        for name, parameter in _trainable(model).items():
+            parameter.copy_(shard_like(tensors[name].to(parameter.dtype), parameter))
+
+
+def refuse_misfit(model: PeftModel, tensors: dict[str, torch.Tensor]) -> None:
+    """Raises:
+    AdapterMisfitError: a tensor of the model is missing, has another shape, or one is there that the model has not.
+    """
+    trainable = _trainable(model)
+    why = ""
     if set(tensors) != set(trainable):
         missing, surplus = sorted(set(trainable) - set(tensors)), sorted(set(tensors) - set(trainable))
-        raise ShardtuneError(
-            "The adapter does not fit the model.",
-            why=f"Missing: {missing[:3] or 'none'}; unknown: {surplus[:3] or 'none'}.",
-            fix="Load it with the lora settings it was trained with.",
+        why = f"Missing: {missing[:3] or 'none'}; unknown: {surplus[:3] or 'none'}."
+    else:  # copying would stretch an adapter of rank 1 over any rank
+        other = [name for name, p in trainable.items() if tensors[name].shape != p.shape]
+        if other:
+            shapes = f"{list(tensors[other[0]].shape)} instead of {list(trainable[other[0]].shape)}"
+            why = f"{len(other)} tensors have another shape, such as {other[0]}: {shapes}."
+    if why:
+        raise AdapterMisfitError(
+            "The adapter does not fit the model.", why=why, fix="Load it with the lora settings it was trained with."
         )
-    other = [name for name, p in trainable.items() if tensors[name].shape != p.shape]
-    if other:  # copying would stretch an adapter of rank 1 over any rank
-        name = other[0]
-        raise ShardtuneError(
-            "The adapter does not fit the model.",
-            why=f"{len(other)} tensors have another shape, such as {name}: {list(tensors[name].shape)} instead of "
-            f"{list(trainable[name].shape)}.",
-            fix="Load it with the lora settings it was trained with.",
-        )
-    with torch.no_grad():
-        for name, parameter in trainable.items():
-            parameter.copy_(shard_like(tensors[name].to(parameter.dtype), parameter))
+
+
+def _trainable(model: PeftModel) -> dict[str, torch.nn.Parameter]:
+    return {_disk_name(name): p for name, p in model.named_parameters() if p.requires_grad}
 
 
 def shard_like(whole: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:

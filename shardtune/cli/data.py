@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from shardtune.config.schema import DataSection, ModelSection, RunConfig
-    from shardtune.data.checks import Finding
+    from shardtune.data.checks import Finding, ModelLimits
     from shardtune.data.inspect import Report
     from shardtune.data.prepare import PreparedSet
 
@@ -107,13 +107,14 @@ def _findings(prepared: PreparedSet, tokenizer: PreTrainedTokenizerBase, model: 
     from shardtune.data.checks import refusals_and_warnings
 
     new_tokens = {token: int(tokenizer.convert_tokens_to_ids(token)) for token in model.new_tokens}  # type: ignore[arg-type]
-    return refusals_and_warnings(prepared, tokenizer, _vocabulary(model), new_tokens)
+    return refusals_and_warnings(prepared, tokenizer, _limits(model), new_tokens)
 
 
-def _vocabulary(section: ModelSection) -> int | None:
-    """Tokens the model knows, from its config.json; None where only the tokenizer is at hand, as before a download."""
+def _limits(section: ModelSection) -> ModelLimits:
+    """From the model's config.json; nothing is known where only the tokenizer is at hand, as before a download."""
     from transformers import AutoConfig
 
+    from shardtune.data.checks import ModelLimits, model_positions
     from shardtune.model.locate import local_or_hub
 
     try:
@@ -123,9 +124,9 @@ def _vocabulary(section: ModelSection) -> int | None:
             trust_remote_code=section.trust_remote_code,
         )
     except (OSError, ValueError, KeyError):
-        return None
+        return ModelLimits(None)
     size = getattr(config.get_text_config(), "vocab_size", None)
-    return int(size) if size else None
+    return ModelLimits(int(size) if size else None, model_positions(config))
 
 
 def _report(

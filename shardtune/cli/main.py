@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from shardtune import __version__
-from shardtune.cli import checkpoints, config, dashboard, data, env, quickstart, report, train
+from shardtune.cli import checkpoints, config, dashboard, data, env, eval_loss, quickstart, report, train
 from shardtune.cli.options import WithSettings
 from shardtune.errors import ShardtuneError
 from shardtune.launch.failure import render
@@ -22,6 +22,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("train", cls=WithSettings)(train.train)
+app.command("eval-loss", cls=WithSettings)(eval_loss.eval_loss)
 app.command("checkpoints")(checkpoints.checkpoints)
 app.command("env")(env.env)
 app.command("report")(report.report)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -178,7 +179,7 @@ class _Walk:
             return
         words = "text" if index else expected(info)
         most = LARGEST.get(type(value))
-        if most is not None and abs(value) > most:
+        if most is not None and most < abs(value) < math.inf:
             words += f" (nothing above {most:g} is taken)"
         fix = _meant_value(value, literal_words(info.annotation))
         if not fix and accepts(info.annotation, str):

@@ -9,13 +9,16 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr
 
 
-def _not_a_bool(value: Any) -> Any:
+def _number(value: Any) -> Any:
     # pydantic takes `true` for 1; nobody who writes `r: true` means rank 1.
     if isinstance(value, bool):
         raise ValueError("expected a number, not true/false")
+    # Beyond this torch and the clocks overflow, each with an error of its own.
+    if type(value) in LARGEST and abs(value) > LARGEST[type(value)]:
+        raise ValueError(f"expected a number up to {LARGEST[type(value)]}")
     return value
 
 
@@ -53,18 +56,11 @@ def _comma_list(value: Any) -> Any:
     return value
 
 
-def _not_huge(value: Any) -> Any:
-    # Beyond this torch and the clocks overflow, each with an error of its own.
-    if abs(value) > LARGEST[type(value)]:
-        raise ValueError(f"expected a number up to {LARGEST[type(value)]}")
-    return value
-
-
 LARGEST: dict[type, float] = {int: 2**32 - 1, float: 3e38}  # a seed may be as large; float32's largest
 _YEAR_IN_MINUTES, _YEAR_IN_SECONDS = 366 * 24 * 60, 366 * 24 * 3600  # timers of the operating system end somewhere
 
-Int = Annotated[int, BeforeValidator(_not_a_bool), AfterValidator(_not_huge)]
-Float = Annotated[float, BeforeValidator(_not_a_bool), AfterValidator(_not_huge)]
+Int = Annotated[int, BeforeValidator(_number)]
+Float = Annotated[float, BeforeValidator(_number)]
 Strategy = Annotated[Literal["no", "steps", "epoch"], BeforeValidator(_yaml_no)]
 AutoStrategy = Annotated[Literal["auto", "no", "steps", "epoch"], BeforeValidator(_yaml_no)]
 Checkpointing = Annotated[bool | Literal["none", "selective", "full"], BeforeValidator(_all_or_nothing)]
@@ -215,9 +211,9 @@ class DataSection(Section):
 
     dataset_name_or_path: str | list[str | SourceSection] = Field(
         min_length=1,
-        description="A local file (.jsonl .json .parquet .csv .arrow .txt, plain or .gz/.zst), a glob, a folder of "
-        "such files, a folder written by `datasets`, a URL that fsspec knows (s3://…), a hub name; or a list of these, "
-        "each with a weight.",
+        description="A local file (.jsonl .json .parquet .csv .tsv .arrow .txt, plain or .gz/.zst), a glob, a folder "
+        "of such files, a folder written by `datasets`, a URL that fsspec knows (s3://…), a hub name; or a list of "
+        "these, each with a weight.",
         examples=["data/train.jsonl", "wikitext"],
     )
     dataset_config_name: str | None = Field(
@@ -261,7 +257,9 @@ class DataSection(Section):
         description="Split to evaluate on, or a share of the training rows to hold out (0.05; by content, so the same "
         "rows whatever their order); null trains without evaluation.",
     )
-    max_length: Int = Field(default=1024, ge=2, description="Longest row in tokens, and the length of a packed row.")
+    max_length: Int = Field(
+        default=1024, ge=2, le=2**24, description="Longest row in tokens, and the length of a packed row."
+    )
     long_rows: Literal["truncate", "drop", "split"] = Field(
         default="truncate",
         description="What happens to a row beyond max_length: cut, left out, or cut into several rows.",
@@ -464,7 +462,7 @@ class TrainSection(Section):
 class ParallelSection(Section):
     """Who holds what: processes and sharding (FSDP2)."""
 
-    nproc: Annotated[Int, Field(ge=1)] | Literal["auto"] = Field(
+    nproc: Annotated[int, Field(ge=1), BeforeValidator(_number)] | Literal["auto"] = Field(
         default="auto", description="Processes on this machine; `auto` = one per GPU, or one on a machine without."
     )
     device: Literal["auto", "cpu", "cuda"] = Field(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
@@ -90,9 +91,45 @@ def renderer(
         return chat_renderer(section, choice, tokenizer)
     if choice.name == "text":
         return TextRenderer(choice.columns[0])
-    template = section.prompt_template if choice.name == "prompt" else None
-    parsed = Template.parse(template) if template is not None else Template((("", _PAIR[0]), ("", _PAIR[1])))
-    return PromptRenderer(parsed, whole=loss_on(section, choice) == "all")
+    return PromptRenderer(_template(section, choice), whole=loss_on(section, choice) == "all")
+
+
+def _template(section: DataSection, choice: FormatChoice) -> Template:
+    if choice.name == "prompt" and section.prompt_template is not None:
+        return Template.parse(section.prompt_template)
+    return Template((("", _PAIR[0]), ("", _PAIR[1])))
+
+
+def space_before_answer(
+    section: DataSection,
+    choice: FormatChoice,
+    sample: Sequence[Mapping[str, Any]],
+    tokenizer: PreTrainedTokenizerBase,
+) -> str:
+    """What becomes of a space that stands between prompt and answer; empty where there is none, or no token of it."""
+    if choice.name not in ("prompt", "prompt-completion"):
+        return ""
+    template = _template(section, choice)
+    for row in sample:
+        cells = {column: row.get(column) for column in template.columns}
+        if not all(isinstance(cell, str) and cell.strip() for cell in cells.values()):
+            continue
+        prompt, answer = template.render(cells)
+        if not prompt.endswith((" ", "\t")) or answer[0].isspace():
+            return ""
+        whole, before, without = (
+            tokenizer(text, add_special_tokens=False)["input_ids"]
+            for text in (prompt + answer, prompt, prompt.rstrip(" \t"))
+        )
+        if whole[: len(before)] != before:
+            return (
+                "the space before the answer becomes part of the answer's first token, so at inference a prompt must "
+                "end without it"
+            )
+        if before != without:
+            return "the space before the answer is a token of its own, so at inference a prompt must end with it"
+        return ""
+    return ""
 
 
 @dataclass(frozen=True)
@@ -130,7 +167,9 @@ def _text(row: Mapping[str, Any], column: str) -> str | None:
     value = row[column]
     if value is None or isinstance(value, str):
         return value
-    if isinstance(value, int | float):
+    if isinstance(value, float) and math.isnan(value):
+        return None  # how pandas writes an empty cell
+    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
         return str(value)
     raise RowProblem(f"the column '{column}' holds a {type(value).__name__}, not text: {str(value)[:80]}")
 
@@ -146,6 +185,8 @@ def _detected(section: DataSection, columns: Sequence[str], sample: Sequence[Map
     if fitting:
         choice = _asked(section, fitting[0], columns, sample)
         return replace(choice, why=choice.why + _not_read(fitting[1:]))
+    if any(name in columns for name in _CHAT_COLUMNS):
+        return _asked(section, "chat", columns, sample)  # which says what is wrong with it
     raise UserInputError(
         "The format of the data is not clear.",
         why="None of these was found: a column of messages ('messages' or 'conversations'), the columns 'prompt' and "

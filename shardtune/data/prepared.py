@@ -55,6 +55,7 @@ class PreparedCounts:
     dropped_long: int = 0
     dropped_short: int = 0  # blank, or under two tokens
     dropped_unsupervised: int = 0
+    without_assistant: int = 0  # of these: conversations in which no turn carries loss
     skipped_errors: int = 0
     duplicates: int = 0  # stored rows whose tokens an earlier one has too
     largest_id: int = 0

@@ -82,7 +82,9 @@ def use_fused_loss(model: PreTrainedModel, *, causal: bool) -> None:
         balanced = kwargs.get("output_router_logits", False)
         if routers is not None:
             kwargs["output_router_logits"] = False  # by transformers, that is, whatever the config says
-        hidden = self.base_model(*args, **kwargs).last_hidden_state
+        # Llama 4's causal model is its own base by name: the decoder is what `model` holds.
+        decoder = self.model if self.base_model is self else self.base_model
+        hidden = decoder(*args, **kwargs).last_hidden_state
         aux_loss = routers(mask) if routers is not None and balanced else None
         # Looked up now: sharding has put the gathered weight in its place.
         head, ids, rows = head_and_rows(self.get_output_embeddings())

@@ -6,7 +6,7 @@ import os
 import signal
 import time
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
@@ -18,7 +18,7 @@ from shardtune.checkpoint.changes import identity, kept_settings
 from shardtune.checkpoint.store import CheckpointStore
 from shardtune.config import ResolvedConfig
 from shardtune.config.references import put_back
-from shardtune.data.checks import enforce, refusals_and_warnings
+from shardtune.data.checks import ModelLimits, enforce, model_positions, refusals_and_warnings
 from shardtune.data.collate import Collator
 from shardtune.data.order import Documents
 from shardtune.data.prepare import PreparedSet, prepare
@@ -60,6 +60,7 @@ from shardtune.train.choices import (
     settle_layer_class,
     settle_precision,
 )
+from shardtune.train.evaluation import evaluate_only, read_given, temporary_scene
 from shardtune.train.final import write_final
 from shardtune.train.fused_loss import use_fused_loss
 from shardtune.train.interrupt import StopRequest
@@ -85,6 +86,7 @@ if TYPE_CHECKING:
 
     from shardtune.config.schema import RunConfig
     from shardtune.data.prepared import Prepared
+    from shardtune.launch.evaluation import Evaluation
     from shardtune.model.blueprint import Blueprint
     from shardtune.model.families.family import Wrapper
     from shardtune.model.new_tokens import NewTokens
@@ -92,8 +94,16 @@ if TYPE_CHECKING:
     from shardtune.train.weights import Way
 
 
-def train(resolved: ResolvedConfig, *, run_id: str | None = None, stop: StopRequest | None = None) -> int:
+def train(
+    resolved: ResolvedConfig,
+    *,
+    run_id: str | None = None,
+    stop: StopRequest | None = None,
+    evaluation: Evaluation | None = None,
+) -> int:
     """Train what the config describes, as one rank of the run; returns the exit code (0, or that of a stopped run).
+
+    With an `evaluation`, everything is brought to where the first step would be taken, and evaluated instead.
 
     The order is the whole story: what needs neither weights nor rows comes first (a target that matches nothing is told
     in seconds), data before weights, adapters before sharding (so that they are sharded too), sharding before weights
@@ -112,7 +122,11 @@ def train(resolved: ResolvedConfig, *, run_id: str | None = None, stop: StopRequ
             processes_here=int(os.environ.get("LOCAL_WORLD_SIZE", processes.world_size)),
         )
         config = resolved.config
-        scene = open_scene(asked, processes, run_id, at_end)
+        scene = (
+            open_scene(asked, processes, run_id, at_end)
+            if evaluation is None
+            else temporary_scene(asked, processes, evaluation, at_end)
+        )
         scene.events.tell = partial(tell_event_log_trouble, scene)
         at_end.callback(scene.events.finish)
         at_end.push(partial(_tell_failure, scene.events))
@@ -131,6 +145,8 @@ def train(resolved: ResolvedConfig, *, run_id: str | None = None, stop: StopRequ
         tokenizer, new_tokens = _tokenizer(scene, config, checkpoint.folder, blueprint.model)
         ids = new_tokens.ids if new_tokens is not None else ()
         model, coverage, notices = add_lora(blueprint.model, config.lora, blueprint.family, ids)
+        wanted = evaluation.adapter if evaluation is not None else None
+        given = read_given(processes, model, wanted) if wanted is not None else None
         resolved, layer_notices = settle_layer_class(resolved, blueprint)
         tell_notices(scene, layer_notices, about="sharding")
         resolved = settle_kernels(resolved, blueprint.model, blueprint.family, processes.device)
@@ -144,6 +160,8 @@ def train(resolved: ResolvedConfig, *, run_id: str | None = None, stop: StopRequ
         tell_notices(scene, notices)
         prepared = _prepare_data(scene, config, tokenizer)
         watchdog.enter(LOADING)
+        if evaluation is not None:
+            prepared = replace(prepared, overlap=0)  # whoever evaluates on training rows means it
         _check_data(scene, blueprint.model, tokenizer, prepared, new_tokens)
         filled = prepared.train.counts.tokens / (prepared.train.counts.rows * config.data.max_length)
         resolved = settle_packing(resolved, blueprint.model, blueprint.family, processes.device, filled)
@@ -162,12 +180,18 @@ def train(resolved: ResolvedConfig, *, run_id: str | None = None, stop: StopRequ
             selective=config.train.gradient_checkpointing == "selective",
             compiled=config.train.compile is True,
         )
-        tell_plan(scene, resolved, prepared, data, math, coverage, sharding, fused)
+        if evaluation is None:
+            tell_plan(scene, resolved, prepared, data, math, coverage, sharding, fused)
         memory.config = config
         memory.ledger.watch(model)
         _load_weights(scene, config, model, blueprint, checkpoint.way, watchdog, new_tokens)
         facts = _facts(config, asked, math, prepared)
         stop.wait_for_step()
+        if evaluation is not None:
+            return evaluate_only(
+                scene, config, model, tokenizer, data, math, _saver(scene, config, facts), given, stop, watchdog,
+                as_json=evaluation.as_json,
+            )  # fmt: skip
         code = _train_and_save(
             scene, resolved, model, blueprint.wrapper, tokenizer, data, math, facts, stop, watchdog, memory.ledger
         )
@@ -248,8 +272,9 @@ def _check_data(
     new_tokens: NewTokens | None,
 ) -> None:
     embeddings = len(model.get_input_embeddings().weight)  # type: ignore[arg-type]
+    limits = ModelLimits(embeddings, model_positions(model.config))
     learnt = new_tokens.numbers if new_tokens is not None else {}
-    for warning in enforce(refusals_and_warnings(prepared, tokenizer, embeddings, learnt)):
+    for warning in enforce(refusals_and_warnings(prepared, tokenizer, limits, learnt)):
         text = " ".join(part for part in (warning.what, warning.why, warning.fix) if part)
         summary.warn(scene.console, scene.events, "data", text)
 
@@ -333,8 +358,8 @@ def _train_and_save(
     ledger: Ledger,
 ) -> int:
     config = resolved.config
-    store = CheckpointStore(scene.folder / CHECKPOINTS, config.train.save_total_limit)
-    saver = CheckpointSaver(store, scene.processes, scene.console, scene.events, facts)
+    saver = _saver(scene, config, facts)
+    store = saver.store
     resumed = resume_point(store, model, scene.processes, facts, math)
     if resumed is not None:
         take_over(scene, resolved)
@@ -366,6 +391,11 @@ def _train_and_save(
     tell_end(scene, trainer, seconds, best, adapter, on_random=config.model.weights == "random")
     samples.show()
     return 0
+
+
+def _saver(scene: Scene, config: RunConfig, facts: RunFacts) -> CheckpointSaver:
+    store = CheckpointStore(scene.folder / CHECKPOINTS, config.train.save_total_limit)
+    return CheckpointSaver(store, scene.processes, scene.console, scene.events, facts)
 
 
 def _save_if_missing(scene: Scene, trainer: ShardedSFTTrainer) -> None:

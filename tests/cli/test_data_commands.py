@@ -15,6 +15,7 @@ from toys import toy_config
 from typer.testing import CliRunner
 
 from shardtune.cli import data
+from shardtune.data.checks import ModelLimits
 from shardtune.data.inspect import format_found
 from shardtune.data.prepare import ProgressInfo
 from shardtune.errors import UserInputError
@@ -114,7 +115,7 @@ def test_prepare_refuses_what_train_would_refuse(config: Path, given: Given) -> 
 def test_a_model_without_its_config_leaves_tokens_unjudged(tmp_path: Path) -> None:
     from shardtune.config.schema import ModelSection
 
-    assert data._vocabulary(ModelSection(model_name_or_path=str(tmp_path))) is None
+    assert data._limits(ModelSection(model_name_or_path=str(tmp_path))) == ModelLimits(None)
 
 
 def test_what_prepare_says_about_copying_works(config: Path, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ def test_all_problems_of_a_file_stand_in_one_report_in_the_file_s_order(report: 
         "run.yaml:3:6 lora.r expected a whole number, at least 1; got 0",
         "run.yaml:4:17 lora.lora_dropout expected a number, at least 0 and below 1; got 1.5",
         "run.yaml:5:1 data.dataset_name_or_path this key is required.",
-        "run.yaml:6:15 data.max_length expected a whole number, at least 2; got 0",
+        "run.yaml:6:15 data.max_length expected a whole number, at least 2 and at most 16777216; got 0",
         "run.yaml:8:3 train.learnng_rate unknown key; did you mean `learning_rate`?",
         "run.yaml:10:9 train.fp16 bf16 and fp16 are both on",
     ]

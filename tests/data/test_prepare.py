@@ -187,6 +187,24 @@ def test_the_cache_is_named_after_the_format_that_was_found(
     assert pair.folder != text.folder
 
 
+def test_a_space_before_the_answer_is_told_with_what_it_means_at_inference(
+    write: Any, bytes_bpe: Any, words: Any
+) -> None:
+    rows = [{"q": "what is", "a": "the answer"}]
+    merged = made(write(rows, prompt_template="{q} {a}"), bytes_bpe)
+    assert bytes_bpe.decode(merged.train.row(0)[1][merged.train.row(0)[1] != IGNORED][:1]).startswith(" ")
+    assert merged.choice.why.endswith(
+        "; the space before the answer becomes part of the answer's first token, so at inference a prompt must end "
+        "without it"
+    )
+    apart = made(write([{"q": "what is", "a": "~"}], prompt_template="{q} {a}"), bytes_bpe)
+    assert "the space before the answer is a token of its own" in apart.choice.why
+    for template, tokenizer in (("{q}\n{a}", bytes_bpe), ("{q}{a}", bytes_bpe), ("{q} {a}", words)):
+        assert "space" not in made(write(rows, prompt_template=template), tokenizer).choice.why
+    pair = made(write([{"prompt": "what is ", "completion": "the answer"}]), bytes_bpe)
+    assert "the space before the answer becomes part of" in pair.choice.why
+
+
 # Errors in the data
 
 

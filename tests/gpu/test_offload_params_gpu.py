@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -57,7 +58,8 @@ def trained(case: str, folder: Path, data: Path, environment: dict[str, str], *s
     for name, section in settings.items():
         sections[name] = {**sections.get(name, {}), **section}
     config = toy_config(folder, model, data, **sections)
-    paths = ":".join(str(path) for path in (REPOSITORY, REPOSITORY / "tests", REPOSITORY / "tests" / "train"))
+    own = (REPOSITORY, REPOSITORY / "tests", REPOSITORY / "tests" / "train")
+    paths = os.pathsep.join(map(str, filter(None, (*own, os.environ.get("PYTHONPATH")))))
     done = subprocess.run(
         [sys.executable, str(WORKER), str(config), json.dumps(sessions)],
         env={**environment, "PYTHONPATH": paths}, capture_output=True, text=True, timeout=400,

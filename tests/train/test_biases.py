@@ -50,10 +50,10 @@ def sessions(environment: dict[str, str], nproc: int, config: Path, *wanted: dic
 
 
 @pytest.fixture(scope="module")
-def runs(config: Path, environment: dict[str, str]) -> Path:
+def runs(config: Path, shared_environment: dict[str, str]) -> Path:
     """On two processes one run undisturbed, and one that ends after the evaluation and checkpoint of step 4."""
-    sessions(environment, 2, config, {"run_id": "whole"}, {"run_id": "cut", "crash_at": 4}, {"run_id": "cut"})
-    sessions(environment, 1, config, {"run_id": "alone"})
+    sessions(shared_environment, 2, config, {"run_id": "whole"}, {"run_id": "cut", "crash_at": 4}, {"run_id": "cut"})
+    sessions(shared_environment, 1, config, {"run_id": "alone"})
     return config.parent / "runs"
 
 

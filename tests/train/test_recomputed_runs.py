@@ -39,8 +39,8 @@ def alone(config: Path) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="module")
-def sharded(shardtune: Command, config: Path) -> dict[str, Path]:
-    return {way: _run(shardtune, config, f"{way}-2", way, "--nproc", 2) for way in WAYS[:2]}
+def sharded(shared_shardtune: Command, config: Path) -> dict[str, Path]:
+    return {way: _run(shared_shardtune, config, f"{way}-2", way, "--nproc", 2) for way in WAYS[:2]}
 
 
 def _run_here(config: Path, name: str, way: str) -> Path:
