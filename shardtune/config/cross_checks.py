@@ -73,6 +73,15 @@ def offloaded_inputs(config: RunConfig) -> Iterator[Finding]:
         yield Finding(("train.offload_activations", "train.gradient_checkpointing"), what, fix)
 
 
+def patterns_compile(config: RunConfig) -> Iterator[Finding]:
+    for pattern in config.model.ignore_tensors:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            what = f"'{pattern}' is not a valid regular expression ({error})"
+            yield Finding(("model.ignore_tensors",), what, r"write a literal bracket as \( or \[")
+
+
 def adapter_targets(config: RunConfig) -> Iterator[Finding]:
     """What the words of lora.target_modules say without a look at the model."""
     lora = config.lora
@@ -212,6 +221,7 @@ CHECKS: tuple[Callable[[RunConfig], Iterator[Finding]], ...] = (
     half_precision,
     optimizer,
     offloaded_inputs,
+    patterns_compile,
     adapter_targets,
     dora,
     new_tokens,
