@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
+from peft.tuners.lora import LoraLayer
 from peft.tuners.trainable_tokens import TrainableTokensLayer
 from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
@@ -26,18 +27,30 @@ _PIECE = 4096  # rows that are summed at once
 def draw_adapters(model: PeftModel, seed: int) -> str:
     """Fill the adapters of a model whose memory holds nothing yet; returns a fingerprint of all values.
 
-    As PEFT does: A uniform within ±1/√fan-in (kaiming_uniform with a = √5), B zero. Each tensor has a generator of its
-    own, seeded with the run's seed and its name, so that neither the order of modules nor the sharding matters. Every
-    rank draws a whole tensor and keeps its slice; the largest (all experts of a layer) is some tens of megabytes.
+    As PEFT does: A uniform within ±1/√fan-in (kaiming_uniform with a = √5), or normal (`gaussian`), B zero, DoRA's
+    magnitudes as long as the rows of the weight (which has to be there). Each tensor has a generator of its own, seeded
+    with the run's seed and its name, so that neither the order of modules nor the sharding matters. Every rank draws a
+    whole tensor and keeps its slice; the largest (all experts of a layer) is some tens of megabytes.
     """
     fingerprint = hashlib.sha256()
+    _start_magnitudes(model)
+    gaussian = model.peft_config["default"].init_lora_weights == "gaussian"
+    ranks = {
+        f"{name}.lora_A.default.weight": layer.r["default"]
+        for name, layer in model.named_modules()
+        if isinstance(layer, LoraLayer)
+    }
     for name, parameter in model.named_parameters():
         if ".lora_A." in name:
-            bound = 1 / math.sqrt(parameter.shape[1])
-            whole = torch.empty(parameter.shape).uniform_(-bound, bound, generator=_generator(seed, name))
+            whole = torch.empty(parameter.shape)
+            if gaussian:
+                whole.normal_(std=1 / ranks[name], generator=_generator(seed, name))
+            else:
+                bound = 1 / math.sqrt(parameter.shape[1])
+                whole.uniform_(-bound, bound, generator=_generator(seed, name))
         elif ".lora_B." in name:
             whole = torch.zeros(parameter.shape)
-        elif "lora_" in name:
+        elif "lora_" in name and ".lora_magnitude_vector." not in name:
             raise ShardtuneError(f"'{name}' is an adapter that is not initialised here.", fix="Please report this.")
         else:
             continue
@@ -72,6 +85,16 @@ def start_new_tokens(model: PeftModel, new: NewTokens, group: dist.ProcessGroup)
         rows[[new.is_unknown(token) for token in new.numbers]] = mean
         held[max(0, new.stored - first) :] = mean.to(held)  # rows that no file has
         _put(rows, layer.trainable_tokens_delta["default"])
+
+
+def _start_magnitudes(model: PeftModel) -> None:
+    """DoRA begins as the model is: B is zero, so W + B·A is W. Magnitudes are cut as the rows of W are, so each rank
+    has what it needs. The norm is taken as PEFT's forward takes it, so that the two cancel."""
+    for layer in model.modules():
+        if isinstance(layer, LoraLayer) and layer.lora_magnitude_vector:
+            _, weight = local_rows(layer.get_base_layer().weight)
+            _, magnitude = local_rows(layer.lora_magnitude_vector["default"].weight)
+            magnitude.copy_(torch.linalg.norm(weight, dim=1))
 
 
 def _put(whole: Tensor, parameter: Tensor) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,8 +15,10 @@ from shardtune.adapters.new_tokens import use_token_rows
 from shardtune.adapters.peft_form import check_as_meant, peft_config
 from shardtune.adapters.targets import resolve_targets
 from shardtune.config.schema import LoraSection
+from shardtune.errors import UserInputError
 from shardtune.model.families.family import Family
 from shardtune.model.families.registry import family_of
+from shardtune.model.quantized import Fp8Linear
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -37,6 +39,7 @@ def add_lora(
         new_tokens: Ids of tokens whose rows of the embedding and the head train.
     """
     resolution = resolve_targets(model, section, family or family_of(model))
+    _refuse_dora_on_float8(model, section, resolution.sites)
     config = peft_config(model, section, resolution.sites, new_tokens)
     on_meta = any(p.is_meta for p in model.parameters())
     with warnings.catch_warnings():
@@ -55,6 +58,15 @@ def add_lora(
         use_grouped_products(adapted)
     use_token_rows(adapted)
     return adapted, coverage_of(adapted, resolution), resolution.notices
+
+
+def _refuse_dora_on_float8(model: PreTrainedModel, section: LoraSection, sites: Iterable[str]) -> None:
+    held = [name for name in sites if section.use_dora and isinstance(model.get_submodule(name), Fp8Linear)]
+    if held:
+        raise UserInputError(
+            f"lora.use_dora: '{held[0]}' is held in FP8, and DoRA needs the length of its rows in every pass.",
+            fix="Set model.base_precision: bf16, or lora.use_dora: false.",
+        )
 
 
 def _in_order(adapted: PeftModel) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,10 +34,12 @@ def gather_adapter(model: PeftModel, *, keep: bool = True) -> dict[str, torch.Te
         keep: False on ranks that only take part: they get nothing, and hold no more than one tensor at a time.
     """
     whole = gather_tensors(((name, p) for name, p in model.named_parameters() if p.requires_grad), keep=keep)
-    if not keep:
-        return {}
-    # PEFT's own renaming, so that whatever loads a PEFT adapter loads this one.
-    return get_peft_model_state_dict(model, state_dict=whole, save_embedding_layers=False)  # type: ignore[no-any-return]
+    return _by_disk_name(model, whole) if keep else {}
+
+
+def _by_disk_name(model: PeftModel, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """PEFT's own renaming, so that whatever loads a PEFT adapter loads this one."""
+    return get_peft_model_state_dict(model, state_dict=tensors, save_embedding_layers=False)  # type: ignore[no-any-return]
 
 
 def gather_tensors(named: Iterable[tuple[str, torch.Tensor]], *, keep: bool) -> dict[str, torch.Tensor]:
@@ -109,8 +111,8 @@ def refuse_misfit(model: PeftModel, tensors: dict[str, torch.Tensor]) -> None:
         )
 
 
-def _trainable(model: PeftModel) -> dict[str, torch.nn.Parameter]:
-    return {_disk_name(name): p for name, p in model.named_parameters() if p.requires_grad}
+def _trainable(model: PeftModel) -> dict[str, torch.Tensor]:
+    return _by_disk_name(model, {name: p for name, p in model.named_parameters() if p.requires_grad})
 
 
 def shard_like(whole: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
@@ -124,7 +126,3 @@ def shard_like(whole: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
         return whole.to(parameter.device)
     whole = whole.to(parameter.to_local().device)
     return distribute_tensor(whole, parameter.device_mesh, parameter.placements)
-
-
-def _disk_name(name: str) -> str:
-    return name.replace(".default.", ".").removesuffix(".default")

@@ -168,6 +168,25 @@ class LoraSection(Section):
         "match something. Names of other architectures are understood as what they mean in this one.",
         examples=[["attention", "mlp"], ["q_proj", "k_proj", "v_proj", "o_proj"]],
     )
+    exclude_modules: Annotated[str | list[str], BeforeValidator(_comma_list)] = Field(
+        default_factory=list,
+        description="Names or regular expressions of what gets no adapter, whatever target_modules says.",
+        examples=[["lm_head", "layers.0.mlp.down_proj"]],
+    )
+    layers_to_transform: Annotated[Int, Field(ge=0)] | list[Annotated[Int, Field(ge=0)]] | None = Field(
+        default=None,
+        description="Numbers of the decoder layers that get adapters, from 0; null = all.",
+        examples=[[0, 1, 2, 3]],
+    )
+    rank_pattern: dict[str, Annotated[Int, Field(ge=1)]] = Field(
+        default_factory=dict,
+        description="Other ranks for some adapters, by the end of their name or a regular expression for it; the first "
+        "that matches counts. Their scale becomes lora_alpha / that rank, as in PEFT.",
+        examples=[{"down_proj": 32}],
+    )
+    alpha_pattern: dict[str, Annotated[Float, Field(gt=0)]] = Field(
+        default_factory=dict, description="Other alphas for some adapters, by name as in rank_pattern."
+    )
     experts: bool | None = Field(
         default=None,
         description="In a mixture of experts: do `mlp`, `all-linear` and names such as `gate_proj` mean the routed "
@@ -187,6 +206,16 @@ class LoraSection(Section):
     )
     task_type: Literal["CAUSAL_LM"] = Field(
         default="CAUSAL_LM", description="PEFT's task type; only causal language models."
+    )
+    use_dora: bool = Field(
+        default=False,
+        description="DoRA: the length of each row of an adapted weight trains apart from its direction. Linear layers "
+        "held in bf16 or float32 only; computed by PEFT's own code, which is slower than LoRA's fused one.",
+    )
+    init_lora_weights: Literal[True, "gaussian"] = Field(
+        default=True,
+        description="What A starts from (B is zero): uniform within ±1/√(inputs) (true), or normal with a standard "
+        "deviation of 1/r (`gaussian`).",
     )
     use_rslora: bool = Field(
         default=False, description="Scale by alpha / sqrt(r) instead of alpha / r (rank-stabilised LoRA)."
