@@ -32,15 +32,17 @@ def all_notices(
 
 
 def _inspected(family: Family, sites: dict[str, Site], readings: list[Reading]) -> Iterator[str]:
-    """The words mean what the family says; where nobody has said it, the user sees what was found."""
-    if not any(reading.is_word or reading.translated for reading in readings):
-        return
+    """What was found where nobody has written it down, and what hangs on that."""
     if family.inspected:
         parts = {"attention": family.attention, "mlp": (*family.mlp, *family.shared_experts), "experts": family.experts}
         found = "; ".join(f"{part} = {_last_parts(names)}" for part, names in parts.items() if names)
-        yield f"There is no family file for {family.name}; its parts were found by looking at it: {found}."
+        yield (
+            f"{family.name} has no family file (docs/families.md); its layers were inspected: {found or 'no parts'}. "
+            'The table "What trains" shows what gets adapters. Packing, compiled layers, the fused loss and grouped '
+            "experts are off, because they were never compared with transformers for this architecture."
+        )
         yield from (f"{family.name}: {doubt}" for doubt in family.doubts)
-    else:
+    elif any(reading.is_word or reading.translated for reading in readings):
         others = (site.below for site in sites.values() if site.role == "other" and site.below)
         unknown = _last_parts(name for name in others if name not in family.other)
         if unknown:

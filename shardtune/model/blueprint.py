@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
 _DTYPES: dict[str, torch.dtype] = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 _INSTEAD = {
-    "gptq": "its codes are not read",
-    "awq": "its codes are not read",
-    "bitsandbytes": "its 4-bit and 8-bit codes are not read",
-    "compressed-tensors": "its codes are not read",
-    "mxfp4": "its 4-bit codes are not read",
+    "gptq": "whose codes are not read",
+    "awq": "whose codes are not read",
+    "bitsandbytes": "whose 4-bit and 8-bit codes are not read",
+    "compressed-tensors": "whose codes are not read",
+    "mxfp4": "whose 4-bit codes are not read",
 }
 
 
@@ -88,8 +88,8 @@ def _quantisation(name: str, raw: dict[str, Any]) -> dict[str, Any]:
             f"'{name}' is quantised with {method}, {_INSTEAD.get(method, 'a format that is not read')}.",
             why="LoRA needs gradients through the base weights; checkpoints in bf16, fp16, fp32 and FP8 (quant_method: "
             "fp8) are read.",
-            fix="Use the model's original checkpoint; with model.base_precision: fp8 it is quantised to one byte per "
-            "weight while loading.",
+            fix="Use a checkpoint in bf16 (the original, or one that was dequantised); with model.base_precision: fp8 "
+            "it is quantised to one byte per weight while loading.",
         )
     return found
 
@@ -164,7 +164,8 @@ def _build(
         raise UserInputError(
             f"'{section.model_name_or_path}' could not be loaded as a causal language model.",
             why=first_line(error),
-            fix="Check model.model_name_or_path and model.attn_implementation.",
+            fix="Check model.model_name_or_path (a decoder-only language model is needed) and "
+            "model.attn_implementation (auto takes one that the model has).",
         ) from error
     for pattern, kept in model._get_dtype_plan(dtype).items():  # what must stay float32 whatever the rest is
         for name, tensor in (*model.named_parameters(), *model.named_buffers()):

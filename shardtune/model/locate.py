@@ -7,6 +7,7 @@ from pathlib import Path
 
 from shardtune.config.schema import ModelSection
 from shardtune.errors import UserInputError
+from shardtune.model.unsuitable import refuse_unsuitable
 
 _WEIGHT_PATTERNS = ("*.safetensors", "*.safetensors.index.json")
 _TOKENIZER_PATTERNS = ("tokenizer.json", "tokenizer_config.json", "tekken.json", "*.model", "vocab.*")
@@ -30,7 +31,8 @@ def check_model_folder(name: str, key: str = _KEY, *, weights: bool = True) -> N
         weights: Whether a config.json alone is too little.
 
     Raises:
-        UserInputError: the path does not exist, is a file, or lacks config.json or safetensors weights.
+        UserInputError: the path does not exist, is a file, lacks config.json or safetensors weights, or holds a kind of
+            model that is not trained here.
     """
     if not looks_local(name):
         return
@@ -63,6 +65,7 @@ def check_model_folder(name: str, key: str = _KEY, *, weights: bool = True) -> N
         raise UserInputError(
             f"'{config}' does not describe a model: it holds no JSON object.", fix="Copy or download the model again."
         )
+    refuse_unsuitable(name, content)
     if weights and not any(next(folder.glob(pattern), None) for pattern in _WEIGHT_PATTERNS):
         other = ", ".join(sorted(p.name for p in folder.glob("*.bin"))[:3])
         raise UserInputError(

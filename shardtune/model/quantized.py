@@ -97,20 +97,21 @@ def multiply_codes(model: nn.Module) -> tuple[int, Counter[str]]:
     return count, left
 
 
-def fp8_candidates(model: nn.Module, router: Collection[str] = ()) -> list[str]:
+def fp8_candidates(model: nn.Module, excluded: Collection[str] = ()) -> list[str]:
     """Weights worth quantising: of every linear layer and all fused experts in the decoder layers, but no router.
 
     Args:
         model: A transformers model, which names its decoder layers' class.
-        router: Names of routers below a decoder layer, such as `mlp.gate`. A linear layer beside the experts with no
-            more outputs than there are experts is taken for one (or for the shared expert's gate) without being named.
+        excluded: Names below a decoder layer that are none of them, such as the router `mlp.gate`. A linear layer
+            beside the experts with no more outputs than there are experts is taken for a router (or for the shared
+            expert's gate) without being named.
     """
     kinds = set(getattr(model, "_no_split_modules", None) or ())
     names = []
     for layer_name, layer in model.named_modules():
         if type(layer).__name__ not in kinds:
             continue
-        scores = set(router) | _score_experts(layer)
+        scores = set(excluded) | _score_experts(layer)
         for name, module in layer.named_modules():
             if isinstance(module, nn.Linear) and name not in scores:
                 names.append(f"{layer_name}.{name}.weight")

@@ -169,7 +169,10 @@ def fp8_blocks(blueprint: Blueprint) -> dict[str, tuple[int, int]]:
     In an FP8 checkpoint what is stored in full stays in full.
     """
     assembly = blueprint.assembly
-    candidates = fp8_candidates(blueprint.model)
+    family = blueprint.family
+    # Kernels read the weights of what is bypassed as they are.
+    excluded = {name.removesuffix(".weight") for name in family.router} | set(family.bypassed)
+    candidates = fp8_candidates(blueprint.model, excluded)
     stored = [name for name in candidates if name in assembly.quantised]
     if stored:
         return {name: assembly.block(name) for name in stored}

@@ -13,6 +13,7 @@ from transformers.utils.generic import ModelOutput
 from shardtune.adapters.new_tokens import head_and_rows
 from shardtune.data.collate import SUPERVISED, TARGETS
 from shardtune.kernels.cross_entropy import linear_cross_entropy
+from shardtune.model.families.generic import decoder_of
 from shardtune.train import router_loss
 from shardtune.train.router_loss import RouterLoss
 
@@ -82,9 +83,7 @@ def use_fused_loss(model: PreTrainedModel, *, causal: bool) -> None:
         balanced = kwargs.get("output_router_logits", False)
         if routers is not None:
             kwargs["output_router_logits"] = False  # by transformers, that is, whatever the config says
-        # Llama 4's causal model is its own base by name: the decoder is what `model` holds.
-        decoder = self.model if self.base_model is self else self.base_model
-        hidden = decoder(*args, **kwargs).last_hidden_state
+        hidden = decoder_of(self)(*args, **kwargs).last_hidden_state
         aux_loss = routers(mask) if routers is not None and balanced else None
         # Looked up now: sharding has put the gathered weight in its place.
         head, ids, rows = head_and_rows(self.get_output_embeddings())

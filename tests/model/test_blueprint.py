@@ -47,8 +47,8 @@ def test_each_family_is_bit_identical_to_from_pretrained_buffers_too(
 
 
 def test_an_architecture_without_a_file_of_ours_loads_too(tmp_path: Path) -> None:
-    save_toy(transformers.GPT2LMHeadModel, transformers.GPT2Config(n_layer=2, n_head=2, n_embd=32), tmp_path)
-    assert_same(load_model(section(tmp_path)), transformers.GPT2LMHeadModel.from_pretrained(tmp_path))
+    save_toy(transformers.Starcoder2ForCausalLM, toy_text_config("starcoder2"), tmp_path)
+    assert_same(load_model(section(tmp_path)), transformers.Starcoder2ForCausalLM.from_pretrained(tmp_path))
 
 
 def test_a_rearrangement_that_is_not_built_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

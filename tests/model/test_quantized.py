@@ -46,7 +46,7 @@ def test_a_router_that_is_a_linear_layer_is_no_candidate() -> None:
     for layer in model.model.layers:
         layer.mlp.gate = nn.Linear(32, 6)
         layer.mlp.other = nn.Linear(32, 64)
-    names = fp8_candidates(model, router=["mlp.shared_experts.up_proj"])
+    names = fp8_candidates(model, excluded=["mlp.shared_experts.up_proj"])
     assert "model.layers.0.mlp.other.weight" in names
     assert "model.layers.0.mlp.gate.weight" not in names
     assert "model.layers.0.mlp.shared_experts.up_proj.weight" not in names

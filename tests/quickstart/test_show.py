@@ -31,6 +31,8 @@ def test_tiny_takes_the_whole_path_on_two_sharded_processes(shardtune: Command, 
         )  # fmt: skip
     assert events(run, "plan")[0]["math"]["processes"] == 2
     assert max(map(len, result.stdout.splitlines())) < 140  # only the lines with paths may be longer than the terminal
+    lines = result.stdout.splitlines()
+    assert next(i for i, line in enumerate(lines) if line.startswith("step 1/")) <= 24, "one screen before step 1"
 
 
 @pytest.mark.slow

@@ -44,7 +44,7 @@ def test_each_rank_draws_its_own_rows(shardtune: Command, toy_data: Path, tmp_pa
     assert run(config, run_id="one") == 0
     result = shardtune("train", config, "--run-id", "two", "--nproc", 2, "-o", "train.per_device_train_batch_size=1")
     assert result.returncode == 0, result.stdout + result.stderr
-    assert result.stdout.count("warning RANDOM weights") == 1
+    assert result.stdout.count("warning   RANDOM weights") == 1
     one, two = (events(tmp_path / "runs" / name, "weights")[0]["local_bytes"] for name in ("one", "two"))
     assert two < 0.7 * one
 

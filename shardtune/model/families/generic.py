@@ -71,6 +71,12 @@ def decoder_layers(model: nn.Module) -> list[nn.Module]:
     return list(max(said or lists, key=len, default=()))
 
 
+def decoder_of(model: PreTrainedModel) -> nn.Module:
+    """What computes hidden states, without the head."""
+    # Llama 4's causal model is its own base by name; its decoder is what `model` holds.
+    return model.get_submodule("model") if model.base_model is model else model.base_model
+
+
 def _roles(layer: nn.Module) -> list[tuple[str, Role | None]]:
     """Each linear module and fused expert tensor of a layer by its name there, and what it belongs to."""
     found: list[tuple[str, Role | None]] = []

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from transformers import TrainerCallback
 
+from shardtune.model.families.generic import decoder_of
 from shardtune.parallel.shard import layers_of
 from shardtune.train.memory.allocator import Allocator, observe_shortage
 from shardtune.train.memory.held import known_parts
@@ -78,9 +79,7 @@ class Ledger(TrainerCallback):
         self.layers = len(layers)
         for layer in layers:
             layer.register_forward_hook(self._after_layer)
-        body = model.get_base_model().base_model
-        assert isinstance(body, nn.Module)
-        body.register_forward_hook(self._after_layers)
+        decoder_of(model.get_base_model()).register_forward_hook(self._after_layers)
 
     def enter(self, phase: str) -> None:
         self.phase = phase

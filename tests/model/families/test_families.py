@@ -12,14 +12,15 @@ import pytest
 import torch
 import transformers
 from running import REPOSITORY
-from safetensors import safe_open
 from torch import nn
-from toys import save_toy, toy_text_config, toy_wrapper, wrapper_config
+from toys import save_toy, toy_text_config, wrapper_config
 
+from shardtune.config.schema import ModelSection
 from shardtune.model.families.family import Family
 from shardtune.model.families.generic import inspect_family
 from shardtune.model.families.page import families_page
 from shardtune.model.families.registry import families, family_for, family_of, wrapper_for
+from shardtune.model.load import load_model
 
 # What a config can change about the layers: together the variants must show every name a file states.
 VARIANTS: dict[str, list[dict[str, object]]] = {
@@ -150,19 +151,28 @@ def test_the_wrapper_is_known_for_the_text_models_it_packages() -> None:
     assert wrapper_for("gemma3", "gemma3_text") is not None
 
 
-def gemma3_wrapper() -> Any:
-    return transformers.Gemma3Config(
-        text_config=toy_text_config("gemma3_text"),
-        vision_config=transformers.SiglipVisionConfig(
-            hidden_size=16,
-            intermediate_size=32,
-            num_hidden_layers=1,
-            num_attention_heads=2,
-            image_size=16,
-            patch_size=8,
-        ),
-        mm_tokens_per_image=4,
-    )
+def wrapped(text: str) -> Any:
+    """The config of a tiny wrapper around a toy text model."""
+    inside = toy_text_config(text)
+    vision: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2, "patch_size": 8}
+    one_layer = {**vision, "num_hidden_layers": 1}
+    if text.startswith("qwen3_5"):
+        config = transformers.Qwen3_5MoeConfig if "moe" in text else transformers.Qwen3_5Config
+        layers = {**vision, "depth": 1, "num_heads": 2, "out_hidden_size": 32, "num_position_embeddings": 16}
+        return config(text_config=inside, vision_config=layers)
+    if text == "gemma4_text":
+        heads = {**one_layer, "num_key_value_heads": 2, "head_dim": 8}
+        return transformers.Gemma4Config(text_config=inside, vision_config=heads, audio_config=None)
+    if text == "llama4_text":
+        outer = {"vision_output_dim": 32, "projector_input_dim": 32, "projector_output_dim": 32}
+        tower = {**one_layer, **outer, "intermediate_size": 64, "image_size": 16, "patch_size": 4}
+        return transformers.Llama4Config(text_config=inside, vision_config=tower)
+    if text == "gemma3_text":
+        return transformers.Gemma3Config(text_config=inside, vision_config={**one_layer, "image_size": 16})
+    return wrapper_config(inside)
+
+
+PACKAGED = [kind for family, kind in TYPES if family.wrappers]
 
 
 def renamed(name: str, prefixes: Any) -> str | None:
@@ -171,31 +181,30 @@ def renamed(name: str, prefixes: Any) -> str | None:
     return fitting[0][1] + name.removeprefix(fitting[0][0]) if fitting else None
 
 
-@pytest.mark.parametrize("text", ["mistral4", "mistral", "ministral3", "gemma3_text"])
+@pytest.mark.parametrize("text", PACKAGED)
 def test_a_wrappers_stored_names_become_exactly_the_text_models(tmp_path: Path, text: str) -> None:
-    if text == "gemma3_text":
-        save_toy(transformers.Gemma3ForConditionalGeneration, gemma3_wrapper(), tmp_path)
-    else:
-        toy_wrapper(tmp_path, toy_text_config(text))
+    """Tensor by tensor: what each stored name becomes has the values that loading the text model gives it."""
     family = family_for(text)
     assert family is not None
-    with safe_open(tmp_path / "model.safetensors", "pt") as file:
-        stored = {renamed(name, family.wrappers[0].stored) for name in file.keys()} - {None}  # noqa: SIM118
-    model = getattr(transformers, family.causal_lm[text])(toy_text_config(text))
-    tied = {"lm_head.weight"} if model.config.tie_word_embeddings else set()
-    assert stored == set(model.state_dict()) - tied
+    (wrapper,) = family.wrappers
+    whole = getattr(transformers, wrapper.class_name)
+    save_toy(whole, wrapped(text), tmp_path)
+    loaded = load_model(ModelSection(model_name_or_path=str(tmp_path), torch_dtype="float32"))
+    assert type(loaded).__name__ == family.causal_lm[text]
+    served = whole.from_pretrained(tmp_path, dtype="float32").state_dict()
+    for name, tensor in loaded.state_dict().items():
+        assert torch.equal(tensor, served[str(renamed(name, wrapper.served))]), name
 
 
-@pytest.mark.parametrize("text", ["mistral4", "mistral", "ministral3", "gemma3_text"])
+@pytest.mark.parametrize("text", PACKAGED)
 def test_the_text_models_names_are_found_in_the_served_wrapper(text: str) -> None:
     family = family_for(text)
     assert family is not None
     wrapper = family.wrappers[0]
-    config = gemma3_wrapper() if text == "gemma3_text" else wrapper_config(toy_text_config(text))
     with torch.device("meta"):
-        served = getattr(transformers, wrapper.class_name)(config)
+        served = getattr(transformers, wrapper.class_name)(wrapped(text))
         alone = getattr(transformers, family.causal_lm[text])(toy_text_config(text))
-    inside = {name for name in served.state_dict() if "vision" not in name and "projector" not in name}
+    inside = {name for name in served.state_dict() if not re.search("vision|visual|projector", name)}
     assert {renamed(name, wrapper.served) for name in alone.state_dict()} == inside
 
 

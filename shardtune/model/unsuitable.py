@@ -1,0 +1,51 @@
+"""Which models cannot be trained here at all? Told from config.json, without torch, before anything is started."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shardtune.errors import UserInputError
+
+# Weights are (in, out) in a class of their own, `Conv1D`: not what adapters, sharding and FP8 are built on.
+_CONV1D = frozenset({"gpt2", "openai-gpt", "imagegpt", "decision_transformer"})
+# Trained to fill in masked tokens. (Some can be made decoders by `is_decoder`; such a checkpoint says so.)
+_ENCODERS = frozenset(
+    {
+        "albert", "bert", "big_bird", "camembert", "convbert", "data2vec-text", "deberta", "deberta-v2", "distilbert",
+        "electra", "ernie", "esm", "eurobert", "flaubert", "funnel", "ibert", "layoutlm", "longformer", "megatron-bert",
+        "mobilebert", "modernbert", "mpnet", "nomic_bert", "nystromformer", "rembert", "roberta",
+        "roberta-prelayernorm", "roc_bert", "roformer", "squeezebert", "xlm", "xlm-roberta", "xlm-roberta-xl", "xmod",
+    }
+)  # fmt: skip
+_ALTERNATIVE = "Use a decoder-only (causal) language model, such as those of docs/families.md"
+
+
+def refuse_unsuitable(name: str, config: dict[str, Any]) -> None:
+    """Args:
+        config: The content of config.json.
+
+    Raises:
+        UserInputError: an encoder-decoder model, an encoder, or one without linear layers.
+    """
+    kind = str(config.get("model_type", ""))
+    if config.get("is_encoder_decoder") is True:
+        raise UserInputError(
+            f"'{name}' is an encoder-decoder model ({kind}), which is not trained here.",
+            why="Rows are trained as one sequence whose next token is predicted; these models read one text and write "
+            "another.",
+            fix=f"{_ALTERNATIVE}; for {kind}, transformers' Seq2SeqTrainer with PEFT.",
+        )
+    if kind in _ENCODERS and config.get("is_decoder") is not True:
+        raise UserInputError(
+            f"'{name}' is an encoder ({kind}): it does not predict the next token.",
+            why="Such a model sees the whole text and fills in or classifies it; training it on the next token would "
+            "show it the answer.",
+            fix=f"{_ALTERNATIVE}; for {kind}, transformers' Trainer with PEFT.",
+        )
+    if kind in _CONV1D:
+        raise UserInputError(
+            f"'{name}' ({kind}) has no linear layers: its layers are of transformers' class Conv1D.",
+            why="Adapters, sharding and FP8 work on linear layers, whose weights are (out, in); those of Conv1D are "
+            "transposed.",
+            fix=f"{_ALTERNATIVE}; for {kind}, PEFT's LoraConfig(fan_in_fan_out=True) in a script of your own.",
+        )
