@@ -23,6 +23,7 @@ class FakeCounts:
     dropped_long: int = 0
     dropped_short: int = 0
     dropped_unsupervised: int = 0
+    without_assistant: int = 0
     skipped_errors: int = 0
     duplicates: int = 0
     largest_id: int = 0

@@ -127,6 +127,19 @@ def toy_llama(folder: Path, *, layers: int = 2, hidden: int = 32, seed: int = 0)
     return save_toy(LlamaForCausalLM, config, folder, seed)
 
 
+def toy_chat_llama(folder: Path, *, seed: int = 0) -> Path:
+    """The same with a byte-level tokenizer (any text of any language) and a ChatML template."""
+    from chat_tokenizers import chat_tokenizer
+    from transformers import LlamaForCausalLM
+
+    tokenizer = chat_tokenizer("chatml")
+    special = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id}
+    config = toy_text_config("llama", vocab_size=len(tokenizer), **special, pad_token_id=tokenizer.pad_token_id)
+    save_toy(LlamaForCausalLM, config, folder, seed)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
 def toy_mistral4(folder: Path, *, seed: int = 0, **changes: object) -> Path:
     from transformers import Mistral4ForCausalLM
 

@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from peft.tuners.lora import LoraLayer, ParamWrapper
+from peft.tuners.trainable_tokens import TrainableTokensLayer
 
 from shardtune.adapters.sites import Site
 from shardtune.adapters.targets import Resolution
 from shardtune.model.experts import SCALE_SUFFIX
+from shardtune.model.fill import is_adapter
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -84,12 +86,21 @@ def coverage_of(adapted: PeftModel, resolution: Resolution) -> Coverage:
                 sum(active(site) for site in sites),
             )
         )
+    token_rows = [layer for layer in adapted.modules() if isinstance(layer, TrainableTokensLayer)]
+    if token_rows:
+        own = sum(p.numel() for name, p in adapted.named_parameters() if ".trainable_tokens_delta." in name)
+        rows.append(TargetRow("new tokens", len(token_rows), own, covers=own, covers_active=own))
     # The scales of a weight held in float8 are how it is stored, not more of the model.
     counted = {name: p.numel() for name, p in adapted.named_parameters() if not name.endswith(SCALE_SUFFIX)}
     total = sum(counted.values())
-    base = sum(size for name, size in counted.items() if ".lora_" not in name)
+    base = sum(size for name, size in counted.items() if not is_adapter(name))
     routed = sum(site.size for site in resolution.experts)
     trainable = sum(p.numel() for p in adapted.parameters() if p.requires_grad)
+    elsewhere = trainable - sum(row.parameters for row in rows)
+    if elsewhere:  # lora.bias: all
+        biases = [n for n, p in adapted.named_parameters() if p.requires_grad and n.endswith(".bias")]
+        outside = sum(".base_layer." not in name for name in biases)
+        rows.append(TargetRow("biases of other layers", 0, elsewhere, outside))
     return Coverage(tuple(rows), trainable, total, base, base - routed * (1 - share), visited)
 
 

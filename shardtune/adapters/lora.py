@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -10,11 +11,14 @@ from peft import get_peft_model
 from peft.tuners.lora import LoraLayer, ParamWrapper
 
 from shardtune.adapters.coverage import Coverage, coverage_of
+from shardtune.adapters.new_tokens import use_token_rows
 from shardtune.adapters.peft_form import check_as_meant, peft_config
 from shardtune.adapters.targets import resolve_targets
 from shardtune.config.schema import LoraSection
+from shardtune.errors import UserInputError
 from shardtune.model.families.family import Family
 from shardtune.model.families.registry import family_of
+from shardtune.model.quantized import Fp8Linear
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -22,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def add_lora(
-    model: PreTrainedModel, section: LoraSection, family: Family | None = None
+    model: PreTrainedModel, section: LoraSection, family: Family | None = None, new_tokens: Sequence[int] = ()
 ) -> tuple[PeftModel, Coverage, list[str]]:
     """The model with adapters on what `lora.target_modules` means, the account of it, and what to tell the user.
 
@@ -32,9 +36,11 @@ def add_lora(
 
     Args:
         family: What is known about the architecture; None = found by the model's type.
+        new_tokens: Ids of tokens whose rows of the embedding and the head train.
     """
     resolution = resolve_targets(model, section, family or family_of(model))
-    config = peft_config(model, section, resolution.sites)
+    _refuse_dora_on_float8(model, section, resolution.sites)
+    config = peft_config(model, section, resolution.sites, new_tokens)
     on_meta = any(p.is_meta for p in model.parameters())
     with warnings.catch_warnings():
         # PEFT looks for the patterns' keys among modules only; that ours matched parameters is checked below.
@@ -50,7 +56,17 @@ def add_lora(
         from shardtune.adapters.experts import use_grouped_products
 
         use_grouped_products(adapted)
+    use_token_rows(adapted)
     return adapted, coverage_of(adapted, resolution), resolution.notices
+
+
+def _refuse_dora_on_float8(model: PreTrainedModel, section: LoraSection, sites: Iterable[str]) -> None:
+    held = [name for name in sites if section.use_dora and isinstance(model.get_submodule(name), Fp8Linear)]
+    if held:
+        raise UserInputError(
+            f"lora.use_dora: '{held[0]}' is held in FP8, and DoRA needs the length of its rows in every pass.",
+            fix="Set model.base_precision: bf16, or lora.use_dora: false.",
+        )
 
 
 def _in_order(adapted: PeftModel) -> None:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from peft import LoraConfig
 from peft.tuners.lora import LoraLayer, ParamWrapper
 from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
 
+from shardtune.adapters.new_tokens import token_indices
+from shardtune.adapters.ranks import Number, alpha_of, rank_of, scale_of
 from shardtune.adapters.sites import Site
-from shardtune.adapters.target_problems import no_dropout
-from shardtune.adapters.targets import rank_of
+from shardtune.adapters.target_problems import no_dora, no_dropout
 from shardtune.config.schema import LoraSection
 from shardtune.errors import ShardtuneError
 
@@ -22,11 +23,16 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-def peft_config(model: PreTrainedModel, section: LoraSection, sites: dict[str, Site]) -> LoraConfig:
+def peft_config(
+    model: PreTrainedModel, section: LoraSection, sites: dict[str, Site], new_tokens: Sequence[int] = ()
+) -> LoraConfig:
     """PEFT's config for adapters on these sites, with names as short as they can be while meaning nothing else.
 
+    Args:
+        new_tokens: Ids of tokens whose rows train.
+
     Raises:
-        UserInputError: a linear module that PEFT can only be told about by its weight, while dropout is on.
+        UserInputError: a linear module that PEFT can only be told about by its weight, while dropout or DoRA is on.
     """
     modules = [name for name, site in sites.items() if not site.is_parameter]
     short = shortest_suffixes(modules, [name for name, _ in model.named_modules()], parts=1)
@@ -34,6 +40,8 @@ def peft_config(model: PreTrainedModel, section: LoraSection, sites: dict[str, S
     by_weight = [f"{name}.weight" for name in modules if any(_ends(name, suffix) for suffix in refused)]
     if by_weight and section.lora_dropout > 0:
         raise no_dropout(by_weight[0].removesuffix(".weight"), section.lora_dropout)
+    if by_weight and section.use_dora:
+        raise no_dora(by_weight[0].removesuffix(".weight"))
     parameters = [name for name, site in sites.items() if site.is_parameter] + by_weight
     every_parameter = [name for name, _ in model.named_parameters()]
     config = LoraConfig(
@@ -45,26 +53,28 @@ def peft_config(model: PreTrainedModel, section: LoraSection, sites: dict[str, S
         bias=section.bias,
         task_type=section.task_type,
         use_rslora=section.use_rslora,
+        use_dora=section.use_dora,
+        init_lora_weights=section.init_lora_weights,
+        trainable_token_indices=token_indices(model, new_tokens) if new_tokens else None,
     )
-    experts = [name for name, site in sites.items() if site.role == "experts"]
-    keys = shortest_suffixes(experts, [*every_parameter, *modules], parts=2)
-    if experts and section.expert_r not in (None, section.r):
-        config.rank_pattern = dict.fromkeys(keys, section.expert_r)
-    if experts and expert_alpha(section) != section.lora_alpha:
-        config.alpha_pattern = dict.fromkeys(keys, expert_alpha(section))
+    # The name that PEFT sees: of the weight, where it was told of that.
+    seen = {f"{name}.weight" if f"{name}.weight" in by_weight else name: site for name, site in sites.items()}
+    names = [*every_parameter, *modules]
+    config.rank_pattern = _pattern({name: rank_of(site, section) for name, site in seen.items()}, section.r, names)
+    config.alpha_pattern = _pattern(
+        {name: alpha_of(site, section) for name, site in seen.items()}, section.lora_alpha, names
+    )
     return config
 
 
-def expert_alpha(section: LoraSection) -> float:
-    """Alpha on the routed experts: as given, or what gives them the same scale as the other adapters have.
-
-    Rank-stabilised LoRA divides by the root of the rank so that one alpha suits all ranks: there it stays the same.
-    """
-    if section.expert_alpha is not None:
-        return section.expert_alpha
-    if section.expert_r is None or section.use_rslora:
-        return section.lora_alpha
-    return section.lora_alpha * section.expert_r / section.r
+def _pattern(values: dict[str, Number], usual: Number, names: Iterable[str]) -> dict[str, Number]:
+    """What differs from the usual value, by ends of names that match nothing else."""
+    found: dict[str, Number] = {}
+    for value in dict.fromkeys(values.values()):
+        if value != usual:
+            own = [name for name, one in values.items() if one == value]
+            found |= dict.fromkeys(shortest_suffixes(own, [*names, *values], parts=2), value)
+    return found
 
 
 def shortest_suffixes(wanted: Iterable[str], names: Iterable[str], *, parts: int) -> list[str]:
@@ -105,7 +115,7 @@ def check_as_meant(adapted: PeftModel, section: LoraSection, sites: dict[str, Si
     by_weight = {name.removesuffix(".weight"): name for name in done}
     # A linear module may have been adapted by its weight; either way it is the same matrix.
     named = {name: (name if name in done else by_weight.get(name, name)) for name in sites}
-    meant = {named[name]: (rank_of(site, section), _scale(site, section)) for name, site in sites.items()}
+    meant = {named[name]: (rank_of(site, section), scale_of(site, section)) for name, site in sites.items()}
     missing, surplus = sorted(set(meant) - set(done)), sorted(set(done) - set(meant))
     other = sorted(name for name in set(meant) & set(done) if not _alike(meant[name], done[name]))
     if missing or surplus or other:
@@ -119,12 +129,6 @@ def check_as_meant(adapted: PeftModel, section: LoraSection, sites: dict[str, Si
 
 def _alike(one: tuple[int, float], other: tuple[int, float]) -> bool:
     return one[0] == other[0] and math.isclose(one[1], other[1])
-
-
-def _scale(site: Site, section: LoraSection) -> float:
-    rank = rank_of(site, section)
-    alpha = expert_alpha(section) if site.role == "experts" else section.lora_alpha
-    return alpha / (math.sqrt(rank) if section.use_rslora else rank)
 
 
 def _is_rewritten(model: PreTrainedModel, suffix: str) -> bool:

@@ -39,6 +39,12 @@ class Site:
         return (self.name.removesuffix(".weight"), self.name) if self.role == "router" else (self.name,)
 
     @property
+    def layer(self) -> int | None:
+        """The number of its decoder layer; None outside of one."""
+        number = self.name.removesuffix(f".{self.below}").rpartition(".")[2] if self.below else ""
+        return int(number) if number.isdigit() else None
+
+    @property
     def size(self) -> int:
         """How many weights an adapter here sits on."""
         total = 1

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from shardtune.adapters.patterns import matches
+from shardtune.adapters.ranks import rank_of, rank_setting
 from shardtune.adapters.sites import Site
 from shardtune.config.schema import LoraSection
 from shardtune.config.target_words import NO_DROPOUT, WORDS
@@ -42,13 +43,44 @@ def contradiction(entry: str) -> UserInputError:
     )
 
 
-def check_ranks(sites: Mapping[str, tuple[Site, int]], section: LoraSection) -> None:
+def no_such_layer(unknown: set[int], there: set[int]) -> UserInputError:
+    names = ", ".join(map(str, sorted(unknown))) or "none"
+    return UserInputError(
+        f"lora.layers_to_transform names layers that the model does not have: {names}.",
+        why=f"Its decoder layers are {min(there)} to {max(there)}."
+        if there
+        else "Its decoder layers are not numbered.",
+        fix="Name some of these, or remove lora.layers_to_transform.",
+    )
+
+
+def nothing_excluded(entry: str) -> UserInputError:
+    return UserInputError(
+        f"lora.exclude_modules: '{entry}' matches nothing that could get an adapter.",
+        fix="Correct it, or remove it. (Embeddings, norms and the output head never get one.)",
+    )
+
+
+def check_dora(sites: Mapping[str, Site], section: LoraSection) -> None:
+    tensors = [site for site in sites.values() if site.is_parameter]
+    if section.use_dora and tensors:
+        raise no_dora(tensors[0].name)
+
+
+def no_dora(name: str) -> UserInputError:
+    return UserInputError(
+        f"lora.use_dora: '{name}' is a fused tensor or a router, which PEFT has no DoRA for.",
+        fix="Leave it out of lora.target_modules, or set lora.use_dora: false and a higher r with use_rslora: true.",
+    )
+
+
+def check_ranks(sites: Mapping[str, Site], section: LoraSection) -> None:
     """A rank beyond the smaller side of a matrix only costs memory; it is never what was meant."""
-    over = [(site, rank) for site, rank in sites.values() if rank > site.largest_rank]
+    over = [(site, rank) for site in sites.values() if (rank := rank_of(site, section)) > site.largest_rank]
     if not over:
         return
     site, rank = min(over, key=lambda pair: pair[0].largest_rank)
-    key = "lora.expert_r" if site.role == "experts" and section.expert_r is not None else "lora.r"
+    key = rank_setting(site, section)
     shape = " × ".join(str(side) for side in site.shape)
     others = f" ({len(over) - 1} more are too small as well.)" if len(over) > 1 else ""
     raise UserInputError(

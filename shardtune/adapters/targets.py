@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from shardtune.adapters import target_notices, target_problems
 from shardtune.adapters.patterns import matches
+from shardtune.adapters.ranks import check_patterns
 from shardtune.adapters.sites import Role, Site, sites_of
 from shardtune.config.schema import LoraSection
 from shardtune.config.target_words import ALL_LINEAR, WORDS, entries_of
@@ -66,11 +67,6 @@ class Reading:
         return self.entry in WORDS and self.entry != ALL_LINEAR
 
 
-def rank_of(site: Site, section: LoraSection) -> int:
-    """The rank of the adapter on a site: routed experts may have one of their own."""
-    return section.expert_r if site.role == "experts" and section.expert_r is not None else section.r
-
-
 def resolve_targets(model: PreTrainedModel, section: LoraSection, family: Family) -> Resolution:
     """What each entry of `lora.target_modules` means in this model, in the order written.
 
@@ -88,7 +84,8 @@ def resolve_targets(model: PreTrainedModel, section: LoraSection, family: Family
     entries = entries_of(section.target_modules)
     if not entries:
         raise target_problems.nothing_named()
-    sites = sites_of(model, family)
+    every = sites_of(model, family)
+    sites = _chosen(every, section)
     readings = [_read(model, entry, sites, family, section) for entry in entries]
     targets, taken = [], dict[str, Site]()
     for reading in readings:
@@ -98,11 +95,30 @@ def resolve_targets(model: PreTrainedModel, section: LoraSection, family: Family
         taken |= {site.name: site for site in new}
     if not taken:
         raise target_problems.nothing_trains(entries, family, section)
-    target_problems.check_ranks({name: (site, rank_of(site, section)) for name, site in taken.items()}, section)
+    check_patterns(taken.values(), section)
+    target_problems.check_ranks(taken, section)
     target_problems.check_dropout(taken, section)
+    target_problems.check_dora(taken, section)
     notices = target_notices.all_notices(model, section, family, sites, taken, readings)
-    experts = tuple(site for site in sites.values() if site.role == "experts")
+    experts = tuple(site for site in every.values() if site.role == "experts")
     return Resolution(targets, taken, experts, notices)
+
+
+def _chosen(sites: dict[str, Site], section: LoraSection) -> dict[str, Site]:
+    """Those that `layers_to_transform` and `exclude_modules` leave."""
+    asked = section.layers_to_transform
+    if asked is not None:
+        layers = {asked} if isinstance(asked, int) else set(asked)
+        there = {site.layer for site in sites.values() if site.layer is not None}
+        if not layers or not layers <= there:
+            raise target_problems.no_such_layer(layers - there, there)
+        sites = {name: site for name, site in sites.items() if site.layer in layers}
+    for entry in entries_of(section.exclude_modules):
+        left = {name: site for name, site in sites.items() if not any(matches(entry, one) for one in site.names)}
+        if len(left) == len(sites):
+            raise target_problems.nothing_excluded(entry)
+        sites = left
+    return sites
 
 
 def _read(model: PreTrainedModel, entry: str, sites: dict[str, Site], family: Family, section: LoraSection) -> Reading:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 WEIGHTS = "adapter_model.safetensors"
 
 
+class AdapterMisfitError(ShardtuneError):
+    """Tensors of other names or shapes than what the model trains."""
+
+
 def gather_adapter(model: PeftModel, *, keep: bool = True) -> dict[str, torch.Tensor]:
     """The trainable tensors, whole, copied to the CPU, by PEFT's names. A collective: every rank calls it.
 
@@ -30,10 +34,12 @@ def gather_adapter(model: PeftModel, *, keep: bool = True) -> dict[str, torch.Te
         keep: False on ranks that only take part: they get nothing, and hold no more than one tensor at a time.
     """
     whole = gather_tensors(((name, p) for name, p in model.named_parameters() if p.requires_grad), keep=keep)
-    if not keep:
-        return {}
-    # PEFT's own renaming, so that whatever loads a PEFT adapter loads this one.
-    return get_peft_model_state_dict(model, state_dict=whole, save_embedding_layers=False)  # type: ignore[no-any-return]
+    return _by_disk_name(model, whole) if keep else {}
+
+
+def _by_disk_name(model: PeftModel, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """PEFT's own renaming, so that whatever loads a PEFT adapter loads this one."""
+    return get_peft_model_state_dict(model, state_dict=tensors, save_embedding_layers=False)  # type: ignore[no-any-return]
 
 
 def gather_tensors(named: Iterable[tuple[str, torch.Tensor]], *, keep: bool) -> dict[str, torch.Tensor]:
@@ -77,28 +83,36 @@ def put_adapter(model: PeftModel, tensors: dict[str, torch.Tensor]) -> None:
     """Put whole tensors (as `read_adapter` gives them, the same on every rank) into a sharded model.
 
     Raises:
-        ShardtuneError: a tensor of the model is missing, has another shape, or one is there that the model has not.
+        AdapterMisfitError: as `refuse_misfit` does.
     """
-    trainable = {_disk_name(name): p for name, p in model.named_parameters() if p.requires_grad}
+    refuse_misfit(model, tensors)
+    with torch.no_grad():
+        for name, parameter in _trainable(model).items():
+            parameter.copy_(shard_like(tensors[name].to(parameter.dtype), parameter))
+
+
+def refuse_misfit(model: PeftModel, tensors: dict[str, torch.Tensor]) -> None:
+    """Raises:
+    AdapterMisfitError: a tensor of the model is missing, has another shape, or one is there that the model has not.
+    """
+    trainable = _trainable(model)
+    why = ""
     if set(tensors) != set(trainable):
         missing, surplus = sorted(set(trainable) - set(tensors)), sorted(set(tensors) - set(trainable))
-        raise ShardtuneError(
-            "The adapter does not fit the model.",
-            why=f"Missing: {missing[:3] or 'none'}; unknown: {surplus[:3] or 'none'}.",
-            fix="Load it with the lora settings it was trained with.",
+        why = f"Missing: {missing[:3] or 'none'}; unknown: {surplus[:3] or 'none'}."
+    else:  # copying would stretch an adapter of rank 1 over any rank
+        other = [name for name, p in trainable.items() if tensors[name].shape != p.shape]
+        if other:
+            shapes = f"{list(tensors[other[0]].shape)} instead of {list(trainable[other[0]].shape)}"
+            why = f"{len(other)} tensors have another shape, such as {other[0]}: {shapes}."
+    if why:
+        raise AdapterMisfitError(
+            "The adapter does not fit the model.", why=why, fix="Load it with the lora settings it was trained with."
         )
-    other = [name for name, p in trainable.items() if tensors[name].shape != p.shape]
-    if other:  # copying would stretch an adapter of rank 1 over any rank
-        name = other[0]
-        raise ShardtuneError(
-            "The adapter does not fit the model.",
-            why=f"{len(other)} tensors have another shape, such as {name}: {list(tensors[name].shape)} instead of "
-            f"{list(trainable[name].shape)}.",
-            fix="Load it with the lora settings it was trained with.",
-        )
-    with torch.no_grad():
-        for name, parameter in trainable.items():
-            parameter.copy_(shard_like(tensors[name].to(parameter.dtype), parameter))
+
+
+def _trainable(model: PeftModel) -> dict[str, torch.Tensor]:
+    return _by_disk_name(model, {name: p for name, p in model.named_parameters() if p.requires_grad})
 
 
 def shard_like(whole: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
@@ -112,7 +126,3 @@ def shard_like(whole: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
         return whole.to(parameter.device)
     whole = whole.to(parameter.to_local().device)
     return distribute_tensor(whole, parameter.device_mesh, parameter.placements)
-
-
-def _disk_name(name: str) -> str:
-    return name.replace(".default.", ".").removesuffix(".default")

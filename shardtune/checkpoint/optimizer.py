@@ -19,7 +19,7 @@ def gather_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, *, keep
         keep: False on ranks that only take part.
 
     Raises:
-        ShardtuneError: the optimizer keeps state that is not shaped like its parameter.
+        ShardtuneError: the optimizer keeps state that is not shaped like its parameter, or does not have a parameter.
     """
     return gather_tensors(_named_state(model, optimizer), keep=keep)
 
@@ -56,7 +56,14 @@ def put_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: d
 
 
 def _named_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, torch.Tensor]]:
+    owned = {id(p) for group in optimizer.param_groups for p in group["params"]}
     for name, parameter in _trainable(model):
+        if id(parameter) not in owned:  # gathered for a forward pass, it has no state: a resumed run would lose it
+            raise ShardtuneError(
+                f"The optimizer does not know the trained parameter {name}.",
+                why="It is still gathered, or was replaced after training began.",
+                fix="Please report this; the checkpoint is not written, the ones before are good.",
+            )
         for key, value in sorted(optimizer.state.get(parameter, {}).items()):
             if value is None:
                 continue  # SGD without momentum

@@ -35,6 +35,10 @@ def write_for_wrapper(model: PeftModel, tensors: dict[str, torch.Tensor], folder
     served = [served_name(name, wrapper.served) for name in modules]
     config.target_modules = _pattern(served) if served else None
     config.target_parameters = [served_name(name, wrapper.served) for name in parameters] or None
+    if config.trainable_token_indices:
+        config.trainable_token_indices = {
+            served_name(name, wrapper.served): ids for name, ids in config.trainable_token_indices.items()
+        }
     out = folder / FOLDER
     write_adapter_files(config, renamed, out)
     about = {

@@ -2,35 +2,37 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from shardtune.cli.options import RunsDir, complete_run
+
+if TYPE_CHECKING:
+    from shardtune.checkpoint.store import CheckpointStore
+
 
 def checkpoints(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.", show_default=False)],
+    run: Annotated[
+        str,
+        typer.Argument(metavar="RUN", help="Id or folder of a run.", show_default=False, autocompletion=complete_run),
+    ],
     verify: Annotated[
         bool, typer.Option("--verify", help="Read every byte and compare checksums, not only names and sizes.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+    runs_dir: RunsDir = Path("runs"),
 ) -> None:
     """List the checkpoints of RUN: step, size, validation loss, age, which is the latest and the best, and damage.
 
     Exit codes: 0 all sound; 1 one is damaged; 2 there is no such run.
     """
-    from shardtune.checkpoint.store import CheckpointStore
-    from shardtune.errors import UserInputError
-
-    folder = next((path for path in (run / "checkpoints", run) if path.is_dir()), None)
-    store = CheckpointStore(folder, keep=None) if folder is not None else None
-    if store is None or not (store.steps() or store.not_folders() or (run / "run.json").is_file()):
-        raise UserInputError(
-            f"'{run}' is not the folder of a run.", fix="Give a folder under train.output_dir, such as runs/20260101-…."
-        )
+    store = _store(run, runs_dir)
     rows = [_row(store, step, verify) for step in store.steps()]
     if as_json:
         print(json.dumps(rows, indent=1))
@@ -43,7 +45,20 @@ def checkpoints(
     sys.exit(1 if any(not row["sound"] for row in rows) else 0)
 
 
-def _row(store: Any, step: int, verify: bool) -> dict[str, Any]:
+def _store(run: str, runs_dir: Path) -> CheckpointStore:
+    """The checkpoints of a run, by its id or folder; a folder that holds nothing but checkpoints will do."""
+    from shardtune.checkpoint.store import CheckpointStore
+    from shardtune.report.runs import find_run
+
+    with contextlib.suppress(OSError):  # a name that is too long; `find_run` says that there is no such run
+        for folder in (Path(run) / "checkpoints", Path(run)):
+            store = CheckpointStore(folder, keep=None)
+            if folder.is_dir() and (store.steps() or store.not_folders()):
+                return store
+    return CheckpointStore(find_run(run, runs_dir) / "checkpoints", keep=None)
+
+
+def _row(store: CheckpointStore, step: int, verify: bool) -> dict[str, Any]:
     damages = store.verify(step, contents=verify)
     manifest, best = store.manifest(step), store.best()
     marks = [

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shardtune.cli.options import AccelerateConfig, Config, Overrides
+from shardtune.cli.options import AccelerateConfig, Config, ConfigCommand, Overrides
 
 if TYPE_CHECKING:
     from shardtune.config import ResolvedConfig
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Check a config and see what it means.", no_args_is_help=True)
 
 
-@app.command()
+@app.command(cls=ConfigCommand)
 def show(
     config: Config,
     override: Overrides = None,
@@ -40,19 +40,30 @@ def show(
         typer.echo(f"notice: {notice}", err=True)
 
 
-@app.command()
+@app.command(cls=ConfigCommand)
 def validate(
     config: Config,
     override: Overrides = None,
     accelerate_config: AccelerateConfig = None,
+    paths: Annotated[
+        bool, typer.Option("--paths/--no-paths", help="Look for the files; --no-paths for a config of another machine.")
+    ] = True,
 ) -> None:
-    """Check a config: all problems at once, or ok."""
+    """Check a config and the files it names: all problems at once, or ok. Nothing is downloaded or loaded.
+
+    Exit codes: 0 ok; 2 something has to be changed.
+    """
     from shardtune.config import load_config
+    from shardtune.launch.named_paths import check_named_paths, not_checked
 
     resolved = load_config(config, override or (), accelerate_config)
+    if paths:
+        check_named_paths(resolved, config)
     typer.echo(f"ok: {config}: {_summary(resolved)}")
     for notice in resolved.notices:
         typer.echo(f"notice: {notice}")
+    unknown = not_checked(resolved.config) if paths else ["any path", *not_checked(resolved.config)]
+    typer.echo(f"not checked: {'; '.join(unknown)}")
     if resolved.verdicts:
         from rich.console import Console
 

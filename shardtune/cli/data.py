@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shardtune.cli.options import Config, Overrides
+from shardtune.cli.options import Config, ConfigCommand, Overrides
 
 if TYPE_CHECKING:
     from rich.console import Console
     from transformers import PreTrainedTokenizerBase
 
     from shardtune.config.schema import DataSection, ModelSection, RunConfig
-    from shardtune.data.checks import Finding
+    from shardtune.data.checks import Finding, ModelLimits
     from shardtune.data.inspect import Report
     from shardtune.data.prepare import PreparedSet
 
@@ -28,7 +28,7 @@ class Split(StrEnum):
     val = "val"
 
 
-@app.command()
+@app.command(cls=ConfigCommand)
 def prepare(
     config: Config,
     override: Overrides = None,
@@ -52,7 +52,7 @@ def prepare(
     print_findings(console, enforce(_findings(prepared, tokenizer, run.model)))
 
 
-@app.command()
+@app.command(cls=ConfigCommand)
 def inspect(
     config: Config,
     override: Overrides = None,
@@ -106,13 +106,15 @@ def _prepare(run: RunConfig, console: Console, workers: int | None) -> tuple[Pre
 def _findings(prepared: PreparedSet, tokenizer: PreTrainedTokenizerBase, model: ModelSection) -> list[Finding]:
     from shardtune.data.checks import refusals_and_warnings
 
-    return refusals_and_warnings(prepared, tokenizer, _vocabulary(model))
+    new_tokens = {token: int(tokenizer.convert_tokens_to_ids(token)) for token in model.new_tokens}  # type: ignore[arg-type]
+    return refusals_and_warnings(prepared, tokenizer, _limits(model), new_tokens)
 
 
-def _vocabulary(section: ModelSection) -> int | None:
-    """Tokens the model knows, from its config.json; None where only the tokenizer is at hand, as before a download."""
+def _limits(section: ModelSection) -> ModelLimits:
+    """From the model's config.json; nothing is known where only the tokenizer is at hand, as before a download."""
     from transformers import AutoConfig
 
+    from shardtune.data.checks import ModelLimits, model_positions
     from shardtune.model.locate import local_or_hub
 
     try:
@@ -122,15 +124,15 @@ def _vocabulary(section: ModelSection) -> int | None:
             trust_remote_code=section.trust_remote_code,
         )
     except (OSError, ValueError, KeyError):
-        return None
+        return ModelLimits(None)
     size = getattr(config.get_text_config(), "vocab_size", None)
-    return int(size) if size else None
+    return ModelLimits(int(size) if size else None, model_positions(config))
 
 
 def _report(
     run: RunConfig, prepared: PreparedSet, tokenizer: PreTrainedTokenizerBase, split: Split | None, show: int
 ) -> Report:
-    from shardtune.data.inspect import Report, count_split
+    from shardtune.data.inspect import Report, count_split, format_found
     from shardtune.data.show_rows import show_rows
     from shardtune.errors import UserInputError
 
@@ -162,17 +164,8 @@ def source_name(section: DataSection) -> str:
     return ", ".join(each if isinstance(each, str) else f"{each.path} × {each.weight:g}" for each in named)
 
 
-def format_found(prepared: PreparedSet) -> tuple[str, str]:
-    """Name and reason; of a mixture whose sources differ, all of them."""
-    found = {each["path"]: each["format"] for each in prepared.about.get("sources", [])}
-    if len({each["name"] for each in found.values()}) <= 1:
-        return prepared.choice.name, prepared.choice.why
-    names = dict.fromkeys(each["name"] for each in found.values())
-    return " and ".join(names), "; ".join(f"{path}: {each['name']}, {each['why']}" for path, each in found.items())
-
-
 def _tell_prepared(console: Console, prepared: PreparedSet, section: DataSection) -> None:
-    from shardtune.data.inspect import counts_line, format_line
+    from shardtune.data.inspect import counts_line, format_found, format_line
     from shardtune.observe.summary import say
 
     say(console, "source", source_name(section))

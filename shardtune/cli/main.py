@@ -8,20 +8,21 @@ from typing import Annotated
 import typer
 
 from shardtune import __version__
-from shardtune.cli import checkpoints, config, dashboard, data, env, quickstart, report, train
+from shardtune.cli import checkpoints, config, dashboard, data, env, eval_loss, quickstart, report, train
 from shardtune.cli.options import WithSettings
 from shardtune.errors import ShardtuneError
 from shardtune.launch.failure import render
+from shardtune.terminal import fitted
 
 app = typer.Typer(
     name="shardtune",
     help="Fine-tune large language models with LoRA on sharded GPUs (PyTorch FSDP2), from one YAML.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("train", cls=WithSettings)(train.train)
+app.command("eval-loss", cls=WithSettings)(eval_loss.eval_loss)
 app.command("checkpoints")(checkpoints.checkpoints)
 app.command("env")(env.env)
 app.command("report")(report.report)
@@ -51,7 +52,7 @@ def main() -> None:
     try:
         app()
     except ShardtuneError as error:
-        print(render(error), file=sys.stderr)
+        print(fitted(render(error), sys.stderr), file=sys.stderr)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         print("Interrupted.", file=sys.stderr)

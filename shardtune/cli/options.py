@@ -6,13 +6,37 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperArgument, TyperCommand, TyperOption
 
 Config = Annotated[Path, typer.Argument(metavar="CONFIG", help="The run's YAML file.", show_default=False)]
+
+
+def complete_setting(incomplete: str) -> list[str]:
+    """For the shell: `section.key=` of every setting that begins with what is typed."""
+    from shardtune.config.suggestions import section_fields
+
+    names = (f"{section}.{key}=" for section, fields in section_fields().items() for key in fields.model_fields)
+    return [name for name in names if name.startswith(incomplete)]
+
+
+def complete_run(ctx: typer.Context, incomplete: str) -> list[str]:
+    """For the shell: the ids of the runs in --runs-dir."""
+    from shardtune.report.runs import run_names
+
+    return [name for name in run_names(Path(ctx.params.get("runs_dir") or "runs")) if name.startswith(incomplete)]
+
+
 Overrides = Annotated[
     list[str] | None,
-    typer.Option("--override", "-o", metavar="KEY=VALUE", help="Set one value, e.g. train.seed=1. Repeatable."),
+    typer.Option(
+        "--override",
+        "-o",
+        metavar="KEY=VALUE",
+        help="Set one value, e.g. train.seed=1. Repeatable.",
+        autocompletion=complete_setting,
+    ),
 ]
+RunsDir = Annotated[Path, typer.Option("--runs-dir", metavar="DIR", help="Where ids are looked up (train.output_dir).")]
 AccelerateConfig = Annotated[
     Path | None,
     typer.Option(
@@ -21,7 +45,35 @@ AccelerateConfig = Annotated[
 ]
 
 
-class WithSettings(TyperCommand):
+class ConfigCommand(TyperCommand):
+    """A command whose argument CONFIG may also be given as `--config FILE`, as trainers elsewhere have it."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        positional = next(param for param in self.params if param.name == "config")
+        assert isinstance(positional, TyperArgument)
+        positional.required = False  # `parse_args` asks for one of the two
+        option = TyperOption(
+            param_decls=["--config", "config_option"],
+            type_descriptor=positional.type_descriptor,
+            metavar="FILE",
+            help="The same as CONFIG.",
+        )
+        self.params.append(option)
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        rest = super().parse_args(ctx, args)
+        named = ctx.params.pop("config_option", None)
+        given = [value for value in (ctx.params.get("config"), named) if value is not None]
+        if len(given) == 2:
+            ctx.fail(f"CONFIG is given twice: '{given[0]}' and --config '{given[1]}'. Keep one of them.")
+        if not given and not ctx.resilient_parsing:
+            ctx.fail("Missing argument 'CONFIG' (or --config FILE).")
+        ctx.params["config"] = given[0] if given else None
+        return rest
+
+
+class WithSettings(ConfigCommand):
     """A command whose `--help` ends with every setting a config may hold, as the fields describe them."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:

@@ -24,6 +24,8 @@ def quickstart(
     ] = False,
 ) -> None:
     """Teach SmolLM2-135M to turn sentences into JSON, on this machine's CPU, and show before and after."""
+    from shardtune.launch.named_paths import check_writable
     from shardtune.quickstart.show import show
 
+    check_writable("--output-dir", str(output_dir))
     sys.exit(show(model=model, output_dir=output_dir, seed=seed, nproc=nproc, tiny=tiny))

@@ -7,11 +7,18 @@ from typing import Annotated
 
 import typer
 
+from shardtune.cli.options import RunsDir, complete_run
+
 
 def report(
     runs: Annotated[
         list[str],
-        typer.Argument(metavar="RUN…", help="Id or folder of a run; several are compared.", show_default=False),
+        typer.Argument(
+            metavar="RUN…",
+            help="Id or folder of a run; several are compared.",
+            show_default=False,
+            autocompletion=complete_run,
+        ),
     ],
     output: Annotated[
         Path | None,
@@ -19,9 +26,7 @@ def report(
             "--output", "-o", metavar="FILE", help="Default: report.html in the run's folder; comparison.html here."
         ),
     ] = None,
-    runs_dir: Annotated[
-        Path, typer.Option("--runs-dir", metavar="DIR", help="Where ids are looked up (train.output_dir).")
-    ] = Path("runs"),
+    runs_dir: RunsDir = Path("runs"),
 ) -> None:
     """Write what happened in a run as one HTML file that needs nothing else: charts, config, checkpoints, samples.
 

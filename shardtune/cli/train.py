@@ -36,7 +36,10 @@ def train(
         str | None, typer.Option("--master-addr", metavar="HOST", help="Address of machine 0.")
     ] = None,
     master_port: Annotated[
-        int | None, typer.Option("--master-port", metavar="PORT", help="Port machine 0 listens on; default 29500.")
+        int | None,
+        typer.Option(
+            "--master-port", metavar="PORT", min=0, max=65535, help="Port machine 0 listens on; default 29500."
+        ),
     ] = None,
     insecure_network: Annotated[
         bool,
@@ -55,6 +58,9 @@ def train(
     force: Annotated[
         bool, typer.Option("--force", help="Start more processes than this machine has memory or cores for.")
     ] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Print all that is known before the first step.")
+    ] = False,
 ) -> None:
     """Train a LoRA adapter as CONFIG says, sharded over the processes of this machine, or of several.
 
@@ -71,6 +77,7 @@ def train(
     from shardtune.launch.place import Asked
     from shardtune.launch.start import start
     from shardtune.observe.output import unstoppable_output
+    from shardtune.observe.summary import VERBOSE_VARIABLE
 
     overrides = list(override or ())
     if nproc:
@@ -81,6 +88,8 @@ def train(
         overrides.append(f"train.resume={resume}")
     if max_restarts is not None:
         overrides.append(f"parallel.max_restarts={max_restarts}")
+    if verbose:
+        os.environ[VERBOSE_VARIABLE] = "1"
     if insecure_network:
         os.environ[INSECURE_VARIABLE] = "1"
     asked = Asked(nnodes, node_rank, master_addr, master_port)

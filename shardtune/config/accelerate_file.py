@@ -330,7 +330,6 @@ def _situation(entries: Iterable[_Entry], running: int | None) -> _Situation:
     processes = running or _whole_number(given.get("num_processes"))
     launch = {
         "nodes": machines,
-        "share": processes // machines if processes and processes > 0 else "N",
         "address": given.get("main_process_ip") or "HOST",
         "port": given.get("main_process_port") or 29500,
     }
@@ -647,7 +646,7 @@ def _page_cells(keys: list[Key], values: list[str], meaning: Meaning) -> tuple[s
         becomes = f"`{meaning.path}` = {value}{share}"
     more = ""
     if meaning.path == "cluster.nodes":
-        more = " " + keys[0].many_machines.format(nodes="N", share="PROCESSES/N", address="HOST", port="PORT")
+        more = " " + keys[0].many_machines.format(nodes="N", address="HOST", port="PORT")
     return names, spelled, meaning.verdict, becomes, f"{meaning.why}{more}"
 
 

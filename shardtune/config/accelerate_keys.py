@@ -50,7 +50,7 @@ class Key:
         section: "" for the top level, else the mapping it stands in.
         aliases: Values accelerate also takes (enum numbers), by the name they stand for.
         expects: Words for the values allowed where they are not a list of choices.
-        many_machines: Added to the reason when num_machines > 1; {nodes}, {share}, {address} and {port} are filled in.
+        many_machines: Added to the reason when num_machines > 1; {nodes}, {address} and {port} are filled in.
         settled_by: A shardtune setting that makes a problem with this key moot when the user gives it himself.
     """
 
@@ -148,7 +148,14 @@ _FSDP_KEYS = (
     Key(
         "fsdp_transformer_layer_cls_to_wrap",
         "names",
-        {ANY: _honoured("Layers of this class are the units.", "parallel.transformer_layer_cls_to_wrap", FROM_FILE)},
+        {
+            ANY: _honoured(
+                "Layers of this class are the units. The decoder layer of another architecture is read as this "
+                "model's, and the run says so.",
+                "parallel.transformer_layer_cls_to_wrap",
+                FROM_FILE,
+            )
+        },
         expects="a class name, several with commas between, or a list",
     ),
     Key(
@@ -161,7 +168,7 @@ _FSDP_KEYS = (
         "switch",
         {
             "true": _honoured(
-                "Parameter shards, gradients and optimizer state stay in host memory (slow; GPUs only).",
+                "Parameter shards, gradients and optimizer state stay in host memory (slow; no effect on a CPU).",
                 "parallel.offload_params",
                 True,
             ),
@@ -343,8 +350,8 @@ _EMPTY_SECTION = _nothing("Empty.")
 _RENDEZVOUS = "Taken from the environment of each process: RANK, MASTER_ADDR, MASTER_PORT (or PET_*)."
 _SEE_MACHINES = "See num_machines for the command."
 _ON_EACH_MACHINE = (
-    "On each machine: torchrun --nnodes {nodes} --nproc-per-node {share} --node-rank RANK --master-addr {address} "
-    "--master-port {port} -m shardtune train CONFIG"
+    "On each machine: shardtune train CONFIG --nnodes {nodes} --node-rank R --master-addr {address} "
+    "--master-port {port}"
 )
 
 _TOP_KEYS = (
@@ -420,7 +427,7 @@ _TOP_KEYS = (
         "number",
         {
             "1": _honoured("All processes start on this machine."),
-            ANY: _honoured("`shardtune train` starts this machine's share only.", "cluster.nodes", FROM_FILE),
+            ANY: _honoured("`shardtune train` starts the processes of one machine.", "cluster.nodes", FROM_FILE),
         },
         expects="a whole number from 1",
         minimum=1,

@@ -9,7 +9,7 @@ from string import Formatter
 
 from shardtune.config.schema import RunConfig
 from shardtune.config.suggestions import nearest
-from shardtune.config.target_words import EXPERTS, NO_DROPOUT, ROUTER, WORDS, entries_of
+from shardtune.config.target_words import EXPERTS, NO_DROPOUT, ROUTER, VOCABULARY, WORDS, entries_of
 from shardtune.config.trl_fields import TrlSourceError, check_extra, trl_fields
 
 # Their state is made of plain element-wise tensors that DTensor shards as it does the parameters.
@@ -84,6 +84,13 @@ def adapter_targets(config: RunConfig) -> Iterator[Finding]:
         close = nearest(entry, WORDS, cutoff=0.8) if single else None
         if close:
             yield Finding((me,), f"'{entry}' is not one of the words ({', '.join(WORDS)})", f"did you mean `{close}`?")
+        if entry in VOCABULARY:
+            what = (
+                f"'{entry}' gets no adapter: the loss multiplies by the head's weight itself, and an adapter on an "
+                "embedding has no fused or sharded form here"
+            )
+            fix = "remove it; tokens that the model shall learn go to model.new_tokens"
+            yield Finding((me,), what, fix)
     if EXPERTS in entries and lora.experts is False:
         what = "it names the routed experts, but lora.experts is false"
         yield Finding((me, "lora.experts"), what, "remove `experts` from the targets, or lora.experts: false")
@@ -91,6 +98,30 @@ def adapter_targets(config: RunConfig) -> Iterator[Finding]:
     if said and lora.lora_dropout > 0:
         what = f"lora_dropout is {lora.lora_dropout:g}, but {said[0]} is asked for: {NO_DROPOUT}"
         yield Finding(("lora.lora_dropout", me, "lora.experts"), what, "set lora_dropout: 0")
+
+
+def dora(config: RunConfig) -> Iterator[Finding]:
+    """What DoRA does not fit together with, as far as the config alone tells."""
+    if not config.lora.use_dora:
+        return
+    if config.model.base_precision == "fp8":
+        what = "DoRA takes the length of every row of a weight in each pass, which weights held in FP8 have no form for"
+        yield Finding(("lora.use_dora", "model.base_precision"), what, "set base_precision: bf16, or use_dora: false")
+    named = [word for word in (EXPERTS, ROUTER) if word in entries_of(config.lora.target_modules)]
+    if named or config.lora.experts:
+        what = "PEFT has no DoRA for routed experts and routers, which are fused tensors"
+        fix = "leave them out, or set use_dora: false with use_rslora: true and a higher r"
+        yield Finding(("lora.use_dora", "lora.target_modules", "lora.experts"), what, fix)
+
+
+def new_tokens(config: RunConfig) -> Iterator[Finding]:
+    tokens = config.model.new_tokens
+    twice = sorted({token for token in tokens if tokens.count(token) > 1})
+    if twice:
+        yield Finding(("model.new_tokens",), f"named twice: {', '.join(twice)}", "name each once")
+    blank = [token for token in tokens if not token.strip()]
+    if blank:
+        yield Finding(("model.new_tokens",), f"{blank[0]!r} is blank", "use a text that stands out, such as <|tool|>")
 
 
 def evaluation_needs_rows(config: RunConfig) -> Iterator[Finding]:
@@ -182,6 +213,8 @@ CHECKS: tuple[Callable[[RunConfig], Iterator[Finding]], ...] = (
     optimizer,
     offloaded_inputs,
     adapter_targets,
+    dora,
+    new_tokens,
     evaluation_needs_rows,
     best_checkpoint,
     loss_fits_format,

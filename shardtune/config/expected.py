@@ -36,6 +36,11 @@ def accepts(annotation: Any, kind: type) -> bool:
     return annotation is kind or get_origin(annotation) is kind
 
 
+def entry_words(mapping: Any) -> str:
+    """What an entry of a mapping may hold."""
+    return _describe(get_args(mapping)[1], ())
+
+
 def _describe(annotation: Any, limits: Iterable[Any]) -> str:
     origin = get_origin(annotation)
     if origin is Annotated:
@@ -50,7 +55,10 @@ def _describe(annotation: Any, limits: Iterable[Any]) -> str:
     if origin is list:
         return "a list of texts" if get_args(annotation) == (str,) else "a list"
     if origin is dict:
-        return "a mapping of names to texts" if get_args(annotation)[1] is str else "a mapping"
+        entry = get_args(annotation)[1]
+        if entry is Any:
+            return "a mapping"
+        return f"a mapping of names to {'texts' if entry is str else 'numbers'}"
     if annotation in (int, float):
         name = "a whole number" if annotation is int else "a number"
         range_words = _range(limits)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -9,9 +10,9 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from shardtune.config.expected import accepts, expected, literal_words
+from shardtune.config.expected import accepts, entry_words, expected, literal_words
 from shardtune.config.problems import Problem, shown
-from shardtune.config.schema import RunConfig, Section
+from shardtune.config.schema import LARGEST, RunConfig, Section
 from shardtune.config.suggestions import (
     FOREIGN_KEYS,
     FOREIGN_VALUES,
@@ -21,13 +22,29 @@ from shardtune.config.suggestions import (
     suggest_top_level,
 )
 from shardtune.config.trl_fields import OWNED, TrlSourceError, trl_fields
+from shardtune.config.unsupported import why_unsupported
 from shardtune.config.yaml_reader import Node
 
 # Values that are understood and refused: the type alone would not say why.
-_REFUSED_VALUES = {
+_REFUSED_VALUES: dict[tuple[str, Any], tuple[str, str]] = {
     ("model.torch_dtype", "float16"): (
         "half precision is not supported: it needs loss scaling and loses range",
         "use bfloat16, or float32",
+    ),
+    **{
+        ("lora.init_lora_weights", name): (
+            f"{name} decomposes whole weights, or what passes them, before the first step, and no rank holds one whole",
+            "use true, with use_rslora: true and a higher r",
+        )
+        for name in ("pissa", "olora", "eva", "corda", "lora_ga")
+    },
+    ("lora.init_lora_weights", "loftq"): (
+        "LoftQ starts adapters for 4-bit weights, which are not supported",
+        "use true, and model.base_precision: fp8 for smaller weights",
+    ),
+    ("lora.init_lora_weights", False): (
+        "with random A and B the model would start elsewhere than its checkpoint (PEFT has it for tests)",
+        "use true or gaussian",
     ),
     # Tried with bitsandbytes 0.50 (its outputs under FSDP2 are right) and torchao 0.18 (which has dropped NF4).
     ("model.base_precision", "nf4"): (
@@ -78,7 +95,9 @@ class _Walk:
     def top(self, said: Node) -> None:
         for key, node in said.value.items():
             section = section_fields().get(key)
-            if section is None:
+            if section is None and (unsupported := why_unsupported(key, node.plain())):
+                self.problems.append(Problem(node.key_place, key, *unsupported))
+            elif section is None:
                 fix = suggest_top_level(key, is_mapping=node.is_mapping)
                 if key == "extends":
                     fix = "`extends` works in files, not in overrides"
@@ -97,6 +116,9 @@ class _Walk:
         for key, value in node.value.items():
             path = f"{name}.{key}"
             info = section.model_fields.get(key)
+            if info is None and (unsupported := why_unsupported(key, value.plain())):
+                self.problems.append(Problem(value.key_place, path, *unsupported))
+                continue
             if info is None:
                 fix = _extra_hint(key) if name == "train" else ""
                 fix = fix or suggest_in_section(key, name)
@@ -154,11 +176,15 @@ class _Walk:
         )
 
     def _wrong_entries(self, path: str, inner: list[tuple[int | str, ...]]) -> None:
-        """A mapping of texts with something else in it (`env: {A: 1}`)."""
+        """A mapping with something else in it than it holds (`env: {A: 1}`, `rank_pattern: {q_proj: high}`)."""
+        section, _, key = path.partition(".")
+        words = entry_words(section_fields()[section].model_fields[key].annotation)
         for name in dict.fromkeys(str(rest[0]) for rest in inner if rest):
             node = self.leaves[path].value[name]
-            what = f"expected text; got {shown(node.quotable())}"
-            self.problems.append(Problem(node.place, f"{path}.{name}", what, _quote_hint(node)))
+            what = f"expected {words}; got {shown(node.quotable())}"
+            self.problems.append(
+                Problem(node.place, f"{path}.{name}", what, _quote_hint(node) if words == "text" else "")
+            )
 
     def _wrong_value(self, section: str, key: str, at: tuple[Node, str]) -> None:
         node, index = at
@@ -171,6 +197,9 @@ class _Walk:
             self.problems.append(Problem(node.place, path, *refused))
             return
         words = "text" if index else expected(info)
+        most = LARGEST.get(type(value))
+        if most is not None and most < abs(value) < math.inf:
+            words += f" (nothing above {most:g} is taken)"
         fix = _meant_value(value, literal_words(info.annotation))
         if not fix and accepts(info.annotation, str):
             fix = _quote_hint(node)
@@ -188,7 +217,7 @@ def _item(node: Node, inner: list[tuple[int | str, ...]]) -> tuple[Node, str]:
 
 def _as_word(value: Any) -> Any:
     if isinstance(value, str):
-        word = value.lower().removeprefix("torch.")
+        word = value.lower().removeprefix("torch.").partition("_niter_")[0]  # pissa_niter_16 is PiSSA
         return {"yes": True, "on": True, "true": True, "fp16": "float16", "half": "float16"}.get(word, word)
     return value
 

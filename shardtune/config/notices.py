@@ -13,8 +13,20 @@ from shardtune.config.trl_fields import TrlSourceError, trl_fields
 
 def notices(config: RunConfig, given: Collection[str]) -> Iterator[str]:
     """One sentence for each setting with no effect; `given` are the dotted paths the user set himself."""
-    for notice in (_model, _warmup, _lengths, _evaluation, _elsewhere):
-        yield from notice(config, given)
+    chosen = _chosen(config, given)
+    for notice in (_model, _warmup, _lengths, _columns, _evaluation, _elsewhere):
+        yield from notice(config, chosen)
+
+
+def _chosen(config: RunConfig, given: Collection[str]) -> set[str]:
+    """`given`, without the defaults of a section that is written in full, as a run's own config.yaml has them."""
+    chosen = set(given)
+    for section, values in config:
+        fields = type(values).model_fields
+        if all(f"{section}.{key}" in chosen for key in fields):
+            default = {key: field.get_default(call_default_factory=True) for key, field in fields.items()}
+            chosen -= {f"{section}.{key}" for key, value in values if value == default[key]}
+    return chosen
 
 
 def _model(config: RunConfig, given: Collection[str]) -> Iterator[str]:
@@ -37,8 +49,19 @@ def _lengths(config: RunConfig, given: Collection[str]) -> Iterator[str]:
         yield "train.num_train_epochs has no effect: train.max_steps is given, and wins."
     if "\\n" in (config.data.prompt_template or ""):
         yield r"data.prompt_template holds a backslash and an n, not a line break: YAML wants double quotes for \n."
-    if "data.text_field" in given and config.data.prompt_template is not None:
+
+
+def _columns(config: RunConfig, given: Collection[str]) -> Iterator[str]:
+    data = config.data
+    if data.text_field is not None and data.prompt_template is not None:
         yield "data.text_field has no effect: data.prompt_template makes the text."
+    elif data.text_field is not None and (data.messages_field is not None or data.format not in ("auto", "text")):
+        why = (
+            "data.messages_field names a column of messages"
+            if data.format == "auto"
+            else f"data.format is {data.format}"
+        )
+        yield f"data.text_field has no effect: {why}."
 
 
 def _evaluation(config: RunConfig, given: Collection[str]) -> Iterator[str]:
@@ -53,7 +76,7 @@ def _evaluation(config: RunConfig, given: Collection[str]) -> Iterator[str]:
 def _elsewhere(config: RunConfig, given: Collection[str]) -> Iterator[str]:
     if config.train.ddp_find_unused_parameters is not None:
         yield "train.ddp_find_unused_parameters has no effect: it belongs to DDP, and sharding is FSDP2."
-    if config.cluster != ClusterSection():
+    if config.cluster != ClusterSection() and any(path.startswith("cluster.") for path in given):
         yield "the section `cluster` is not read by `train`; it describes the job for a scheduler."
     if config.train.extra:
         try:

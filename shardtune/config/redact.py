@@ -57,6 +57,11 @@ def redacted(resolved: ResolvedConfig) -> ResolvedConfig:
     return replace(resolved, config=config, origins=origins)
 
 
+def hide_values(text: str, config: RunConfig) -> str:
+    """A text, such as the command line, without the secrets that this config holds."""
+    return _without(text, [secret for secret in _hidden_texts(config.model_dump(mode="json")) if secret])
+
+
 def hide_text(text: str) -> str:
     """A text with what looks like a secret hidden; `https://me:${PASSWORD}@host` holds none."""
     for pattern in _SECRET_VALUES:

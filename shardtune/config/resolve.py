@@ -50,6 +50,21 @@ class ResolvedConfig:
     notices: tuple[str, ...] = ()
     verdicts: tuple[Verdict, ...] = ()
 
+    def on_cpu(self) -> ResolvedConfig:
+        """This config on a device that computes in host memory: settings that move tensors there are said to do
+        nothing. Their values stay, for a machine with a GPU."""
+        if not self.config.parallel.offload_params:
+            return self
+        why = "the device is a CPU, so parameters are in host memory anyway."
+        notice = f"parallel.offload_params has no effect: {why}"
+        verdicts = tuple(
+            replace(one, verdict="no effect", why=f"{why[0].upper()}{why[1:]}", sets="")
+            if one.sets == "parallel.offload_params = true"
+            else one
+            for one in self.verdicts
+        )
+        return replace(self, notices=tuple(dict.fromkeys([*self.notices, notice])), verdicts=verdicts)
+
     def with_auto(self, path: str, value: object, why: str) -> ResolvedConfig:
         """This config after an `auto` was settled: the value set, and the reason kept as its origin.
 
@@ -99,9 +114,11 @@ def load_config(
     if problems:
         raise ConfigError(problems, str(path))
     keep_references(checked.config, _written(checked.leaves))
-    told = [*notices(checked.config, checked.leaves), *_unread_launch_settings(checked.config, environ)]
+    given = {path for path, node in checked.leaves.items() if node.key_place.kind != "accelerate"}
+    told = [*notices(checked.config, given), *_unread_launch_settings(checked.config, environ)]
     verdicts = translation.verdicts if translation is not None else ()
-    return ResolvedConfig(checked.config, _origins(checked), tuple(told), verdicts)
+    resolved = ResolvedConfig(checked.config, _origins(checked), tuple(told), verdicts)
+    return resolved.on_cpu() if checked.config.parallel.device == "cpu" else resolved
 
 
 def _written(leaves: Mapping[str, Node]) -> dict[str, dict[str, Any]]:

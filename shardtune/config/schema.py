@@ -12,10 +12,13 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr
 
 
-def _not_a_bool(value: Any) -> Any:
+def _number(value: Any) -> Any:
     # pydantic takes `true` for 1; nobody who writes `r: true` means rank 1.
     if isinstance(value, bool):
         raise ValueError("expected a number, not true/false")
+    # Beyond this torch and the clocks overflow, each with an error of its own.
+    if type(value) in LARGEST and abs(value) > LARGEST[type(value)]:
+        raise ValueError(f"expected a number up to {LARGEST[type(value)]}")
     return value
 
 
@@ -53,8 +56,11 @@ def _comma_list(value: Any) -> Any:
     return value
 
 
-Int = Annotated[int, BeforeValidator(_not_a_bool)]
-Float = Annotated[float, BeforeValidator(_not_a_bool)]
+LARGEST: dict[type, float] = {int: 2**32 - 1, float: 3e38}  # a seed may be as large; float32's largest
+_YEAR_IN_MINUTES, _YEAR_IN_SECONDS = 366 * 24 * 60, 366 * 24 * 3600  # timers of the operating system end somewhere
+
+Int = Annotated[int, BeforeValidator(_number)]
+Float = Annotated[float, BeforeValidator(_number)]
 Strategy = Annotated[Literal["no", "steps", "epoch"], BeforeValidator(_yaml_no)]
 AutoStrategy = Annotated[Literal["auto", "no", "steps", "epoch"], BeforeValidator(_yaml_no)]
 Checkpointing = Annotated[bool | Literal["none", "selective", "full"], BeforeValidator(_all_or_nothing)]
@@ -83,6 +89,13 @@ class ModelSection(Section):
     )
     tokenizer_name_or_path: str | None = Field(
         default=None, description="Where the tokenizer comes from, when it is not beside the model."
+    )
+    new_tokens: list[Annotated[str, Field(min_length=1)]] = Field(
+        default_factory=list,
+        description="Tokens that the tokenizer shall have and the model shall learn. They are found in text as they "
+        "are written; their rows of the embedding and the head train (PEFT's trainable_token_indices), from the mean "
+        "of all others.",
+        examples=[["<|tool|>", "<|/tool|>"]],
     )
     torch_dtype: Literal["bfloat16", "float32", "auto"] = Field(
         default="bfloat16",
@@ -155,6 +168,25 @@ class LoraSection(Section):
         "match something. Names of other architectures are understood as what they mean in this one.",
         examples=[["attention", "mlp"], ["q_proj", "k_proj", "v_proj", "o_proj"]],
     )
+    exclude_modules: Annotated[str | list[str], BeforeValidator(_comma_list)] = Field(
+        default_factory=list,
+        description="Names or regular expressions of what gets no adapter, whatever target_modules says.",
+        examples=[["lm_head", "layers.0.mlp.down_proj"]],
+    )
+    layers_to_transform: Annotated[Int, Field(ge=0)] | list[Annotated[Int, Field(ge=0)]] | None = Field(
+        default=None,
+        description="Numbers of the decoder layers that get adapters, from 0; null = all.",
+        examples=[[0, 1, 2, 3]],
+    )
+    rank_pattern: dict[str, Annotated[Int, Field(ge=1)]] = Field(
+        default_factory=dict,
+        description="Other ranks for some adapters, by the end of their name or a regular expression for it; the first "
+        "that matches counts. Their scale becomes lora_alpha / that rank, as in PEFT.",
+        examples=[{"down_proj": 32}],
+    )
+    alpha_pattern: dict[str, Annotated[Float, Field(gt=0)]] = Field(
+        default_factory=dict, description="Other alphas for some adapters, by name as in rank_pattern."
+    )
     experts: bool | None = Field(
         default=None,
         description="In a mixture of experts: do `mlp`, `all-linear` and names such as `gate_proj` mean the routed "
@@ -174,6 +206,16 @@ class LoraSection(Section):
     )
     task_type: Literal["CAUSAL_LM"] = Field(
         default="CAUSAL_LM", description="PEFT's task type; only causal language models."
+    )
+    use_dora: bool = Field(
+        default=False,
+        description="DoRA: the length of each row of an adapted weight trains apart from its direction. Linear layers "
+        "held in bf16 or float32 only; computed by PEFT's own code, which is slower than LoRA's fused one.",
+    )
+    init_lora_weights: Literal[True, "gaussian"] = Field(
+        default=True,
+        description="What A starts from (B is zero): uniform within ±1/√(inputs) (true), or normal with a standard "
+        "deviation of 1/r (`gaussian`).",
     )
     use_rslora: bool = Field(
         default=False, description="Scale by alpha / sqrt(r) instead of alpha / r (rank-stabilised LoRA)."
@@ -198,9 +240,9 @@ class DataSection(Section):
 
     dataset_name_or_path: str | list[str | SourceSection] = Field(
         min_length=1,
-        description="A local file (.jsonl .json .parquet .csv .arrow .txt, plain or .gz/.zst), a glob, a folder of "
-        "such files, a folder written by `datasets`, a URL that fsspec knows (s3://…), a hub name; or a list of these, "
-        "each with a weight.",
+        description="A local file (.jsonl .json .parquet .csv .tsv .arrow .txt, plain or .gz/.zst), a glob, a folder "
+        "of such files, a folder written by `datasets`, a URL that fsspec knows (s3://…), a hub name; or a list of "
+        "these, each with a weight.",
         examples=["data/train.jsonl", "wikitext"],
     )
     dataset_config_name: str | None = Field(
@@ -212,7 +254,12 @@ class DataSection(Section):
         "prompt and completion), `chat` (a column of messages, OpenAI or ShareGPT form). `auto` looks, and says what "
         "it found.",
     )
-    text_field: str = Field(default="text", description="Column that holds the text (format: text).")
+    text_field: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Column that holds the text (format: text). A name given here makes the format `text` where it is "
+        "`auto`; null = text.",
+    )
     messages_field: str | None = Field(
         default=None, description="Column that holds the messages (format: chat); null = messages or conversations."
     )
@@ -239,7 +286,9 @@ class DataSection(Section):
         description="Split to evaluate on, or a share of the training rows to hold out (0.05; by content, so the same "
         "rows whatever their order); null trains without evaluation.",
     )
-    max_length: Int = Field(default=1024, ge=2, description="Longest row in tokens, and the length of a packed row.")
+    max_length: Int = Field(
+        default=1024, ge=2, le=2**24, description="Longest row in tokens, and the length of a packed row."
+    )
     long_rows: Literal["truncate", "drop", "split"] = Field(
         default="truncate",
         description="What happens to a row beyond max_length: cut, left out, or cut into several rows.",
@@ -374,6 +423,7 @@ class TrainSection(Section):
     save_minutes: Float | None = Field(
         default=None,
         gt=0,
+        le=_YEAR_IN_MINUTES,
         description="Checkpoint also when so many minutes have passed since the last one, at the next step; null = by "
         "save_strategy alone.",
     )
@@ -388,6 +438,7 @@ class TrainSection(Section):
     final_wait_minutes: Float = Field(
         default=10,
         ge=0,
+        le=_YEAR_IN_MINUTES,
         description="When `final/` cannot be written at the end (a full disk), wait so long for room before the "
         "adapter is written to TMPDIR instead.",
     )
@@ -401,6 +452,7 @@ class TrainSection(Section):
     grace_seconds: Float | None = Field(
         default=None,
         gt=0,
+        le=_YEAR_IN_SECONDS,
         description="Seconds between a scheduler's SIGTERM and its SIGKILL; null = SHARDTUNE_GRACE_SECONDS of the "
         "environment, else 30. The run warns when a step and a save take longer.",
     )
@@ -439,7 +491,7 @@ class TrainSection(Section):
 class ParallelSection(Section):
     """Who holds what: processes and sharding (FSDP2)."""
 
-    nproc: Annotated[int, Field(ge=1), BeforeValidator(_not_a_bool)] | Literal["auto"] = Field(
+    nproc: Annotated[int, Field(ge=1), BeforeValidator(_number)] | Literal["auto"] = Field(
         default="auto", description="Processes on this machine; `auto` = one per GPU, or one on a machine without."
     )
     device: Literal["auto", "cpu", "cuda"] = Field(
@@ -449,7 +501,9 @@ class ParallelSection(Section):
         default=None, description="An accelerate config file (fsdp.yaml) to translate; every key gets a verdict."
     )
     transformer_layer_cls_to_wrap: Annotated[str | list[str] | None, BeforeValidator(_comma_list)] = Field(
-        default=None, description="Class of the layers that are sharded one by one; null = found in the model."
+        default=None,
+        description="Class of the layers that are sharded one by one; null = found in the model. Another "
+        "architecture's decoder layer (MistralDecoderLayer for a Mistral 4) means this model's.",
     )
     reshard_after_forward: bool = Field(
         default=True,
@@ -459,7 +513,7 @@ class ParallelSection(Section):
     backward_prefetch: Int = Field(default=1, ge=0, le=8, description="Layers gathered ahead in the backward pass.")
     offload_params: bool = Field(
         default=False,
-        description="Keep parameter shards, gradients and optimizer state in host memory (slow; GPUs only).",
+        description="Keep parameter shards, gradients and optimizer state in host memory (slow). No effect on a CPU.",
     )
     reduce_dtype: Literal["float32", "bfloat16"] = Field(
         default="float32", description="Dtype gradients are summed in across ranks."
@@ -467,22 +521,30 @@ class ParallelSection(Section):
     load_timeout_minutes: Float = Field(
         default=30,
         gt=0,
+        le=_YEAR_IN_MINUTES,
         description="Loading weights without any progress for longer than this fails the run (docs/failures.md).",
     )
     step_timeout_minutes: Float = Field(
         default=10,
         gt=0,
+        le=_YEAR_IN_MINUTES,
         description="A batch of data, a forward and backward pass or a batch of an evaluation that takes longer than "
         "this fails the run. The first step may compile kernels: leave it room.",
     )
     checkpoint_timeout_minutes: Float = Field(
-        default=30, gt=0, description="Saving a checkpoint or the final adapter for longer than this fails the run."
+        default=30,
+        gt=0,
+        le=_YEAR_IN_MINUTES,
+        description="Saving a checkpoint or the final adapter for longer than this fails the run.",
     )
     join_timeout_minutes: Float = Field(
-        default=10, gt=0, description="How long a node waits for the master and for the other nodes at the start."
+        default=10,
+        gt=0,
+        le=_YEAR_IN_MINUTES,
+        description="How long a node waits for the master and for the other nodes at the start.",
     )
     node_timeout_seconds: Float = Field(
-        default=30, gt=0, description="A node that was not heard of for longer than this is lost."
+        default=30, gt=0, le=_YEAR_IN_SECONDS, description="A node that was not heard of for longer than this is lost."
     )
     max_restarts: Int = Field(
         default=0,

@@ -162,6 +162,8 @@ def scalar(text: str, place: Place, key: str, environ: Mapping[str, str], *, quo
         expanded = expand(text, environ)
     except ExpansionError as error:
         return Node(text, place, place, Problem(place, key, error.what, error.fix))
+    if "\0" in expanded:  # written as "\0"; no file name, column or text that is tokenised can hold it
+        return Node(None, place, place, Problem(place, key, "the text holds a null character", "delete it"))
     value = expanded if quoted else typed(expanded)
     return Node(value, place, place, reference=Reference(text, quoted, type(value), value) if variables(text) else None)
 

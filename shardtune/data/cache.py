@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from shardtune.config.schema import DataSection
+    from shardtune.data.formats import FormatChoice
 
 log = logging.getLogger(__name__)
 
@@ -55,12 +56,17 @@ def settings_of(section: DataSection) -> dict[str, Any]:
 
 
 def fingerprint(
-    section: DataSection, seed: int, splits: Sequence[tuple[str, Split]], tokenizer: PreTrainedTokenizerBase
+    section: DataSection,
+    seed: int,
+    splits: Sequence[tuple[str, Split]],
+    formats: Sequence[FormatChoice],
+    tokenizer: PreTrainedTokenizerBase,
 ) -> str:
     """The name under which a prepared set is kept: the same data and settings give the same name, wherever they lie.
 
     Args:
         splits: Every split that is read, with the side it is for.
+        formats: What the rows of each source were found to be.
     """
     weights = [split.source.weight for side, split in splits if side == "train"]
     content = {
@@ -68,6 +74,7 @@ def fingerprint(
         "version": __version__,  # of the code that renders
         "settings": settings_of(section),
         "data": [[side, _identity(split, cache_folder(section))] for side, split in splits],
+        "formats": [[choice.name, choice.columns] for choice in formats],
         "weights": weights,
         "seed": seed if any(weight % 1 for weight in weights) else None,  # draws rows for these only
         "tokenizer": tokenizer_identity(tokenizer),

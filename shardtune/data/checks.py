@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -13,7 +13,7 @@ from shardtune.errors import UserInputError
 from shardtune.observe.summary import count
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
     from shardtune.data.prepare import PreparedSet
     from shardtune.data.prepared import Prepared, PreparedCounts
@@ -45,14 +45,52 @@ def enforce(findings: list[Finding]) -> list[Finding]:
     return [finding for finding in findings if finding.level == "warning"]
 
 
+@dataclass(frozen=True)
+class ModelLimits:
+    """What the model can read; None where that is not known, and is not checked.
+
+    Attributes:
+        vocabulary: Rows of its embedding.
+        positions: Longest row it was made for.
+    """
+
+    vocabulary: int | None
+    positions: int | None = None
+
+
+def model_positions(config: PretrainedConfig) -> int | None:
+    """The longest row a model was made for, by its config: `max_position_embeddings`, or what rope scaling makes of it.
+
+    A scaled rope says from which length (`original_max_position_embeddings`) it was stretched, and by which factor.
+    """
+    text = config.get_text_config()
+    stated = getattr(text, "max_position_embeddings", None)
+    if not isinstance(stated, int) or stated <= 0:
+        return None
+    ropes = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
+    each = [ropes, *(value for value in ropes.values() if isinstance(value, dict))]  # one for all layers, or per kind
+    scaled = [
+        int((rope.get("original_max_position_embeddings") or stated) * rope["factor"])
+        for rope in each
+        if isinstance(rope.get("factor"), int | float)
+    ]
+    return max([stated, *scaled])
+
+
 def refusals_and_warnings(
-    prepared_set: PreparedSet, tokenizer: PreTrainedTokenizerBase, vocabulary: int | None
+    prepared_set: PreparedSet,
+    tokenizer: PreTrainedTokenizerBase,
+    limits: ModelLimits,
+    new_tokens: Mapping[str, int] | None = None,
 ) -> list[Finding]:
     """All that is wrong with a prepared set, errors first.
 
     Args:
-        vocabulary: Rows of the model's embedding; None leaves tokens beyond it unchecked.
+        new_tokens: Ids of the tokens of `model.new_tokens`, by their text.
     """
+    vocabulary = limits.vocabulary
+    if new_tokens and vocabulary is not None:
+        vocabulary = max(vocabulary, max(new_tokens.values()) + 1)
     found: list[Finding] = []
     for name, prepared in (("train", prepared_set.train), ("val", prepared_set.val)):
         if prepared is not None:
@@ -64,6 +102,8 @@ def refusals_and_warnings(
     found += _leaked(prepared_set)
     found += _repeated(prepared_set.train)
     found += _cut(prepared_set.train)
+    found += _beyond_positions(prepared_set, limits.positions)
+    found += _never_seen(prepared_set.train, new_tokens or {})
     return sorted(found, key=lambda finding: finding.level)  # "error" < "warning"; otherwise as found
 
 
@@ -76,10 +116,19 @@ def _unsupervised(counts: PreparedCounts, name: str) -> Iterator[Finding]:
             f"max_length, {counts.dropped_short:,} were empty.",
             "Check data.train_on, data.format and the template; raise data.max_length if prompts fill it.",
         )
-    elif counts.dropped_unsupervised:
+        return
+    if counts.without_assistant:
         yield Finding(
             "warning",
-            f"{_rows(counts.dropped_unsupervised, name)} left out: no token of theirs is supervised.",
+            f"{_rows(counts.without_assistant, name)} left out: no assistant turn in them carries loss.",
+            "Nothing is learnt from a conversation in which the assistant does not speak.",
+            "Check the roles in these rows, or set data.train_on: all to learn every turn.",
+        )
+    if counts.dropped_unsupervised > counts.without_assistant:
+        yield Finding(
+            "warning",
+            f"{_rows(counts.dropped_unsupervised - counts.without_assistant, name)} left out: no token of theirs is "
+            "supervised.",
             "Nothing is learnt from them: they have no answer, or their prompt fills max_length.",
             "Check these rows, or raise data.max_length.",
         )
@@ -92,7 +141,8 @@ def _unknown_tokens(counts: PreparedCounts, name: str, vocabulary: int | None) -
             f"The {NAMES[name]} data holds token {counts.largest_id}, but the model has embeddings for {vocabulary} "
             "tokens only.",
             "The tokenizer is not the one this model was made for, or tokens were added to it afterwards.",
-            "Set model.tokenizer_name_or_path to the model's own tokenizer.",
+            "Set model.tokenizer_name_or_path to the model's own tokenizer; name tokens that the model shall learn in "
+            "model.new_tokens.",
         )
 
 
@@ -182,6 +232,29 @@ def _cut(prepared: Prepared) -> Iterator[Finding]:
             f"{_rows(cut, 'train')} ({share(cut, stored)}) cut at data.max_length.",
             f"What stood behind is not learnt, nor where to stop: only {share(stored - cut, stored)} of the rows fit.",
             f"{enough}, or set data.long_rows: split or drop.",
+        )
+
+
+def _beyond_positions(prepared_set: PreparedSet, positions: int | None) -> Iterator[Finding]:
+    max_length = prepared_set.about.get("settings", {}).get("max_length", 0)
+    if positions is not None and max_length > positions:
+        yield Finding(
+            "warning",
+            f"data.max_length is {max_length:,}, but the model was made for rows of at most {positions:,} tokens.",
+            "Positions beyond that were never trained (max_position_embeddings in its config.json, with rope scaling).",
+            f"Set data.max_length: {positions} or less, or use a model with a longer context.",
+        )
+
+
+def _never_seen(prepared: Prepared, new_tokens: Mapping[str, int]) -> Iterator[Finding]:
+    missing = prepared.absent(new_tokens.values()) if new_tokens else set()
+    if missing:
+        names = ", ".join(token for token, number in new_tokens.items() if number in missing)
+        yield Finding(
+            "warning",
+            f"model.new_tokens: {names} {'is' if len(missing) == 1 else 'are'} in no training row.",
+            "Nothing is learnt of a token that never occurs; its rows stay close to where they start.",
+            "Check how it is written in the data and the templates, or take it out of model.new_tokens.",
         )
 
 

@@ -108,6 +108,8 @@ def _json_row(line: str | BadRow) -> Row | BadRow:
         value = json.loads(line)
     except json.JSONDecodeError as error:
         return BadRow(f"{error.msg} (column {error.colno})", line[:SHOWN])
+    except ValueError as error:  # a number of thousands of digits
+        return BadRow(str(error), line[:SHOWN])
     except RecursionError:
         return BadRow("nested too deeply", line[:SHOWN])
     return value if isinstance(value, dict) else not_an_object(value)

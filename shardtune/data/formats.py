@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from shardtune.config.schema import DataSection
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 FormatName = Literal["text", "prompt", "prompt-completion", "chat"]
 LossOn = Literal["assistant", "completion", "all"]
 
+_TEXT = "text"
 _PAIR = ("prompt", "completion")
 _CHAT_COLUMNS = ("messages", "conversations")
 
@@ -89,9 +91,45 @@ def renderer(
         return chat_renderer(section, choice, tokenizer)
     if choice.name == "text":
         return TextRenderer(choice.columns[0])
-    template = section.prompt_template if choice.name == "prompt" else None
-    parsed = Template.parse(template) if template is not None else Template((("", _PAIR[0]), ("", _PAIR[1])))
-    return PromptRenderer(parsed, whole=loss_on(section, choice) == "all")
+    return PromptRenderer(_template(section, choice), whole=loss_on(section, choice) == "all")
+
+
+def _template(section: DataSection, choice: FormatChoice) -> Template:
+    if choice.name == "prompt" and section.prompt_template is not None:
+        return Template.parse(section.prompt_template)
+    return Template((("", _PAIR[0]), ("", _PAIR[1])))
+
+
+def space_before_answer(
+    section: DataSection,
+    choice: FormatChoice,
+    sample: Sequence[Mapping[str, Any]],
+    tokenizer: PreTrainedTokenizerBase,
+) -> str:
+    """What becomes of a space that stands between prompt and answer; empty where there is none, or no token of it."""
+    if choice.name not in ("prompt", "prompt-completion"):
+        return ""
+    template = _template(section, choice)
+    for row in sample:
+        cells = {column: row.get(column) for column in template.columns}
+        if not all(isinstance(cell, str) and cell.strip() for cell in cells.values()):
+            continue
+        prompt, answer = template.render(cells)
+        if not prompt.endswith((" ", "\t")) or answer[0].isspace():
+            return ""
+        whole, before, without = (
+            tokenizer(text, add_special_tokens=False)["input_ids"]
+            for text in (prompt + answer, prompt, prompt.rstrip(" \t"))
+        )
+        if whole[: len(before)] != before:
+            return (
+                "the space before the answer becomes part of the answer's first token, so at inference a prompt must "
+                "end without it"
+            )
+        if before != without:
+            return "the space before the answer is a token of its own, so at inference a prompt must end with it"
+        return ""
+    return ""
 
 
 @dataclass(frozen=True)
@@ -129,31 +167,53 @@ def _text(row: Mapping[str, Any], column: str) -> str | None:
     value = row[column]
     if value is None or isinstance(value, str):
         return value
-    if isinstance(value, int | float):
+    if isinstance(value, float) and math.isnan(value):
+        return None  # how pandas writes an empty cell
+    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
         return str(value)
     raise RowProblem(f"the column '{column}' holds a {type(value).__name__}, not text: {str(value)[:80]}")
 
 
 def _detected(section: DataSection, columns: Sequence[str], sample: Sequence[Mapping[str, Any]]) -> FormatChoice:
-    given = section.model_fields_set
     if section.prompt_template is not None:
         return _asked(section, "prompt", columns, sample)
     if section.messages_field is not None:
         return _asked(section, "chat", columns, sample)
-    if "text_field" in given:
+    if section.text_field is not None:
         return _asked(section, "text", columns, sample)
-    if any(name in columns and _holds_messages(name, sample) for name in _CHAT_COLUMNS):
-        return _asked(section, "chat", columns, sample)
-    if all(name in columns for name in _PAIR):
-        chat = all(_holds_messages(name, sample) for name in _PAIR)
-        return _asked(section, "chat" if chat else "prompt-completion", columns, sample)
-    if section.text_field in columns:
-        return _asked(section, "text", columns, sample)
+    fitting = _fitting(columns, sample)
+    if fitting:
+        choice = _asked(section, fitting[0], columns, sample)
+        return replace(choice, why=choice.why + _not_read(fitting[1:]))
+    if any(name in columns for name in _CHAT_COLUMNS):
+        return _asked(section, "chat", columns, sample)  # which says what is wrong with it
     raise UserInputError(
         "The format of the data is not clear.",
         why="None of these was found: a column of messages ('messages' or 'conversations'), the columns 'prompt' and "
-        f"'completion', a column '{section.text_field}'. The columns are: {_listed(columns)}.",
+        f"'completion', a column '{_TEXT}'. The columns are: {_listed(columns)}.",
         fix=f"Name what is to be learnt: {_suggestion(columns)}, or data.text_field, or data.messages_field.",
+    )
+
+
+def _fitting(columns: Sequence[str], sample: Sequence[Mapping[str, Any]]) -> list[FormatName]:
+    """Every format that the columns could be; the one that says most about a row first."""
+    found: list[FormatName] = []
+    if any(name in columns and _holds_messages(name, sample) for name in _CHAT_COLUMNS):
+        found.append("chat")
+    if all(name in columns for name in _PAIR):
+        found.append("chat" if all(_holds_messages(name, sample) for name in _PAIR) else "prompt-completion")
+    if _TEXT in columns:
+        found.append("text")
+    return list(dict.fromkeys(found))
+
+
+def _not_read(others: Sequence[FormatName]) -> str:
+    """Which columns could have been trained on instead, and the setting for it."""
+    named = {"text": repr(_TEXT), "prompt-completion": " and ".join(map(repr, _PAIR))}
+    return "".join(
+        f"; not read: {named[other]} (set data.format: {other} to train on that instead)"
+        for other in others
+        if other in named
     )
 
 
@@ -167,8 +227,9 @@ def _asked(
             fix="Take one of the two out.",
         )
     if name == "text":
-        _require_columns([section.text_field], columns, "data.text_field")
-        return FormatChoice("text", f"column '{section.text_field}'", (section.text_field,))
+        column = section.text_field or _TEXT
+        _require_columns([column], columns, "data.text_field" if section.text_field else "data.text_field: null")
+        return FormatChoice("text", f"column '{column}'", (column,))
     if name == "prompt":
         if section.prompt_template is None:
             raise UserInputError(

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from shardtune.data.checks import Finding
+    from shardtune.data.prepare import PreparedSet
     from shardtune.data.prepared import Prepared, PreparedCounts
     from shardtune.data.show_rows import ShownRow
 
@@ -97,6 +98,15 @@ class Report:
 
 def format_line(name: str, why: str) -> str:
     return f"{name} ({why})" if why else name
+
+
+def format_found(prepared: PreparedSet) -> tuple[str, str]:
+    """Name and reason; of a mixture whose sources differ, all of them."""
+    found = {each["path"]: each["format"] for each in prepared.about.get("sources", [])}
+    if len({(each["name"], each["why"]) for each in found.values()}) <= 1:
+        return prepared.choice.name, prepared.choice.why
+    names = dict.fromkeys(each["name"] for each in found.values())
+    return " and ".join(names), "; ".join(f"{path}: {each['name']}, {each['why']}" for path, each in found.items())
 
 
 def count_split(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,15 +72,25 @@ def looks_like_messages(value: Any) -> bool:
     return bool(entries) and all(isinstance(e, Mapping) and ("role" in e or "from" in e) for e in entries)
 
 
+def roles(values: Iterable[Any]) -> list[str]:
+    """Who speaks in these conversations, by the names that stand there; what is no conversation is passed over."""
+    found = [entry for value in values if looks_like_messages(value) for entry in _entries(value, "")]
+    return list(dict.fromkeys(str(entry.get("role") or entry.get("from")) for entry in found))
+
+
 def _entries(value: Any, what: str) -> list[Any]:
     if isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except json.JSONDecodeError as error:
-            raise RowProblem(f"{what} is text, and not JSON: {error}") from error
+        value = _from_json(value, f"{what} is text, and not JSON")
     if isinstance(value, Mapping) or not isinstance(value, Sequence) or isinstance(value, str):
-        raise RowProblem(f"{what} is a {type(value).__name__}, not a list of messages")
+        raise RowProblem(f"{what} is a {type(value).__name__}, not a list")
     return list(value)
+
+
+def _from_json(text: Any, problem: str) -> Any:
+    try:
+        return json.loads(text)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise RowProblem(f"{problem}: {error}") from error
 
 
 def _message(entry: Any, number: int) -> Message:
@@ -92,9 +102,11 @@ def _message(entry: Any, number: int) -> Message:
         message = _from_sharegpt(message, number)
     role = message.get("role")
     if not isinstance(role, str) or not role:
-        raise RowProblem(f"message {number} has no role (its fields: {', '.join(map(str, entry))})")
+        why = f"has the role {role!r}, which is no name" if role else "has no role"
+        raise RowProblem(f"message {number} {why} (its fields: {', '.join(map(str, entry))})")
     if message.get("tool_calls"):
-        message["tool_calls"] = [_tool_call(call, number) for call in message["tool_calls"]]
+        calls = _entries(message["tool_calls"], f"the field tool_calls of message {number}")
+        message["tool_calls"] = [_tool_call(call, number) for call in calls]
     else:
         message.pop("tool_calls", None)
     if len(message) > 2 or not isinstance(message.get("content"), str):
@@ -111,10 +123,7 @@ def _from_sharegpt(message: Message, number: int) -> Message:
         raise RowProblem(f"message {number} is from {said_by!r}, which is none of {known}")
     message |= {"role": role, "content": message.pop("value", "")}
     if said_by in _CALLS:
-        try:
-            calls = json.loads(message["content"])
-        except (TypeError, json.JSONDecodeError) as error:
-            raise RowProblem(f"message {number} is a {said_by}, but its value is not JSON: {error}") from error
+        calls = _from_json(message["content"], f"message {number} is a {said_by}, but its value is not JSON")
         message |= {"content": "", "tool_calls": calls if isinstance(calls, list) else [calls]}
     return message
 
@@ -153,20 +162,15 @@ def _tool_call(call: Any, number: int) -> dict[str, Any]:
     arguments = function.get("arguments", function.get("parameters", {}))
     if isinstance(arguments, str):
         # OpenAI's own form. Templates write arguments with `tojson`, which would quote the text a second time.
-        try:
-            arguments = json.loads(arguments or "{}")
-        except json.JSONDecodeError as error:
-            raise RowProblem(f"the arguments of a tool call in message {number} are not JSON: {error}") from error
+        arguments = _from_json(arguments or "{}", f"the arguments of a tool call in message {number} are not JSON")
     kept = {"id": call["id"]} if "id" in call else {}
     return {**kept, "type": "function", "function": {"name": function["name"], "arguments": arguments}}
 
 
 def _tools(tools: Any) -> list[dict[str, Any]] | None:
     entries = _entries(tools, "the column of tools") if not isinstance(tools, str) or tools.strip() else []
-    try:
-        read = [json.loads(entry) if isinstance(entry, str) else without_nulls(entry) for entry in entries]
-    except json.JSONDecodeError as error:
-        raise RowProblem(f"the column of tools holds text that is not JSON: {error}") from error
+    problem = "the column of tools holds text that is not JSON"
+    read = [_from_json(entry, problem) if isinstance(entry, str) else without_nulls(entry) for entry in entries]
     if not all(isinstance(entry, dict) for entry in read):
         raise RowProblem("the column of tools holds something other than JSON schemas")
     return read or None

@@ -56,7 +56,10 @@ class Output:
 
     def counts(self, side: Side) -> dict[str, Any]:
         """What only the reader knows, as `PreparedCounts` names it."""
-        names = ("read", "cut", "split", "dropped_long", "dropped_short", "dropped_unsupervised", "skipped_errors")
+        names = (
+            "read", "cut", "split", "dropped_long", "dropped_short", "dropped_unsupervised", "without_assistant",
+            "skipped_errors",
+        )  # fmt: skip
         return {**{name: self._tally[side][name] for name in names}, "errors": tuple(self._errors[side])}
 
     def uncut_p95(self, side: Side) -> int | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from dataclasses import dataclass
 
 import numpy as np
@@ -55,7 +55,7 @@ def pack(lengths: NDArray[np.integer], capacity: int) -> Packs:
     if len(sizes) and sizes.min() < 1:
         raise ValueError("a row without tokens cannot be packed")
     order = np.argsort(-sizes, kind="stable")
-    homes = _place(sizes[order], capacity)
+    homes = _place(sizes[order], min(capacity, int(sizes.sum())))  # a pack that takes all rows is large enough
     by_pack = np.argsort(homes, kind="stable")
     members = np.bincount(homes) if len(homes) else np.empty(0, np.int64)
     return Packs(order[by_pack], np.concatenate([[0], np.cumsum(members)]).astype(np.int64))
@@ -64,7 +64,7 @@ def pack(lengths: NDArray[np.integer], capacity: int) -> Packs:
 def _place(falling: Ints, capacity: int) -> Ints:
     """The pack of each row, for lengths that never rise."""
     homes = np.empty(len(falling), np.int64)
-    rooms = _Rooms(capacity)
+    rooms = _Rooms()
     new = placed = 0
     changes = np.flatnonzero(np.diff(falling)) + 1
     for stop in [*changes.tolist(), len(falling)]:
@@ -93,8 +93,8 @@ def _place(falling: Ints, capacity: int) -> Ints:
 class _Rooms:
     """Open packs by the room they have left. Which rooms occur is one big integer, a bit per size."""
 
-    def __init__(self, capacity: int) -> None:
-        self.packs: list[deque[Ints]] = [deque() for _ in range(capacity + 1)]
+    def __init__(self) -> None:
+        self.packs: dict[int, deque[Ints]] = defaultdict(deque)
         self.occur = 0
 
     def smallest(self, length: int) -> int | None:

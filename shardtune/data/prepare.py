@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -15,7 +15,7 @@ from shardtune import __version__
 from shardtune.data.cache import cache_folder, fingerprint, prepared_once, settings_of, tokenizer_identity
 from shardtune.data.chunks import Chunk, Row, count_rows, place
 from shardtune.data.concatenate import document_edges, joining_of
-from shardtune.data.formats import FormatChoice, choose_format, renderer
+from shardtune.data.formats import FormatChoice, choose_format, renderer, space_before_answer
 from shardtune.data.output import Document, Output, taken_rows
 from shardtune.data.prepared import SCHEMA, Prepared, PreparedWriter
 from shardtune.data.source import FileSplit, Split, bad_row_error, has_split, open_split, sources_of
@@ -82,6 +82,11 @@ class PreparedSet:
         val = Prepared.open(folder / "val") if has_val else None
         return cls(Prepared.open(folder / "train"), val, choice, folder, from_cache, overlap, about)
 
+    def with_formats(self, choices: Sequence[FormatChoice]) -> PreparedSet:
+        """With what is said about the sources now: files that are not read may have come since it was prepared."""
+        sources = [{**old, "format": asdict(new)} for old, new in zip(self.about["sources"], choices, strict=True)]
+        return replace(self, choice=choices[0], about={**self.about, "sources": sources})
+
 
 def prepare(
     section: DataSection,
@@ -112,7 +117,10 @@ def prepare(
         return given
     tell(ProgressInfo("checking"))
     train, val = _open_splits(section)
-    key = fingerprint(section, seed, [*(("train", s) for s in train), *(("val", s) for s in val)], tokenizer)
+    samples = [split.sample(_SAMPLE) for split in train]
+    choices = [_choose(section, tokenizer, *each) for each in zip(train, samples, strict=True)]
+    splits = [*(("train", s) for s in train), *(("val", s) for s in val)]
+    key = fingerprint(section, seed, splits, choices, tokenizer)
     folder = cache_folder(section) / key
     about = {
         "shardtune": __version__,
@@ -121,9 +129,9 @@ def prepare(
         "tokenizer_identity": tokenizer_identity(tokenizer),
         "settings": settings_of(section),
     }
-    job = _Job(section, seed, tokenizer, train, val, about, workers, tell)
+    job = _Job(section, seed, tokenizer, train, val, samples, choices, about, workers, tell)
     from_cache = prepared_once(folder, job.fill, _is_whole, lambda: tell(ProgressInfo("waiting")))
-    return PreparedSet.open(folder, from_cache=from_cache)
+    return PreparedSet.open(folder, from_cache=from_cache).with_formats(choices)
 
 
 def _is_whole(folder: Path) -> bool:
@@ -176,6 +184,13 @@ def _open_splits(section: DataSection) -> tuple[list[Split], list[Split]]:
     return train, [open_split(source, name, "data.val_split") for source in having or sources[:1]]
 
 
+def _choose(section: DataSection, tokenizer: PreTrainedTokenizerBase, split: Split, sample: list[Row]) -> FormatChoice:
+    """What the rows of a source are, and what one should know about how they are read."""
+    choice = choose_format(section, list(dict.fromkeys(name for row in sample for name in row)), sample)
+    notes = [*split.notes(), space_before_answer(section, choice, sample, tokenizer)]
+    return replace(choice, why="; ".join([choice.why, *filter(None, notes)]))
+
+
 @dataclass
 class _Job:
     """One preparation, from open splits to a filled folder."""
@@ -185,20 +200,20 @@ class _Job:
     tokenizer: PreTrainedTokenizerBase
     train: list[Split]
     val: list[Split]
+    samples: list[list[Row]]  # the first rows of each split in `train`
+    choices: list[FormatChoice]  # what they are
     about: dict[str, Any]
     workers: int | None
     tell: Progress
 
     def fill(self, folder: Path) -> None:
         share = self.section.val_split if isinstance(self.section.val_split, float) else 0.0
-        samples = [split.sample(_SAMPLE) for split in self.train]
-        choices = [self._choose(sample) for sample in samples]
-        recipes = [self._recipe(*each, share) for each in zip(self.train, samples, choices, strict=True)]
+        recipes = [self._recipe(*each, share) for each in zip(self.train, self.samples, self.choices, strict=True)]
         sides: list[Side] = ["train", "val"] if share or self.val else ["train"]
         output = Output({side: PreparedWriter(folder / side) for side in sides})
         marks = self._pass(self.train, recipes, output, "train")
         if self.val:
-            self._pass(self.val, self._val_recipes(choices), output, "val")
+            self._pass(self.val, self._val_recipes(), output, "val")
         for side in sides:
             self._refuse_empty(side, output)
         weights = [split.source.weight for split in self.train]
@@ -210,14 +225,11 @@ class _Job:
             extra = {"side": side, "uncut_p95": output.uncut_p95(side), **about}
             writer.close(output.counts(side), taken if side == "train" else None, extra)
         overlap = int(np.isin(hashes["val"], hashes["train"]).sum()) if "val" in hashes else 0
-        self._write_set(folder, choices, recipes, overlap)
+        self._write_set(folder, recipes, overlap)
 
-    def _choose(self, sample: list[Row]) -> FormatChoice:
-        return choose_format(self.section, list(dict.fromkeys(name for row in sample for name in row)), sample)
-
-    def _val_recipes(self, choices: Sequence[FormatChoice]) -> list[Recipe]:
+    def _val_recipes(self) -> list[Recipe]:
         """Validation rows are what the training rows of the same source are."""
-        known = {split.source: choice for split, choice in zip(self.train, choices, strict=True)}
+        known = {split.source: choice for split, choice in zip(self.train, self.choices, strict=True)}
         return [
             replace(self._recipe(split, split.sample(_SAMPLE), known[split.source], 0.0), side="val")
             for split in self.val
@@ -287,31 +299,51 @@ class _Job:
                 fix="Choose another share, or name a split of its own.",
             )
         split = self.section.train_split if side == "train" else self.section.val_split
+        reasons = {
+            "were empty or a single token": counts["dropped_short"],
+            "had no assistant turn that carries loss": counts["without_assistant"],
+            "had no token that carries loss within data.max_length": counts["dropped_unsupervised"]
+            - counts["without_assistant"],
+            "were longer than data.max_length": counts["dropped_long"],
+            "could not be read": counts["skipped_errors"],
+        }
         raise UserInputError(
             f"No row of the split '{split}' is left to train on ({counts['read']} were read).",
-            why=f"{counts['dropped_short']} were empty or a single token, {counts['dropped_unsupervised']} had no "
-            f"token that carries loss within data.max_length, {counts['dropped_long']} were longer than it, "
-            f"{counts['skipped_errors']} could not be read.",
-            fix="Check data.text_field or data.prompt_template, and data.max_length.",
+            why="; ".join(f"{number} {what}" for what, number in reasons.items() if number) + ".",
+            fix=_advice(self.choices[0], counts, self.samples[0]),
         )
 
-    def _write_set(
-        self, folder: Path, choices: Sequence[FormatChoice], recipes: Sequence[Recipe], overlap: int
-    ) -> None:
+    def _write_set(self, folder: Path, recipes: Sequence[Recipe], overlap: int) -> None:
         sources = [
             {**asdict(split.source), "split": split.name, "format": asdict(choice), "joining": recipe.joining}
-            for split, choice, recipe in zip(self.train, choices, recipes, strict=True)
+            for split, choice, recipe in zip(self.train, self.choices, recipes, strict=True)
         ]
         content = {
             "schema": SCHEMA,
             **self.about,
-            "choice": asdict(choices[0]),
+            "choice": asdict(self.choices[0]),
             "overlap": overlap,
             "has_val": bool(self.val) or isinstance(self.section.val_split, float),
             "sources": sources,
             "val_sources": [{"path": split.source.path, "split": split.name} for split in self.val],
         }
         (folder / SET).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def _advice(choice: FormatChoice, counts: Mapping[str, int], sample: Sequence[Row]) -> str:
+    if counts["without_assistant"]:
+        from shardtune.data.messages import roles
+
+        found = roles(row.get(choice.columns[choice.columns[0] == "prompt"]) for row in sample)
+        return (
+            "Give each conversation a turn with the role assistant (in ShareGPT's form: gpt), or set data.train_on: "
+            f"all to learn every turn. The roles found are: {', '.join(found)}."
+        )
+    if counts["dropped_unsupervised"] or counts["dropped_long"]:
+        return "Raise data.max_length: prompts fill it, or rows are longer."
+    named = {"text": "data.text_field", "prompt": "data.prompt_template", "chat": "data.messages_field"}
+    where = named.get(choice.name, "data.format")
+    return f"Check the columns that are read ({', '.join(choice.columns)}), or name others in {where}."
 
 
 def _tasks(splits: Sequence[Split]) -> Iterator[Task]:

@@ -16,6 +16,7 @@ import json
 import logging
 import os
 import tempfile
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from pathlib import Path
@@ -37,6 +38,7 @@ _TYPES: dict[str, type[np.generic]] = {
     "taken.bin": np.int64,
 }  # fmt: skip
 _SHA256_BYTES = 32
+_LOOKED_AT_ONCE = 1 << 24  # tokens
 _CHECKED = 16 * 2**20  # files up to this size carry a checksum, which costs some 10 ms to compare when opened
 
 
@@ -53,6 +55,7 @@ class PreparedCounts:
     dropped_long: int = 0
     dropped_short: int = 0  # blank, or under two tokens
     dropped_unsupervised: int = 0
+    without_assistant: int = 0  # of these: conversations in which no turn carries loss
     skipped_errors: int = 0
     duplicates: int = 0  # stored rows whose tokens an earlier one has too
     largest_id: int = 0
@@ -101,6 +104,16 @@ class Prepared:
         span = slice(int(self._offsets[stored]), int(self._offsets[stored + 1]))
         ids: NDArray[np.int32] = np.array(self._tokens[span])
         return ids, np.where(self._supervised[span], ids, np.int32(IGNORED))
+
+    def absent(self, ids: Iterable[int]) -> set[int]:
+        """Those of `ids` that no row holds. Reads until all are found."""
+        left = set(ids)
+        for start in range(0, len(self._tokens), _LOOKED_AT_ONCE):
+            part = self._tokens[start : start + _LOOKED_AT_ONCE]
+            left -= set(part[np.isin(part, list(left))].tolist())
+            if not left:
+                break
+        return left
 
     @cached_property
     def lengths(self) -> NDArray[np.int64]:

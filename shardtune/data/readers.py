@@ -10,13 +10,16 @@ import io
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import IO, Any, Literal
 
 from shardtune.data.chunks import SHOWN, BadRow, Chunk, Row, not_an_object
+from shardtune.errors import UserInputError
 
 CHUNK_BYTES = 256 * 1024
 CHUNK_ROWS = 512
@@ -25,9 +28,22 @@ _BETWEEN = re.compile(r"[ \t\r\n,]*")
 _GOES_ON = "may go on"
 _COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 KINDS = {
-    ".jsonl": "jsonl", ".json": "json", ".csv": "csv", ".txt": "text", ".parquet": "parquet", ".arrow": "arrow",
+    ".jsonl": "jsonl", ".json": "json", ".csv": "csv", ".tsv": "csv", ".txt": "text", ".parquet": "parquet",
+    ".arrow": "arrow",
 }  # fmt: skip
 _COMPRESSIBLE = ("jsonl", "json", "csv", "text")  # parquet and arrow compress inside, and are read from anywhere
+DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
+_LINES_LOOKED_AT = 50  # of a .csv, to see its delimiter
+# What a file of text cannot begin with: (what begins so, what to do).
+_FOREIGN_BEGINNINGS = {
+    b"PAR1\x15": ("a parquet file", "Name it .parquet."),
+    b"ARROW1\0": ("an arrow file", "Name it .arrow."),
+    b"PK\x03\x04": ("a zip archive (or .xlsx)", "Unpack it, or save the sheet as .csv."),
+    b"\x1f\x8b": ("compressed with gzip", "Add .gz to its name."),
+    b"\x28\xb5\x2f\xfd": ("compressed with zstd", "Add .zst to its name."),
+    b"\xff\xfe": ("encoded as UTF-16", "Save it as UTF-8 (for example: iconv -f utf-16 -t utf-8)."),
+    b"\xfe\xff": ("encoded as UTF-16", "Save it as UTF-8 (for example: iconv -f utf-16 -t utf-8)."),
+}
 
 
 @dataclass(frozen=True)
@@ -63,6 +79,8 @@ class DataFile:
         """(the content, decompressed; the file as it lies there, whose position says how far the reader is)."""
         with _raw(self) as raw:
             if self.compression is None:
+                if isinstance(raw, io.BufferedReader):
+                    _refuse_foreign(self.name, raw.peek(8))
                 yield raw, raw
                 return
             import pyarrow
@@ -74,6 +92,31 @@ class DataFile:
     def chunks(self) -> Iterator[Chunk]:
         """The rows of the file, in order."""
         return _READERS[self.kind](self)
+
+    def delimiter(self) -> str:
+        """What separates the cells of a .csv: a comma, unless only another sign makes columns of the header.
+
+        Raises:
+            UserInputError: more than one other sign does.
+        """
+        if ".tsv" in Path(self.name).suffixes:
+            return "\t"
+        with self.open() as (stream, _):
+            lines = list(islice(_csv_text(stream), _LINES_LOOKED_AT))
+        fitting = [sign for sign in DELIMITERS if _makes_columns(lines, sign)]
+        if len(fitting) > 1 and "," not in fitting:
+            raise UserInputError(
+                f"'{self.name}' may be separated by {' or '.join(DELIMITERS[sign] for sign in fitting)}.",
+                why=f"Each makes columns of its header: {lines[0].strip()[:SHOWN]}",
+                fix="Save it with commas, with cells that hold one in quotes.",
+            )
+        return "," if "," in fitting or not fitting else fitting[0]
+
+
+def _refuse_foreign(name: str, beginning: bytes) -> None:
+    for mark, (what, fix) in _FOREIGN_BEGINNINGS.items():
+        if beginning.startswith(mark):
+            raise UserInputError(f"'{name}' cannot be read as its ending says: it is {what}.", fix=fix)
 
 
 def _raw(file: DataFile) -> Any:
@@ -91,6 +134,9 @@ def _line_chunks(file: DataFile, kind: Literal["jsonl", "text"]) -> Iterator[Chu
             block += stream.readline()  # to the end of the last line
             if line == 1:
                 block = block.removeprefix(b"\xef\xbb\xbf")
+                if kind == "jsonl" and block.lstrip().startswith(b"["):  # a list of rows, as .json files hold
+                    yield from _json_value_chunks(file)
+                    return
             yield Chunk(file.name, kind, block, line, raw.tell())
             line += block.count(b"\n")
 
@@ -156,6 +202,9 @@ def _json_values(stream: IO[str]) -> Iterator[tuple[int, Any]]:
                 return
             text, at, ended = text[begin:] + more, 0, not more
             continue
+        except ValueError as error:
+            yield line, BadRow(str(error))
+            return
         yield line, value
         line += text.count("\n", begin, at)
 
@@ -170,9 +219,10 @@ def _csv_chunks(file: DataFile) -> Iterator[Chunk]:
     # A cell is the text that stands there: pandas would read NA as nothing, 007 as 7 and 1.50 as 1.5.
     csv.field_size_limit(sys.maxsize)
     rows: list[tuple[int, Row | BadRow]] = []
+    delimiter = file.delimiter()
     with file.open() as (stream, raw):
-        text = io.TextIOWrapper(stream, encoding="utf-8-sig", errors="surrogateescape", newline="")
-        for line, row in _csv_rows(csv.reader(text, strict=True)):
+        text = _csv_text(stream)  # closes the file when it goes
+        for line, row in _csv_rows(csv.reader(text, delimiter=delimiter, strict=True), file, delimiter):
             rows.append((line, row))
             if len(rows) == CHUNK_ROWS:
                 yield Chunk(file.name, "rows", rows, rows[0][0], raw.tell())
@@ -181,11 +231,34 @@ def _csv_chunks(file: DataFile) -> Iterator[Chunk]:
             yield Chunk(file.name, "rows", rows, rows[0][0], raw.tell())
 
 
-def _csv_rows(reader: Any) -> Iterator[tuple[int, Row | BadRow]]:
-    header, before = _csv_row(reader), reader.line_num
+def _csv_text(stream: IO[bytes]) -> io.TextIOWrapper:
+    return io.TextIOWrapper(stream, encoding="utf-8-sig", errors="surrogateescape", newline="")
+
+
+def _makes_columns(lines: list[str], delimiter: str) -> bool:
+    """Whether the header falls into several cells, and most rows into as many."""
+    csv.field_size_limit(sys.maxsize)
+    widths = [len(cells) for cells in csv.reader(lines, delimiter=delimiter) if cells]
+    alike = sum(width == widths[0] for width in widths[1:])
+    return bool(widths) and widths[0] > 1 and 2 * alike >= len(widths) - 1
+
+
+def _csv_rows(reader: Any, file: DataFile, delimiter: str) -> Iterator[tuple[int, Row | BadRow]]:
+    header: list[str] | BadRow | None = []
+    while header == []:  # blank lines before it
+        header = _csv_row(reader)
+    before = reader.line_num
     if isinstance(header, BadRow):
         yield 1, header
         return
+    if any("\udc80" <= sign <= "\udcff" for name in header or () for sign in name):
+        yield before, BadRow("the header is not UTF-8")
+        return
+    _refuse_repeated(file.name, header or ())
+    if header and header[0].lstrip().startswith("{"):
+        raise UserInputError(
+            f"'{file.name}' holds JSON, not CSV.", why=f"It begins with {header[0][:SHOWN]}", fix="Name it .jsonl."
+        )
     while (cells := _csv_row(reader)) is not None:
         line, before = before + 1, reader.line_num  # a quoted cell may span lines
         if isinstance(cells, BadRow):
@@ -194,7 +267,19 @@ def _csv_rows(reader: Any) -> Iterator[tuple[int, Row | BadRow]]:
             yield line, {name: cell or None for name, cell in zip(header or (), cells, strict=True)}
         elif cells:
             told = f"{len(cells)} cells where the header names {len(header or ())}"
-            yield line, BadRow(told, ",".join(cells)[:SHOWN])
+            quote = f" (a cell that holds {delimiter!r} must be quoted)" if len(cells) > len(header or ()) else ""
+            yield line, BadRow(told + quote, delimiter.join(cells)[:SHOWN])
+
+
+def _refuse_repeated(name: str, columns: Sequence[str]) -> None:
+    """One of two columns of the same name would be lost. (Without a name, there are often several, all empty.)"""
+    repeated = [column for column, times in Counter(columns).items() if times > 1 and column]
+    if repeated:
+        raise UserInputError(
+            f"'{name}' has more than one column called {repeated[0]!r}.",
+            why=f"Its columns are: {', '.join(columns)}.",
+            fix="Rename or remove one of them.",
+        )
 
 
 def _csv_row(reader: Any) -> list[str] | BadRow | None:
@@ -202,7 +287,7 @@ def _csv_row(reader: Any) -> list[str] | BadRow | None:
         cells: list[str] | None = next(reader, None)
         return cells
     except csv.Error as error:  # the reader goes on with the next line
-        return BadRow(str(error))
+        return BadRow('a quoted cell (") has no end' if "unexpected end" in str(error) else str(error))
 
 
 def _parquet_chunks(file: DataFile) -> Iterator[Chunk]:
@@ -210,6 +295,7 @@ def _parquet_chunks(file: DataFile) -> Iterator[Chunk]:
 
     with _native(file) as source:
         opened = parquet.ParquetFile(source, pre_buffer=False)
+        _refuse_repeated(file.name, opened.schema_arrow.names)
         size, rows = file.size(), max(opened.metadata.num_rows, 1)
         first = 1
         for batch in opened.iter_batches(batch_size=CHUNK_ROWS):
@@ -224,6 +310,7 @@ def _arrow_chunks(file: DataFile) -> Iterator[Chunk]:
     with _native(file) as source:
         first = 1
         for whole in _arrow_batches(pyarrow, source):
+            _refuse_repeated(file.name, whole.schema.names)
             for start in range(0, whole.num_rows, CHUNK_ROWS):
                 batch = whole.slice(start, CHUNK_ROWS)
                 yield Chunk(file.name, "arrow", batch, first, source.tell(), unit="row")

@@ -6,6 +6,7 @@ Files are read by our own readers, a chunk at a time; folders written by `datase
 from __future__ import annotations
 
 import glob
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -15,14 +16,15 @@ from typing import TYPE_CHECKING, Any
 
 from shardtune.config.schema import DataSection
 from shardtune.data.chunks import BadRow, Chunk, Row, count_rows, part_of, place, rows_of
-from shardtune.data.readers import CHUNK_ROWS, KINDS, DataFile
+from shardtune.data.readers import CHUNK_ROWS, DELIMITERS, KINDS, DataFile
 from shardtune.errors import UserInputError
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
 _KEY = "data.dataset_name_or_path"
-_ENDINGS = f"{' '.join(KINDS)}; .jsonl .json .csv .txt also with .gz or .zst"
+_NAMED = 3  # files in a note
+_ENDINGS = f"{' '.join(KINDS)}; .jsonl .json .csv .tsv .txt also with .gz or .zst"
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,11 @@ def _check_local(name: str) -> None:
         raise UserInputError(
             f"'{name}' has the ending '{path.suffix}', which is not a known data format.",
             fix=f"Known endings: {_ENDINGS}.",
+        )
+    closed = next((file.name for file in found if not os.access(file.name, os.R_OK)), None)
+    if closed is not None:
+        raise UserInputError(
+            f"'{closed}' may not be read (as user {os.geteuid()}).", fix=f"Change its permissions, or {_KEY}."
         )
     if found and not any(file.size() for file in found):
         raise UserInputError(
@@ -103,6 +110,10 @@ class Split(ABC):
     def chunks(self) -> Iterator[Chunk]:
         """The rows, in order."""
 
+    def notes(self) -> list[str]:
+        """What one should know about how it is read."""
+        return []
+
     def sample(self, count: int) -> list[Row]:
         """The first rows that can be read, at most `count`.
 
@@ -137,6 +148,15 @@ class FileSplit(Split):
     @property
     def total(self) -> int:
         return sum(file.size() for file in self.files)
+
+    def notes(self) -> list[str]:
+        with _reading(self.source, self.key):
+            signs = {file.delimiter() for file in self.files if file.kind == "csv"}
+            unread = _unread_files(self.source)
+        named = " or ".join(name for sign, name in DELIMITERS.items() if sign in signs)
+        separated = [f"cells are separated by {named}"] if signs - {","} else []
+        more = f" and {len(unread) - _NAMED} more" if len(unread) > _NAMED else ""
+        return separated + ([f"files that are not read: {', '.join(unread[:_NAMED])}{more}"] if unread else [])
 
     def chunks(self) -> Iterator[Chunk]:
         with _reading(self.source, self.key):
@@ -234,9 +254,11 @@ class UnknownSplit(UserInputError):
 
 def bad_row_error(chunk: Chunk, number: int, bad: BadRow) -> UserInputError:
     """What is said about a row that stops the reading."""
+    from shardtune.data.show_rows import visible
+
     return UserInputError(
         f"{place(chunk, number)} cannot be used.",
-        why=bad.message[:1].upper() + bad.message[1:] + (f": {bad.shown}" if bad.shown else "."),
+        why=bad.message[:1].upper() + bad.message[1:] + (f": {visible(_one_line(bad.shown))}" if bad.shown else "."),
         fix="Save the file as UTF-8 (for example: iconv -f latin1 -t utf-8), or set data.on_error: skip."
         if "UTF-8" in bad.message
         else "Correct it, or set data.on_error: skip to leave such rows out (they are counted).",
@@ -273,6 +295,16 @@ def _file_splits(source: Source, path: Path) -> Mapping[str, list[DataFile]] | N
     splits = {str(name): [DataFile.of(str(file)) for file in files] for name, files in found.items()}
     known = {name: [file for file in files if file] for name, files in splits.items()}
     return known if known and known == splits else None
+
+
+def _unread_files(source: Source) -> list[str]:
+    """Data files of a folder that are in none of its splits: `datasets` takes those of the most frequent ending."""
+    path = Path(source.path).expanduser()
+    if not path.is_dir():
+        return []
+    read = {Path(file.name).resolve() for files in (_file_splits(source, path) or {}).values() for file in files}
+    left = (Path(file.name) for file in _local_files(source.path))
+    return [str(file.relative_to(path)) for file in left if file.resolve() not in read]
 
 
 def _remote_files(url: str) -> list[DataFile]:
@@ -387,7 +419,7 @@ def _unknown_split(source: Source, split: str, key: str, found: list[str]) -> Us
     )
 
 
-def _one_line(error: BaseException) -> str:
-    """An error of a library on one line, cut to what fits a screen."""
+def _one_line(error: BaseException | str) -> str:
+    """An error of a library, or what a file holds, on one line, cut to what fits a screen."""
     text = " ".join(str(error).split())
     return (text[:400] + (" …" if len(text) > 400 else "")) or type(error).__name__

@@ -78,6 +78,8 @@ def process(recipe: Recipe, chunk: Chunk) -> Result:
         assert not isinstance(row, BadRow)
         side: Side = "val" if recipe.held_out and is_held_out(row, recipe) else recipe.side
         tally[side]["read"] += 1
+        if text.special and text.text and not text.spans:
+            tally[side]["without_assistant"] += 1
         if text.text.strip():
             rendered.append(text)
             sides.append(side)
@@ -147,6 +149,8 @@ def _rendered(recipe: Recipe, row: Row) -> Rendered | BadRow:
             rendered.text.encode("utf-8")
     except RowProblem as problem:
         return BadRow(str(problem), _preview(row))
+    except RecursionError:
+        return BadRow("nested too deeply")
     except UnicodeEncodeError:
         return BadRow("its text holds half a character (a lone surrogate such as \\ud83d), which is not UTF-8")
     return rendered

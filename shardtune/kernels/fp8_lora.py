@@ -37,7 +37,7 @@ def fp8_lora_linear(
     Args:
         x: (..., in).
         codes: (out, in), with the scales of their blocks.
-        bias: (out,), frozen.
+        bias: (out,), frozen or trained.
         a: (r, in).
         b: (out, r).
         dropped: What the adapter sees in place of x (x after dropout).
@@ -156,4 +156,5 @@ class _Fp8LoraLinear(torch.autograd.Function):
         of_x, of_dropped, of_a, of_b = _backward(
             grad.contiguous(), seen, low, codes, scale, *ctx.how, a, b, ctx.scaling, ctx.apart
         )
-        return of_x, of_dropped if ctx.apart else None, None, None, None, None, None, of_a, of_b, None
+        of_bias = grad.sum(0) if ctx.needs_input_grad[6] else None
+        return of_x, of_dropped if ctx.apart else None, None, None, None, None, of_bias, of_a, of_b, None

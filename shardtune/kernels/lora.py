@@ -26,7 +26,7 @@ def lora_linear(
     Args:
         x: (..., in).
         weight: (out, in), frozen.
-        bias: (out,), frozen.
+        bias: (out,), frozen or trained.
         a: (r, in).
         b: (out, r).
         dropped: What the adapter sees in place of x (x after dropout).
@@ -109,4 +109,5 @@ class _LoraLinear(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         seen, low, weight, a, b = ctx.saved_tensors
         of_x, of_dropped, of_a, of_b = _backward(grad.contiguous(), seen, low, weight, a, b, ctx.scaling, ctx.apart)
-        return of_x, of_dropped if ctx.apart else None, None, None, of_a, of_b, None
+        of_bias = grad.sum(0) if ctx.needs_input_grad[3] else None
+        return of_x, of_dropped if ctx.apart else None, None, of_bias, of_a, of_b, None

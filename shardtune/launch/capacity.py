@@ -7,6 +7,7 @@ import sys
 from shardtune.errors import UserInputError
 from shardtune.launch.failure import three_parts
 from shardtune.machine import free_memory
+from shardtune.terminal import fitted
 
 LEAST_BYTES = 350 << 20  # of one process, its own pages after its imports; measured with torch 2.13 (CPU): 330 MB
 PER_CORE = 4  # processes on a core beyond which ranks mostly wait for each other's turn
@@ -27,10 +28,10 @@ def check_capacity(nproc: int, cores: int | None, *, force: bool = False, free: 
     free = free_memory() if free is None else free
     problems, most = [], nproc
     if free is not None and nproc * LEAST_BYTES > free:
-        needed = nproc * LEAST_BYTES / 1e9
+        needed = nproc * LEAST_BYTES / 2**30
         problems.append(
-            f"{nproc} processes need at least {needed:.1f} GB of memory ({LEAST_BYTES / 1e9:.2f} GB each, before any "
-            f"weight is loaded), and {free / 1e9:.1f} GB are available"
+            f"{nproc} processes need at least {needed:.1f} GiB of memory ({LEAST_BYTES / 2**30:.2f} GiB each, before "
+            f"any weight is loaded), and {free / 2**30:.1f} GiB are available"
         )
         most = min(most, free // LEAST_BYTES)
     if cores is not None and nproc > PER_CORE * cores:
@@ -42,4 +43,5 @@ def check_capacity(nproc: int, cores: int | None, *, force: bool = False, free: 
     if not force:
         fix = f"Set --nproc (parallel.nproc) to {most} or less" if most else "Free memory"
         raise UserInputError(what, why=why, fix=f"{fix}, or pass --force to start them anyway.")
-    print(three_parts(what, why, "Going on because of --force.").replace("error", "warning", 1), file=sys.stderr)
+    text = three_parts(what, why, "Going on because of --force.").replace("error", "warning", 1)
+    print(fitted(text, sys.stderr), file=sys.stderr)

@@ -11,6 +11,7 @@ import traceback
 from shardtune.errors import ShardtuneError, UserInputError
 from shardtune.launch.channel import Channel, put_message, read_message
 from shardtune.launch.exit_codes import FAILED
+from shardtune.terminal import fitted
 
 _writing = threading.Lock()  # a rank's main thread and its watchdog may fail in the same moment
 
@@ -48,7 +49,8 @@ def report_failure(error: BaseException, rank: int, doing: str = "") -> int:
     text = render(error) if isinstance(error, ShardtuneError) else "".join(traceback.format_exception(error))
     code = error.exit_code if isinstance(error, ShardtuneError) else FAILED
     if not leave_record(rank, kind_of(error), text, code, doing):
-        print(text if known and rank == 0 else f"rank {rank}: {text}", file=sys.stderr)
+        said = text if known and rank == 0 else f"rank {rank}: {text}"
+        print(fitted(said, sys.stderr), file=sys.stderr)
     return code
 
 

@@ -27,6 +27,7 @@ from shardtune.launch.place import Node
 from shardtune.launch.run_folder import CHECKPOINTS
 from shardtune.launch.workers import LocalWorkers
 from shardtune.machine import usable_cores
+from shardtune.terminal import fitted
 
 if TYPE_CHECKING:
     from shardtune.config.schema import ParallelSection, RunConfig
@@ -195,7 +196,7 @@ class _Launcher:
 
     def _tell(self, word: Word, restarts_left: int) -> None:
         if word.text:
-            print(word.text, file=sys.stderr, flush=True)
+            print(fitted(word.text, sys.stderr), file=sys.stderr, flush=True)
         if word.restart:
             total = self.settings.max_restarts
             _say(f"starting again ({total - restarts_left + 1} of at most {total} times, --max-restarts)")
@@ -340,4 +341,4 @@ def _keep(word: Word, folder: Path | None) -> None:
 
 
 def _say(text: str) -> None:
-    print(f"launcher: {text}", file=sys.stderr, flush=True)
+    print(fitted(f"launcher: {text}", sys.stderr), file=sys.stderr, flush=True)

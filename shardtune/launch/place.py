@@ -67,9 +67,38 @@ def read_place(environ: Mapping[str, str], asked: Asked = Asked()) -> Worker | N
     if _number("SLURM_STEP_NUM_NODES", environ.get("SLURM_STEP_NUM_NODES", "1")) > 1:
         return _slurm_node(environ)
     # A container image may say WORLD_SIZE=1; more than that, alone, would train as many strangers.
+    if "RANK" in environ and not {"WORLD_SIZE", "LOCAL_RANK"} & set(environ):
+        raise _rank_without_world_size(environ)
     if "RANK" in environ or "LOCAL_RANK" in environ or environ.get("WORLD_SIZE", "1") != "1":
         _require(environ, "RANK", "WORLD_SIZE", because="another rank variable is set")
     return Node()
+
+
+def says_how_many_nodes(environ: Mapping[str, str], asked: Asked) -> bool:
+    """Whether the number of nodes was given, by the command line or a scheduler, and not assumed to be one."""
+    return asked.nnodes is not None or "PET_NNODES" in environ or "SLURM_STEP_NUM_NODES" in environ
+
+
+def unused_master(environ: Mapping[str, str], asked: Asked) -> str | None:
+    """A notice where a wrapper script exports the address of a master and this machine trains alone all the same."""
+    address = environ.get("MASTER_ADDR", "")
+    if address in ("", "localhost", "::1") or address.startswith("127.") or says_how_many_nodes(environ, asked):
+        return None
+    return (
+        f"MASTER_ADDR ({address}) is not used: nothing says how many machines there are, so this one trains alone. "
+        "For several: --nnodes N --node-rank R on each."
+    )
+
+
+def _rank_without_world_size(environ: Mapping[str, str]) -> UserInputError:
+    taken = " and ".join(name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if name in environ)
+    return UserInputError(
+        f"WORLD_SIZE is missing although RANK is {environ['RANK']}.",
+        why="RANK with WORLD_SIZE makes this process one rank of another launcher. With --nnodes it is a machine that "
+        "starts its own processes, and RANK is its number.",
+        fix=f"Add --nnodes N, the number of machines ({taken} {'is' if taken == 'RANK' else 'are'} taken from the "
+        "environment), or set WORLD_SIZE to the number of ranks. To train on this machine alone, unset RANK.",
+    )
 
 
 def _worker(environ: Mapping[str, str], local_rank: int) -> Worker:
@@ -105,7 +134,7 @@ def _pet_node(environ: Mapping[str, str]) -> Node:
         nnodes=count,
         node_rank=node_rank,
         master_addr=environ.get("PET_MASTER_ADDR", "127.0.0.1"),
-        master_port=_number("PET_MASTER_PORT", environ.get("PET_MASTER_PORT", str(_PORT) if count > 1 else "0")),
+        master_port=_port("PET_MASTER_PORT", environ.get("PET_MASTER_PORT", str(_PORT) if count > 1 else "0")),
         nproc=None if nproc is None else "auto" if nproc in words else _number("PET_NPROC_PER_NODE", nproc),
     )
 
@@ -134,7 +163,7 @@ def _asked_node(environ: Mapping[str, str], asked: Asked) -> Node:
         nnodes=asked.nnodes,
         node_rank=rank,
         master_addr=address,
-        master_port=asked.master_port if asked.master_port is not None else _number("MASTER_PORT", port),
+        master_port=asked.master_port if asked.master_port is not None else _port("MASTER_PORT", port),
     )
 
 
@@ -145,7 +174,7 @@ def _slurm_node(environ: Mapping[str, str]) -> Node:
         nnodes=_int(environ, "SLURM_STEP_NUM_NODES"),
         node_rank=_int(environ, "SLURM_NODEID"),
         master_addr=environ.get("MASTER_ADDR") or first_host(environ["SLURM_STEP_NODELIST"]),
-        master_port=_number("MASTER_PORT", environ.get("MASTER_PORT", str(_PORT))),
+        master_port=_port("MASTER_PORT", environ.get("MASTER_PORT", str(_PORT))),
     )
 
 
@@ -190,6 +219,13 @@ def _number(name: str, text: str) -> int:
             f"The environment variable {name} is '{text}', not a whole number.",
             fix="Unset it, or let the scheduler set it.",
         ) from None
+
+
+def _port(name: str, text: str) -> int:
+    port = _number(name, text)
+    if not 0 <= port <= 65535:
+        raise UserInputError(f"{name} is {port}, not a port.", fix="Set it to a number from 1 to 65535.")
+    return port
 
 
 def _check_index(name: str, index: int, of_name: str, count: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, MutableMapping
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -12,15 +13,18 @@ from shardtune.config import ResolvedConfig, load_config
 from shardtune.config.accelerate_file import neutralise
 from shardtune.data.source import check_dataset_path
 from shardtune.errors import UserInputError
+from shardtune.launch.accelerate_machines import other_process_count, refuse_lone_machine
 from shardtune.launch.defaults import banner, set_safe_defaults
 from shardtune.launch.ending import STOPPED_EARLY, as_rank
+from shardtune.launch.evaluation import Evaluation, adapter_folder
 from shardtune.launch.local import launch, process_count, threads_per_process
 from shardtune.launch.network import read_network
 from shardtune.launch.parent_death import LAUNCHER_VARIABLE
-from shardtune.launch.place import Asked, Node, Worker, read_place
+from shardtune.launch.place import Asked, Node, Worker, read_place, unused_master
 from shardtune.launch.run_folder import CHECKPOINTS, FOLDER_VARIABLE, RunFolder
 from shardtune.launch.which_run import choose_run
 from shardtune.model.locate import check_model_folder
+from shardtune.terminal import fitted
 from shardtune.train.interrupt import StopRequest
 
 
@@ -33,6 +37,7 @@ def start(
     asked: Asked = Asked(),  # noqa: B008 - frozen
     *,
     force: bool = False,
+    evaluation: Evaluation | None = None,
 ) -> int:
     """Train as `config` says; returns the exit code.
 
@@ -40,17 +45,20 @@ def start(
 
     Args:
         force: Start more processes than this machine has memory or cores for.
+        evaluation: Evaluate this instead of training; no run folder is made.
     """
     place = read_place(environ, asked)
     set_safe_defaults(environ)
     if isinstance(place, Worker):
         # A worker's errors go to its launcher, which tells them once for all ranks.
-        return _work(config, overrides, accelerate_config, run_id, place, environ)
+        return _work(config, overrides, accelerate_config, run_id, place, environ, evaluation)
     environ.pop(FOLDER_VARIABLE, None)  # of another run that this command was started in
     # Reading the config and importing torch take seconds, and a scheduler may not wait.
     with ExitStack() as at_end, StopRequest() as stop:
         try:
-            train = _prepare(config, overrides, accelerate_config, run_id, place, environ, at_end, force=force)
+            train = _prepare(
+                config, overrides, accelerate_config, run_id, place, environ, asked, at_end, evaluation, force=force
+            )
             stop.wait_for_step()  # unless code that swallows exceptions got a signal, what trains listens from here on
         except SystemExit:
             if not stop.requested:
@@ -67,30 +75,41 @@ def _prepare(
     run_id: str | None,
     node: Node,
     environ: MutableMapping[str, str],
+    asked: Asked,
     at_end: ExitStack,
+    evaluation: Evaluation | None,
     *,
     force: bool,
 ) -> Callable[[], int]:
     """Check what can be checked, choose the run's folder and hold it until `at_end`, and return what trains."""
     network = read_network(environ, node)
     resolved = load_config(config, overrides, accelerate_config, environ)
+    refuse_lone_machine(resolved, environ, asked, config)
     if node.node_rank == 0 or resolved.config.model.load == "read-all":  # others may get the model from rank 0
         model = resolved.config.model
         check_model_folder(model.model_name_or_path, weights=model.weights == "checkpoint")
     check_dataset_path(resolved.config.data)
+    if evaluation is not None and evaluation.adapter is not None and node.node_rank == 0:
+        adapter_folder(evaluation.adapter)
     nproc = _processes(node, resolved, force=force)
-    print(_banner(node, nproc, network.insecure), flush=True)
-    command = _command(config, overrides, accelerate_config, run_id)
-    if node.nnodes > 1:  # rank 0 makes the folder, wherever it is
+    out = sys.stderr if evaluation is not None and evaluation.as_json else sys.stdout
+    print(_banner(node, nproc, network.insecure), file=out, flush=True)
+    if notice := unused_master(environ, asked):
+        print(f"notice {notice}", file=out, flush=True)
+    command = _command(config, overrides, accelerate_config, run_id, evaluation)
+    here = partial(_work, config, overrides, accelerate_config, run_id, Worker(0, 1, 0), environ, evaluation)
+    if evaluation is not None and nproc == node.nnodes == 1:
+        return here
+    if node.nnodes > 1 or evaluation is not None:  # rank 0 makes the folder, wherever it is; an evaluation has none
         return partial(launch, command, node, nproc, resolved.config, environ)
     chosen = choose_run(resolved.config, run_id)
     at_end.callback(chosen.held.lease.release)
     if chosen.told:
-        print(chosen.told, flush=True)
+        print(fitted(chosen.told, sys.stdout), flush=True)
     environ[FOLDER_VARIABLE] = str(chosen.folder)
     train = partial(launch, command, node, nproc, resolved.config, environ)
     if nproc == 1:
-        train = partial(_work, config, overrides, accelerate_config, run_id, Worker(0, 1, 0), environ)
+        train = here
     return partial(_train_in, chosen.held, train)
 
 
@@ -115,6 +134,7 @@ def _work(
     run_id: str | None,
     place: Worker,
     environ: MutableMapping[str, str],
+    evaluation: Evaluation | None,
 ) -> int:
     # accelerate warns when it is unset, and then sets what torch takes anyway.
     environ.setdefault("OMP_NUM_THREADS", str(threads_per_process(int(environ.get("LOCAL_WORLD_SIZE", "1")))))
@@ -123,9 +143,11 @@ def _work(
     def work(stop: StopRequest) -> int:
         resolved = load_config(config, overrides, accelerate_config, environ)
         neutralise(environ)  # what accelerate launch set is translated by now; the Trainer must not act on it too
+        if notice := other_process_count(resolved, place.world_size):
+            resolved = replace(resolved, notices=(*resolved.notices, notice))
         from shardtune.train.run import train
 
-        return train(resolved, run_id=run_id, stop=stop)
+        return train(resolved, run_id=run_id, stop=stop, evaluation=evaluation)
 
     if LAUNCHER_VARIABLE not in environ and place.world_size > 1 and place.local_rank == 0:
         master = f"{environ.get('MASTER_ADDR')}:{environ.get('MASTER_PORT')}"
@@ -142,8 +164,15 @@ def _banner(node: Node, nproc: int, insecure: bool = False) -> str:
     return banner(node.nnodes, node.node_rank, nproc, f"{node.master_addr}:{node.master_port}", gpus, insecure)
 
 
-def _command(config: Path, overrides: list[str], accelerate_config: Path | None, run_id: str | None) -> list[str]:
-    words = [sys.executable, "-m", "shardtune", "train", str(config)]
+def _command(
+    config: Path,
+    overrides: list[str],
+    accelerate_config: Path | None,
+    run_id: str | None,
+    evaluation: Evaluation | None,
+) -> list[str]:
+    words = [sys.executable, "-m", "shardtune", "train" if evaluation is None else "eval-loss", str(config)]
+    words += evaluation.words if evaluation is not None else []
     for override in overrides:
         words += ["--override", override]
     if accelerate_config is not None:

@@ -39,15 +39,26 @@ class Slot:
     scale_into: torch.Tensor | None = None
 
 
-def materialise(model: nn.Module, base: PreTrainedModel, device: torch.device) -> None:
+def materialise(
+    model: nn.Module, base: PreTrainedModel, device: torch.device, *, buffers: torch.device | None = None
+) -> None:
     """Give a model that was built on the meta device its memory, and its buffers their values.
 
     Buffers that no file holds (RoPE's frequencies) are computed by the model's own code. They are poisoned before: one
     that the code does not set is named, where it would otherwise hold whatever lay in memory.
+
+    Args:
+        device: Where parameters live.
+        buffers: Where layers compute, if that is elsewhere: sharding brings parameters there, and no buffer.
     """
     computed = set(_buffers_without_file(base))
     tied = tied_parameters(base)
     model.to_empty(device=device)
+    if buffers is not None and buffers != device:
+        for module in model.modules():
+            for name, buffer in module._buffers.items():
+                if buffer is not None:
+                    module._buffers[name] = torch.empty_like(buffer, device=buffers)
     for name, held in tied.items():  # each name got memory of its own
         owner, _, attribute = name.rpartition(".")
         base.get_submodule(owner)._parameters[attribute] = base.get_parameter(held)
@@ -94,13 +105,17 @@ def slots(model: nn.Module, assembly: Assembly) -> list[Slot]:
         weight = name.removesuffix(SCALE)
         if name not in assembly.pieces and weight != name and weight in held:
             if weight in assembly.quantised:  # otherwise filled together with the weight it belongs to
-                found.append(Slot(name, *_local(tensor), scales_of=weight))
+                found.append(Slot(name, *local_rows(tensor), scales_of=weight))
             continue
         if name not in assembly.pieces:
             raise ShardtuneError(f"No stored tensor was planned for '{name}'.", fix="Please report this.")
+        (first, end), into = local_rows(tensor)
+        stored = max(piece.rows[1] for piece in assembly.pieces[name])
+        if end > stored:  # an embedding that has grown for new tokens
+            end, into = max(first, stored), into[: max(0, stored - first)]
         quantise = tensor.dtype == torch.float8_e4m3fn and name not in assembly.quantised
-        scale_into = _local(held[name + SCALE])[1] if quantise else None
-        found.append(Slot(name, *_local(tensor), scale_into=scale_into))
+        scale_into = local_rows(held[name + SCALE])[1] if quantise else None
+        found.append(Slot(name, (first, end), into, scale_into=scale_into))
     return [slot for slot in found if slot.rows[0] < slot.rows[1]]
 
 
@@ -120,12 +135,17 @@ def jobs(own: list[Slot], reader: ShardReader) -> list[Job]:
 
 def bare_name(name: str) -> str:
     """A parameter's name in the model as transformers builds it."""
-    return name.removeprefix("base_model.model.").replace(".base_layer", "")
+    return name.removeprefix("base_model.model.").replace(".token_adapter", "").replace(".base_layer", "")
+
+
+def is_adapter(name: str) -> bool:
+    """Does no checkpoint hold this parameter, because PEFT has put it beside the model's own?"""
+    return "lora_" in name or ".trainable_tokens_delta." in name
 
 
 def _tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     for name, parameter in model.named_parameters():
-        if "lora_" not in name:
+        if not is_adapter(name):
             yield name, parameter
     for prefix, module in model.named_modules():
         for name, buffer in module.named_buffers(recurse=False):
@@ -133,7 +153,7 @@ def _tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
                 yield f"{prefix}.{name}" if prefix else name, buffer
 
 
-def _local(tensor: torch.Tensor) -> tuple[tuple[int, int], torch.Tensor]:
+def local_rows(tensor: torch.Tensor) -> tuple[tuple[int, int], torch.Tensor]:
     """The rows of the first dimension this rank holds of `tensor`, and their memory."""
     if not isinstance(tensor, DTensor):
         return (0, tensor.shape[0] if tensor.dim() else 1), tensor.detach()

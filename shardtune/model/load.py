@@ -12,6 +12,7 @@ from shardtune.errors import UserInputError
 from shardtune.model.blueprint import draw_up, first_line
 from shardtune.model.fill import fill, materialise, slots
 from shardtune.model.locate import check_model_folder, local_or_hub, looks_local
+from shardtune.model.new_tokens import NewTokens, add_new_tokens
 from shardtune.model.reading import ShardReader
 from shardtune.model.stored import read_headers
 
@@ -69,7 +70,16 @@ def load_model(section: ModelSection) -> PreTrainedModel:
 
 
 def load_tokenizer(section: ModelSection, folder: Path | None = None) -> PreTrainedTokenizerBase:
-    """The tokenizer; where it has no padding token the end-of-sequence one pads (labels are masked by position).
+    """The tokenizer with `model.new_tokens` in it."""
+    return tokenizer_and_new_tokens(section, folder)[0]
+
+
+def tokenizer_and_new_tokens(
+    section: ModelSection, folder: Path | None = None
+) -> tuple[PreTrainedTokenizerBase, NewTokens]:
+    """The tokenizer, and which of its tokens `model.new_tokens` means.
+
+    Where it has no padding token the end-of-sequence one pads (labels are masked by position).
 
     Args:
         folder: Where the model's files are, if not where its name says (a copy of those of rank 0).
@@ -105,4 +115,4 @@ def load_tokenizer(section: ModelSection, folder: Path | None = None) -> PreTrai
                 fix="Set pad_token and eos_token in its tokenizer_config.json.",
             )
         tokenizer.pad_token = tokenizer.eos_token
-    return tokenizer
+    return tokenizer, add_new_tokens(tokenizer, section.new_tokens)

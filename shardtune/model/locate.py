@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from shardtune.config.schema import ModelSection
 from shardtune.errors import UserInputError
 from shardtune.model.unsuitable import refuse_unsuitable
 
 _WEIGHT_PATTERNS = ("*.safetensors", "*.safetensors.index.json")
+_TOKENIZER_PATTERNS = ("tokenizer.json", "tokenizer_config.json", "tekken.json", "*.model", "vocab.*")
 _KEY = "model.model_name_or_path"
 
 
@@ -70,4 +72,25 @@ def check_model_folder(name: str, key: str = _KEY, *, weights: bool = True) -> N
             f"'{name}' has a config.json but no safetensors weights.",
             why=f"It has {other}, a pickle format that is not read." if other else "",
             fix="Save the model with save_pretrained (it writes safetensors), or point to the right folder.",
+        )
+
+
+def check_tokenizer_folder(section: ModelSection) -> None:
+    """Raise if the tokenizer's folder, or the model's where none is named, is local and has none.
+
+    Raises:
+        UserInputError: it does not exist, or holds no file of a tokenizer.
+    """
+    own = section.tokenizer_name_or_path
+    name = own or section.model_name_or_path
+    folder = Path(name).expanduser()
+    if not looks_local(name) or (own is None and not folder.is_dir()):  # `check_model_folder` says that
+        return
+    if not folder.is_dir():
+        raise UserInputError(
+            f"The tokenizer's folder '{name}' does not exist.", fix="Name a folder with tokenizer.json, or a hub name."
+        )
+    if not any(next(folder.glob(pattern), None) for pattern in _TOKENIZER_PATTERNS):
+        raise UserInputError(
+            f"'{name}' holds no tokenizer.", fix="Set model.tokenizer_name_or_path to a folder with tokenizer.json."
         )

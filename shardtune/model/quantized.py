@@ -102,9 +102,9 @@ def fp8_candidates(model: nn.Module, excluded: Collection[str] = ()) -> list[str
 
     Args:
         model: A transformers model, which names its decoder layers' class.
-        excluded: Names below a decoder layer that are none of them, such as the router `mlp.gate`. A linear layer beside
-            the experts with no more outputs than there are experts is taken for a router (or for the shared expert's
-            gate) without being named.
+        excluded: Names below a decoder layer that are none of them, such as the router `mlp.gate`. A linear layer
+            beside the experts with no more outputs than there are experts is taken for a router (or for the shared
+            expert's gate) without being named.
     """
     kinds = set(getattr(model, "_no_split_modules", None) or ())
     names = []

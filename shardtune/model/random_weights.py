@@ -9,6 +9,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from shardtune.kernels.fp8 import CODES, LARGEST_CODE
+from shardtune.model.fill import is_adapter
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -55,7 +56,7 @@ def _draw(into: Tensor, spread: float, generator: torch.Generator) -> None:
 
 
 def _tensors(model: nn.Module) -> list[tuple[str, Tensor]]:
-    found: list[tuple[str, Tensor]] = [(name, p) for name, p in model.named_parameters() if "lora_" not in name]
+    found: list[tuple[str, Tensor]] = [(name, p) for name, p in model.named_parameters() if not is_adapter(name)]
     for prefix, module in model.named_modules():
         for name, buffer in module.named_buffers(recurse=False):
             if name not in module._non_persistent_buffers_set:

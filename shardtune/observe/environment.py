@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import os
 import platform
+import shlex
 import socket
 import sys
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from shardtune.config.redact import HIDDEN, hide_text, is_secret
 
 _PACKAGES = (
     "shardtune", "torch", "transformers", "trl", "peft", "accelerate", "datasets", "safetensors", "pydantic",
@@ -45,3 +50,26 @@ def installed_version(name: str) -> str | None:
         return version(name)
     except PackageNotFoundError:
         return None
+
+
+def command_line(argv: Sequence[str] | None = None) -> str:
+    """What this process was started with, as one would type it; secrets are hidden.
+
+    Example:
+        >>> command_line(["/venv/bin/shardtune", "train", "run.yaml", "-o", "train.extra.hub_token=abc"])
+        "shardtune train run.yaml -o 'train.extra.hub_token=***'"
+    """
+    program, *words = sys.argv if argv is None else argv
+    path = Path(program)
+    ours = path.name == "__main__.py" and path.parent.name == "shardtune"  # python -m shardtune
+    shown = ["shardtune"] if ours else ["python", program] if path.suffix == ".py" else [path.name]
+    before = ""
+    for word in words:
+        key, equals, _ = word.partition("=")
+        if before.startswith("-") and is_secret(before.lstrip("-")):
+            word = HIDDEN
+        elif equals and is_secret(key.lstrip("-")):
+            word = f"{key}={HIDDEN}"
+        shown.append(hide_text(word))
+        before = word
+    return shlex.join(shown)

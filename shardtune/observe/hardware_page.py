@@ -29,7 +29,7 @@ def show_hardware(console: Console, facts: Facts) -> None:
     for label, text in _software(facts):
         say(console, label, text)
     for concern in concerns(facts):
-        console.print(f"[yellow]{'warning':<9}[/] {escape(concern)}", highlight=False, soft_wrap=True)
+        say(console, "warning", concern, "yellow")
 
 
 def _machine(facts: Facts) -> Iterator[tuple[str, str]]:

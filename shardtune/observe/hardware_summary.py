@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
 
 from shardtune.observe.hardware import describe_hardware
 from shardtune.observe.summary import count, say, size
@@ -19,18 +18,25 @@ _LIKE = 0.05  # memory of two machines of one kind differs by what their kernels
 
 
 def print_hw_summary(
-    console: Console, facts: Facts | None = None, others: Mapping[str, Facts] | None = None, *, workers: int = 0
+    console: Console | None = None,
+    facts: Facts | None = None,
+    others: Mapping[str, Facts] | None = None,
+    *,
+    workers: int = 0,
+    brief: bool = False,
 ) -> None:
-    """A few lines: this machine, what differs on the other nodes, what is likely to make trouble.
+    """A few lines: this machine, what differs on the other nodes, what is likely to cause problems.
 
     Args:
-        console: Where to; a quiet one says nothing.
+        console: Where to print; standard output if not given. A quiet one prints nothing.
         facts: What `describe_hardware` found; None looks now.
         others: The same of other nodes, by a name that tells them apart.
         workers: Processes that load data, which share memory through `/dev/shm`.
+        brief: Only what differs and what is wrong.
     """
+    console = Console() if console is None else console
     facts = describe_hardware() if facts is None else facts
-    for label, text in summary_lines(facts):
+    for label, text in [] if brief else summary_lines(facts):
         say(console, label, text)
     for name, other in (others or {}).items():
         if lines := differences(facts, other):
@@ -38,7 +44,7 @@ def print_hw_summary(
     for name, node in {"": facts, **(others or {})}.items():
         for concern in concerns(node, workers=workers):
             text = f"{name}: {concern}" if name else concern
-            console.print(f"[yellow]{'warning':<9}[/] {escape(text)}", highlight=False, soft_wrap=True)
+            say(console, "warning", text, "yellow")
 
 
 def summary_lines(facts: Facts) -> list[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""How far are the weights? A bar with GB/s on a terminal."""
+"""How far are the weights? A bar with the rate on a terminal."""
 
 from __future__ import annotations
 

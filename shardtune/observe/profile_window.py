@@ -60,7 +60,7 @@ def profile_line(window: ProfileWindow, width: int | None) -> str:
     head = f"profile {window.profiles[-1]['step']}  {_seconds(step)}/step  " + " ".join(shares)
     rest = []
     if "tokens_per_second" in found:
-        rest.append(f"{found['tokens_per_second']:,.0f} tok/s")
+        rest.append(f"{found['tokens_per_second']:,.0f} tok/s/rank")
     if "tflops" in found:
         rest.append(operations(found["tflops"]))
     if "mfu" in found:

@@ -35,8 +35,9 @@ class LLMStepProfiler(TrainerCallback):
         debug_freq: Steps between two lines.
         seq_len: The length sequences are cut or packed to; only written down.
         output_dir: Where a run of its own writes; the Trainer's `output_dir` if not given.
-        report_meta: Written into the `run_start` event of a run of its own.
-        script_name: Likewise.
+        report_meta: Facts about the run, by name: written into `profile.json` and the `run_start` event of a run of its
+            own, and shown at the top of its report.
+        script_name: Likewise, the script that trains.
         console: Where lines are printed; quiet on all ranks but 0 if not given.
         events: An open log to write to. Then there is no run of its own.
 
@@ -86,7 +87,14 @@ class LLMStepProfiler(TrainerCallback):
             self.console = Console(quiet=args.process_index != 0)
         if self.events is None:
             folder = Path(self.output_dir or args.output_dir or ".")
-            self._own = StandaloneRun(folder, args, self.report_meta, self.script_name, self.seq_len)
+            self._own = StandaloneRun(
+                folder,
+                args,
+                model=str(getattr(getattr(model, "config", None), "_name_or_path", "") or ""),
+                meta=self.report_meta,
+                script=self.script_name,
+                seq_len=self.seq_len,
+            )
         self._watching = TrainingWatch(self, args, model, getattr(train_dataloader, "dataset", None))
         if args.report_to and not self._attached:
             self.say(

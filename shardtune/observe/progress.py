@@ -1,7 +1,8 @@
-"""How is it going? A live bar on a terminal, plain lines elsewhere; the same numbers go into the events."""
+"""How is it going? A line for every log step, and a live bar on a terminal; the same numbers go into the events."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -12,13 +13,14 @@ from transformers import TrainerCallback
 
 from shardtune.observe.events import EventLog
 from shardtune.observe.summary import clock
+from shardtune.terminal import width_of, wrapped
 
 if TYPE_CHECKING:
     from transformers import TrainerControl, TrainerState, TrainingArguments
 
 
 class ProgressCallback(TrainerCallback):
-    """Shows steps, loss, tokens/s and time left on rank 0, and writes `step` and `eval` events on every rank.
+    """Prints steps, loss, tokens/s and time left on rank 0, and writes `step` and `eval` events on every rank.
 
     Tokens/s counts real tokens (no padding) of all ranks over wall time between two log lines, without the time spent
     evaluating and saving. Time left counts everything: the average step so far, times the steps that remain.
@@ -47,20 +49,19 @@ class ProgressCallback(TrainerCallback):
                 TextColumn("training"),
                 BarColumn(bar_width=None),
                 MofNCompleteColumn(),
-                TextColumn("{task.fields[numbers]}"),
+                TextColumn("{task.fields[left]}"),
                 console=self.console,
                 expand=True,
+                transient=True,  # what is worth keeping was printed as lines
             )
-            self._task = self._bar.add_task(
-                "", total=state.max_steps, completed=state.global_step, numbers="first step …"
-            )
+            self._task = self._bar.add_task("", total=state.max_steps, completed=state.global_step, left="first step")
             self._bar.start()
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, completed=state.global_step)
         if state.global_step >= state.max_steps:
-            control.should_log = True  # the last step is always told, whatever logging_steps divides
+            control.should_log = True  # the last step is always logged, whatever logging_steps divides
 
     def on_log(
         self,
@@ -76,7 +77,7 @@ class ProgressCallback(TrainerCallback):
             self._on_train_line(state, logs)
         elif "eval_loss" in logs:
             self.events.write("eval", step=state.global_step, loss=logs["eval_loss"], tokens=logs.get("eval_tokens"))
-            self._say(f"step {state.global_step}/{state.max_steps}  eval loss {logs['eval_loss']:.4f}")
+            self._say(f"step {state.global_step}/{state.max_steps}  eval loss {_loss(logs['eval_loss'])}")
 
     def _on_train_line(self, state: TrainerState, logs: dict) -> None:
         now, paused, tokens = time.perf_counter(), self.paused(), int(logs.get("num_tokens") or 0)
@@ -96,15 +97,13 @@ class ProgressCallback(TrainerCallback):
             tokens=tokens,
             tokens_per_second=round(rate, 1),
         )
-        numbers = f"loss {logs['loss']:.4f}  {rate:,.0f} tok/s  {clock(left)} left"
         if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, completed=state.global_step, numbers=numbers)
-        else:
-            grad = f"  grad {logs['grad_norm']:.3f}" if "grad_norm" in logs else ""
-            self._say(
-                f"step {state.global_step}/{state.max_steps}  loss {logs['loss']:.4f}{grad}"
-                f"  lr {logs.get('learning_rate', 0):.2e}  {rate:,.0f} tok/s  {clock(left)} left"
-            )
+            self._bar.update(self._task, completed=state.global_step, left=f"{clock(left)} left")
+        grad = f"  grad {logs['grad_norm']:.3f}" if "grad_norm" in logs else ""
+        self._say(
+            f"step {state.global_step}/{state.max_steps}  loss {_loss(logs['loss'])}{grad}"
+            f"  lr {logs.get('learning_rate', 0):.2e}  {rate:,.0f} tok/s  {clock(left)} left"
+        )
 
     def on_train_end(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self.close()
@@ -116,4 +115,9 @@ class ProgressCallback(TrainerCallback):
             self._bar = None
 
     def _say(self, line: str) -> None:
-        self.console.print(line, highlight=False, soft_wrap=True)
+        fitting = wrapped(line, width_of(self.console), 2)
+        self.console.print(fitting, highlight=False, markup=False, soft_wrap=True)
+
+
+def _loss(value: float) -> str:
+    return "NaN" if math.isnan(value) else f"{value:.4f}"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardtune.observe import environment
 from shardtune.observe.events import EventLog
+from shardtune.observe.hardware import describe_hardware
 
 if TYPE_CHECKING:
     from transformers import TrainerState, TrainingArguments
@@ -18,24 +19,37 @@ class StandaloneRun:
     """Opens the events of this rank in `folder` and writes what our own runs write there, as far as it is known.
 
     Args:
-        meta: Whatever its owner wants to find again, in words JSON knows.
+        model: Name or folder of the model; empty where it is not known.
+        meta: Whatever its owner wants to find again; what JSON has no type for is written as text.
         script: The program that trains.
     """
 
     def __init__(
-        self, folder: Path, args: TrainingArguments, meta: Mapping[str, object], script: str | None, seq_len: int | None
+        self,
+        folder: Path,
+        args: TrainingArguments,
+        *,
+        model: str,
+        meta: Mapping[str, object],
+        script: str | None,
+        seq_len: int | None,
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.is_main = folder, args.process_index == 0
         self.events = EventLog(folder, args.process_index)
-        given = {"meta": dict(meta), "script": script, "seq_len": seq_len}
+        given = {"script": script, "meta": json.loads(json.dumps(dict(meta), default=str)), "seq_len": seq_len}
+        self._given = {name: value for name, value in given.items() if value}
         self.events.write(
             "run_start",
-            run=folder.name,
+            run=folder.resolve().name,
             world_size=args.world_size,
             environment=environment.describe(),
-            **{name: value for name, value in given.items() if value},
+            command=environment.command_line(),
+            **{"model": model} if model else {},
+            **self._given,
         )
+        if args.local_process_index == 0:  # one look for a whole node
+            self.events.write("hardware", **describe_hardware(folder))
 
     def log(self, state: TrainerState, logs: Mapping[str, Any]) -> None:
         """A line of the Trainer's log, as a `step` or `eval` event."""
@@ -52,5 +66,5 @@ class StandaloneRun:
         if not self.is_main:
             return None
         path = self.folder / "profile.json"
-        path.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+        path.write_text(json.dumps({**self._given, **summary}, indent=2) + "\n", encoding="utf-8")
         return path

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
+
+from shardtune.terminal import width_of, wrapped
 
 if TYPE_CHECKING:
     from shardtune.adapters.coverage import Coverage
@@ -22,14 +25,29 @@ if TYPE_CHECKING:
     from shardtune.train.weights import Loaded
 
 
-def say(console: Console, label: str, text: str) -> None:
-    """One labelled line of the summary; never broken by us, so that a path can be copied."""
-    console.print(f"[bold]{label:<9}[/] {escape(text)}", highlight=False, soft_wrap=True)
+VERBOSE_VARIABLE = "SHARDTUNE_VERBOSE"  # set by -v, for the ranks that a launcher starts
+_INDENT = 10  # columns of a label and the space behind it
+
+
+def say(console: Console, label: str, text: str, style: str = "bold") -> None:
+    """One labelled line: wrapped between words on a terminal, whole elsewhere, so that logs can be searched."""
+    line = wrapped(f"{label:<{_INDENT - 1}} {text}", width_of(console), _INDENT)
+    console.print(Text.assemble((line[: len(label)], style), line[len(label) :]), soft_wrap=True)
+
+
+def detail(console: Console, label: str, text: str) -> None:
+    """A line for those who asked for everything (`-v`)."""
+    if is_verbose():
+        say(console, label, text)
+
+
+def is_verbose() -> bool:
+    return bool(os.environ.get(VERBOSE_VARIABLE))
 
 
 def warn(console: Console, events: EventLog, about: str, text: str) -> None:
     """Where nobody overlooks it, and kept for reports."""
-    console.print(f"[bold red]warning[/] {escape(text)}", highlight=False, soft_wrap=True)
+    say(console, "warning", text, "bold red")
     events.write("warning", about=about, text=text)
 
 
@@ -44,7 +62,7 @@ def data_line(counts: PreparedCounts) -> str:
     }
     told = "; ".join(f"{number:,} {words}" for words, number in left_out.items() if number)
     share = counts.supervised / counts.tokens
-    text = f"{counts.rows:,} rows, {counts.tokens:,} tokens, {share:.0%} of them carry loss"
+    text = f"{counts.rows:,} rows, {counts.tokens:,} tokens, {counts.supervised:,} supervised ({100 * share:.0f} %)"
     return text + (f" ({told})" if told else "")
 
 
@@ -70,10 +88,14 @@ def math_lines(math: TrainingMath, unit: str = "rows") -> tuple[str, str]:
         f"= {math.effective_batch} {unit} a step"
     )
     steps = (
-        f"{math.steps:,} ({math.epochs:.3g} epochs of {math.rows:,} {unit} / {math.effective_batch}), "
-        f"{math.warmup_steps} warm-up, about {math.total_tokens:,} tokens"
+        f"{math.steps:,} ({_epochs(math.epochs)} of {math.rows:,} {unit} / {math.effective_batch}), "
+        f"{math.warmup_steps} of warm-up, about {math.total_tokens:,} tokens"
     )
     return batch, steps
+
+
+def _epochs(number: float) -> str:
+    return f"{number:.3g} epoch{'' if f'{number:.3g}' == '1' else 's'}"
 
 
 def sharding_line(sharding: Sharding, processes: Processes) -> str:
@@ -114,17 +136,15 @@ def _some_of(what: str, here: int, of: int, else_by: str) -> str:
     return f"{what} {of} layers" if here == of else f"{what} {here} of {of} layers (else {else_by})"
 
 
-def recompute_line(train: TrainSection, device: str) -> str:
-    """What the backward pass computes again, and where its inputs wait."""
+def checkpointing_line(train: TrainSection, device: str) -> str:
+    """What of a layer is kept for the backward pass, and where."""
     checkpointing = train.gradient_checkpointing
     if checkpointing == "selective":
-        return "selective: results of matrix products and attention are kept, the rest of a layer is computed again"
+        return "activation checkpointing: selective (products and attention are kept, the rest is recomputed)"
     if checkpointing:
-        place = ""
-        if train.offload_activations:
-            place = " in the host's memory" if device == "cuda" else f" (where it is: a {device} has no other place)"
-        return f"full: of each layer its input is kept{place}, all of it is computed again in the backward pass"
-    return "none: everything the backward pass needs is kept"
+        place = " in host memory" if train.offload_activations and device == "cuda" else ""
+        return f"activation checkpointing: full (each layer's input is kept{place}, the layer is recomputed)"
+    return "activation checkpointing: none"
 
 
 def weights_lines(loaded: Loaded, blueprint: Blueprint) -> list[str]:
@@ -156,33 +176,33 @@ def weights_lines(loaded: Loaded, blueprint: Blueprint) -> list[str]:
     return lines
 
 
-def adapter_table(coverage: Coverage) -> Table:
-    """Each target: what got adapters, how much trains there, and how much of the model they sit on."""
-    table = Table(
-        title="What trains", title_justify="left", title_style="bold", caption=_how_counted(coverage),
-        caption_justify="left",
-    )  # fmt: skip
-    table.add_column("target", overflow="fold")
-    table.add_column("on")
-    for name in ("adapter parameters", "of active", "of all"):
-        table.add_column(name, justify="right")
-    for row in coverage.rows:
-        table.add_row(
-            escape(row.pattern),
-            _places(row.modules, row.tensors),
-            f"{row.parameters:,}",
-            f"{row.covers_active / coverage.active:.2%}",
-            f"{row.covers / coverage.base:.2%}",
-        )
-    table.add_section()
-    rows = coverage.rows
-    table.add_row(
-        "all trainable",
-        _places(sum(row.modules for row in rows), sum(row.tensors for row in rows)),
-        f"{coverage.trainable:,}",
-        f"{sum(row.covers_active for row in rows) / coverage.active:.2%}",
-        f"{sum(row.covers for row in rows) / coverage.base:.2%}",
+def coverage_line(coverage: Coverage) -> str:
+    """How much trains, and how much of the model it acts on: two shares that are easily taken for each other."""
+    covered = sum(row.covers for row in coverage.rows) / coverage.base
+    line = (
+        f"{coverage.trainable:,} parameters, {percent(coverage.share)} of all; adapters on {percent(covered)} of the "
+        f"weights"
     )
+    if coverage.visited is None:
+        return line
+    active = sum(row.covers_active for row in coverage.rows) / coverage.active
+    visited, experts = coverage.visited
+    return f"{line}, {percent(active)} of those active per token ({visited} of {experts} routed experts)"
+
+
+def adapter_table(coverage: Coverage) -> Table:
+    """Each target: what got adapters, how much trains there, and how much of the model the adapters are on."""
+    table = Table(box=None, padding=(0, 3, 0, 0), pad_edge=False, header_style="bold")
+    table.add_column("target", overflow="fold")
+    table.add_column("adapters on")
+    table.add_column("trainable parameters", justify="right")
+    table.add_column("weights covered", justify="right")
+    if coverage.visited is not None:
+        table.add_column("active covered", justify="right")
+    for row in coverage.rows:
+        shares = [percent(row.covers / coverage.base)]
+        shares += [percent(row.covers_active / coverage.active)] if coverage.visited is not None else []
+        table.add_row(Text(row.pattern), _places(row.modules, row.tensors), f"{row.parameters:,}", *shares)
     return table
 
 
@@ -191,14 +211,9 @@ def _places(modules: int, tensors: int) -> str:
     return ", ".join([*parts, *([count(tensors, "tensor")] if tensors else [])])
 
 
-def _how_counted(coverage: Coverage) -> str:
-    text = f"of active, of all: the share of the frozen weights that the adapters sit on, of {coverage.base:,} in all"
-    if coverage.visited is None:
-        return f"{text}, which every token passes."
-    return (
-        f"{text} and of the {round(coverage.active):,} that one token passes "
-        f"({coverage.visited[0]} of {coverage.visited[1]} routed experts)."
-    )
+def percent(share: float) -> str:
+    """`78.9 %`; a share that is not zero never reads as zero."""
+    return f"{share:.1%}".replace("%", " %") if share >= 0.0005 or not share else f"{100 * share:.1g} %"
 
 
 def count(number: int, word: str, plural: str = "s") -> str:
@@ -216,12 +231,12 @@ def operations(tflops: float) -> str:
 
 
 def size(number: float) -> str:
-    """Bytes in powers of 1000, as disks and vendors number."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if number < 999.5:  # three digits of more would read 1e+03
+    """Bytes in powers of 1024, as memory is counted: 13207024435 → `12.3 GiB`."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(number) < 999.5:  # three digits of more would read 1e+03
             return f"{number:.3g} {unit}"
-        number /= 1000
-    return f"{number:.3g} TB"
+        number /= 1024
+    return f"{number:.3g} TiB"
 
 
 def clock(seconds: float) -> str:

@@ -14,12 +14,19 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
+from shardtune.config.schema import ParallelSection
+
 _STAY = 2  # the last ones of a forward pass are needed first: they are never let go
 
 
 def has_another_place(device: torch.device) -> bool:
     """Is the host's memory not where the layers compute anyway?"""
     return device.type == "cuda"
+
+
+def offloads_params(section: ParallelSection, device: torch.device) -> bool:
+    """Do parameters live in the host's memory, and come to the device layer by layer?"""
+    return section.offload_params and has_another_place(device)
 
 
 class OffloadedInputs(saved_tensors_hooks):

@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor
 
 from shardtune.config.schema import ParallelSection
 from shardtune.errors import ShardtuneError, UserInputError
+from shardtune.parallel.offload import offloads_params
 from shardtune.parallel.recompute import keep_products
 
 if TYPE_CHECKING:
@@ -70,7 +71,8 @@ def shard_model(
         reduce_dtype=_REDUCE_DTYPES[section.reduce_dtype],
         cast_forward_inputs=compute_dtype is not None,
     )
-    offload: OffloadPolicy = CPUOffloadPolicy() if section.offload_params else OffloadPolicy()
+    on_host = offloads_params(section, torch.device(mesh.device_type))
+    offload: OffloadPolicy = CPUOffloadPolicy() if on_host else OffloadPolicy()
     total = sum(p.numel() * p.element_size() for p in model.parameters())
     ignored = _stays_put(model, mesh, compute_dtype, section)
     units = [] if _fits_one_unit(model, ignored) else layers
@@ -86,8 +88,6 @@ def shard_model(
     # The root unit holds embeddings, final norm and head. They stay gathered between forward and backward: the head
     # is the first thing backward needs.
     fully_shard(model, mesh=mesh, mp_policy=precision, offload_policy=offload, ignored_params=ignored)
-    if not units:
-        model.register_forward_hook(_let_go_unless_backward_follows)
     _gather_as_stored(model, precision, ignored or set())
     _prefetch(
         cast(FSDPModule, model),
@@ -110,6 +110,10 @@ def compile_layers(layers: list[nn.Module]) -> None:
     does not survive: what is kept then differs from one pass to the other.
     """
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _COMPILED_VERSIONS)
+    # What a layer's forward writes down besides its result (a router its logits) is not wanted twice. Without this,
+    # selective recomputation keeps such a layer from being compiled.
+    if hasattr(torch._dynamo.config, "skip_fwd_side_effects_in_bwd_under_checkpoint"):
+        torch._dynamo.config.skip_fwd_side_effects_in_bwd_under_checkpoint = True
     for layer in layers:
         layer.forward = torch.compile(layer.forward)
 
@@ -119,19 +123,12 @@ def _stays_put(
 ) -> set[nn.Parameter] | None:
     """Frozen parameters that FSDP2 need not touch: with one rank there is nobody to gather from, and a copy of every
     layer in every pass is what sharding it would come to."""
-    if mesh.size() > 1 or section.offload_params:
+    if mesh.size() > 1 or offloads_params(section, torch.device(mesh.device_type)):
         return None
     return {
         p for name, p in module.named_parameters()
         if not p.requires_grad and (p.dtype == compute_dtype or compute_dtype is None or _is_fp8_part(name, p))
     }  # fmt: skip
-
-
-def _let_go_unless_backward_follows(model: nn.Module, _args: object, _output: object) -> None:
-    """The root unit stays gathered for backward. Adapters in it would be no shards after an evaluation, for whoever
-    saves them next."""
-    if not torch.is_grad_enabled():
-        cast(FSDPModule, model).reshard()
 
 
 def _fits_one_unit(model: nn.Module, ignored: set[nn.Parameter] | None) -> bool:
@@ -177,7 +174,11 @@ def local_bytes(model: nn.Module) -> int:
 
 
 def let_go(model: nn.Module) -> None:
-    """Free what a forward pass without a backward one leaves gathered: each rank holds its shards alone again."""
+    """Free what a forward pass without a backward one leaves gathered: each rank holds its shards alone again.
+
+    The root unit stays gathered for a backward pass, and every unit without `reshard_after_forward`. Until then
+    `model.parameters()` are the gathered ones: other tensors, maybe rounded, than those the optimizer has.
+    """
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()

@@ -19,7 +19,8 @@ def base_precision(*, quantised: int, parameters: int, value_bytes: int, ranks: 
         return "bf16", "the checkpoint is not quantised"
     full = parameters * value_bytes / ranks
     held = (quantised + (parameters - quantised) * value_bytes) / ranks
-    sizes = f"{full / 1e9:.1f} GB a rank in full, {held / 1e9:.1f} GB in float8, of {memory / 1e9:.1f} GB"
+    full_gib, held_gib, memory_gib = (amount / 2**30 for amount in (full, held, memory))
+    sizes = f"{full_gib:.1f} GiB a rank in full, {held_gib:.1f} GiB in float8, of {memory_gib:.1f} GiB"
     if full <= SHARE_FOR_WEIGHTS * memory:
         return "bf16", f"multiplied out it fits: {sizes}"
     return "fp8", f"multiplied out it would leave too little: {sizes}"

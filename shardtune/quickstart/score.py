@@ -2,7 +2,7 @@
 
 How each number is counted, over the test rows:
 
-- eval loss: mean negative log-likelihood per token of the expected answer and its end token, given the sentence.
+- test loss: mean negative log-likelihood per token of the expected answer and its end token, given the sentence.
 - valid JSON: the whole answer parses to an object with a string `intent` and an object `slots`.
 - intent: valid, and the intent is the expected one.
 - exact match: valid, and the object equals the expected one, every slot included (key order does not matter).
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import torch
     from rich.console import Console, ConsoleOptions, RenderResult
 
+SCORE_NAMES = {"valid_json": "valid JSON", "intent": "right intent", "exact_match": "exact match"}
 _SHOWN_TOKENS = 24  # of an answer that is no JSON: enough to see what it is
 
 
@@ -242,8 +243,8 @@ def _numbers(before: Score, after: Score) -> Any:
     table.add_column("")
     for heading in ("before", "after"):
         table.add_column(heading, justify="right", style="bold green" if heading == "after" else "")
-    table.add_row("eval loss", f"{before.eval_loss:.2f}", f"{after.eval_loss:.2f}")
-    for label, name in (("valid JSON", "valid_json"), ("right intent", "intent"), ("exact match", "exact_match")):
+    table.add_row("test loss", f"{before.eval_loss:.2f}", f"{after.eval_loss:.2f}")
+    for name, label in SCORE_NAMES.items():
         table.add_row(label, f"{getattr(before, name):.0%}", f"{getattr(after, name):.0%}")
     return table
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -48,20 +49,20 @@ def show(*, model: str | None, output_dir: Path, seed: int, nproc: int, tiny: bo
         "task",
         f"turn a sentence into JSON; {len(test_rows)} held-out test rows, e.g. {test_rows[0]['sentence']!r}",
     )
-    say(console, "before", "asking the untrained model …")
+    say(console, "before", "scoring the model before training …")
     before = _score(weights, None, test_rows, recipe)
     run_id = new_run_id()
     say(console, "train", f"shardtune train {config}")
     code = start(config, [], None, run_id, os.environ)
     if code:
         return code
-    say(console, "after", "asking the model with its adapter …")
+    say(console, "after", "scoring the model with its adapter …")
     final = work / run_id / "final"
     after = _score(weights, final, test_rows, recipe)
     (work / run_id / "quickstart.json").write_text(
         json.dumps({"before": before.as_dict(), "after": after.as_dict()}, indent=2) + "\n", encoding="utf-8"
     )
-    _write_samples(work / run_id, before, after)
+    _write_scores(work / run_id, before, after)
     _tell(console, before, after, final, time.perf_counter() - began)
     return 0
 
@@ -83,14 +84,19 @@ def _score(weights: Path, adapter: Path | None, rows: list[dict[str, str]], reci
     return score(model, tokenizer, rows, batch_size=recipe.score_batch_size, max_new_tokens=recipe.max_new_tokens)
 
 
-def _write_samples(run: Path, before: Score, after: Score) -> None:
-    """The answers that are shown, as `train.samples` would have written them.
+def _write_scores(run: Path, before: Score, after: Score) -> None:
+    """The scores and the answers that are shown, for the report; answers as `train.samples` would have written them.
 
     Not by that setting: each token would gather the whole model over loopback, for what scoring has said already.
     """
-    from shardtune.quickstart.score import samples
+    from shardtune.quickstart.score import SCORE_NAMES, samples
 
     events = EventLog(run, rank=0)
+    for when, score in (("before", before), ("after", after)):
+        events.write("score", when=when, name="test loss", value=score.eval_loss, rows=score.rows)
+        for name in ("valid_json", "intent", "exact_match"):
+            value = round(100 * getattr(score, name), 2)
+            events.write("score", when=when, name=SCORE_NAMES[name], value=value, unit="%", rows=score.rows)
     for pair in samples(before, after):
         for when, answer in zip(("before", "after"), pair, strict=True):
             row = [one.sentence for one in before.answers].index(answer.sentence)
@@ -108,3 +114,12 @@ def _tell(console: Console, before: Score, after: Score, final: Path, seconds: f
     console.print(comparison(before, after))
     say(console, "adapter", str(final))
     say(console, "time", f"{clock(seconds)} in all")
+    run = final.parent
+    say(console, "next", f"shardtune report {_typed(run)}      writes {_typed(run / 'report.html')}")
+    say(console, "", f"shardtune dashboard {_typed(run.parent)}      serves all runs there in a browser")
+
+
+def _typed(path: Path) -> str:
+    """A path as one would type it here."""
+    here = Path.cwd()
+    return shlex.quote(str(path.relative_to(here) if path.is_relative_to(here) else path))

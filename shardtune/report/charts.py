@@ -44,6 +44,8 @@ class Chart:
 
     Args:
         format: How a value reads (d3), with `suffix` behind it.
+        axis: Title of the y axis: what is counted, and its unit.
+        can_smooth: A rate or a loss, whose single steps scatter.
         about: How the numbers were counted.
         note: How many points stand for how many.
         latest: The last value as it reads, of a chart with one curve.
@@ -58,6 +60,8 @@ class Chart:
     suffix: str = ""
     about: str = ""
     note: str = ""
+    axis: str = ""
+    can_smooth: bool = False
     latest: str = ""
     stacked: bool = False
     can_log: bool = False
@@ -67,7 +71,7 @@ class Chart:
     stars: list[tuple[float, float, str]] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        return {**asdict(self), "axis": self.axis or self.suffix.strip()}
 
 
 @dataclass(frozen=True)
@@ -83,43 +87,44 @@ class _PerRank:
     scale: float = 1.0
     about: str = ""
     from_zero: bool = True
+    axis: str = ""
 
 
 _PER_RANK = (
     _PerRank(
-        "rank_throughput", "Speed", "Tokens per second, each rank", "tokens_per_second", ".3s", " tok/s",
-        about="Real tokens (no padding) of one rank over the time of its step.",
+        "rank_throughput", "Speed", "Tokens per second, per rank", "tokens_per_second", ".3s", " tok/s",
+        about="Real tokens (no padding) of one rank over its step time.", axis="tok/s per rank",
     ),
     _PerRank(
         "mfu", "Speed", "Model FLOPs utilisation", "mfu", ".1f", " %", 100,
-        about="Operations the training asks for, over the dense bf16 peak of the chip in the time of the step.",
+        about="Operations the training needs, over the dense bf16 peak of the chip in the step time.", axis="MFU, %",
     ),
     _PerRank(
-        "tflops", "Speed", "Achieved TFLOP/s", "tflops", ".3~s", " TFLOP/s",
-        about="Operations the training asks for over the time of the step, for one rank's device.",
+        "tflops", "Speed", "Achieved FLOP/s, per rank", "tflops", ".3~g", " TFLOP/s",
+        about="Operations the training needs over the step time, for one rank's device.",
     ),
     _PerRank(
-        "step_seconds", "Speed", "Time of a step", "seconds.step", ".3~g", " s",
-        about="From the end of the step before to the end of this one, without evaluating and saving.",
+        "step_seconds", "Speed", "Step time", "seconds.step", ".3~g", " s", axis="seconds per step",
+        about="From the end of the step before to the end of this one, without evaluation and saving.",
     ),
     _PerRank(
         "gpu_memory", "Memory", "GPU memory, peak", "memory.peak", ".3~g", " GiB", 1 / _GIB,
-        about="The most that tensors have held on a rank's GPU so far, in powers of 1024.",
+        about="The most that tensors have held on a rank's GPU so far.",
     ),
     _PerRank(
         "gpu_reserved", "Memory", "GPU memory, reserved", "memory.reserved", ".3~g", " GiB", 1 / _GIB,
-        about="What PyTorch's allocator holds, used or not, in powers of 1024.",
+        about="What PyTorch's allocator holds, used or not.",
     ),
     _PerRank(
         "host_memory", "Memory", "Host memory", "host.rss", ".3~g", " GiB", 1 / _GIB,
-        about="Resident memory of each rank's process, in powers of 1024.",
+        about="Resident memory of each rank's process.",
     ),
-    _PerRank("gpu_utilization", "Device", "GPU utilisation", "gpu.utilization", ".0f", " %",
+    _PerRank("gpu_utilization", "Device", "GPU utilisation", "gpu.utilization", ".0f", " %", axis="% of time",
              about="Share of time in which a kernel ran, as the driver reports it; not how well it ran."),
     _PerRank("gpu_power", "Device", "GPU power", "gpu.power_watts", ".0f", " W"),
     _PerRank("gpu_temperature", "Device", "GPU temperature", "gpu.temperature_c", ".0f", " °C", from_zero=False),
     _PerRank("gpu_clock", "Device", "SM clock", "gpu.sm_clock_mhz", ".0f", " MHz", from_zero=False),
-    _PerRank("cpu", "Device", "CPU of the process", "host.cpu_percent", ".0f", " %",
+    _PerRank("cpu", "Device", "CPU use of the process", "host.cpu_percent", ".0f", " %", axis="% of one core",
              about="100 % is one core."),
 )  # fmt: skip
 _PHASES = ("data", "forward", "backward", "optimizer", "collective")
@@ -147,7 +152,7 @@ def told(curves: Sequence[Curve]) -> str:
         said.append(f"{len(most.x):,} points stand for {most.of:,}: the lowest and highest of each stretch.")
     breaks = sum(curve.breaks for curve in curves)
     if breaks:
-        said.append(f"{breaks:,} values are no numbers (✕).")
+        said.append(f"{breaks:,} values are NaN or infinite (✕).")
     return " ".join(said)
 
 
@@ -158,7 +163,7 @@ def _loss(run: RunHistory) -> Chart | None:
     curve = thin(x, y, _STRETCHES)
     series = [
         *(
-            Series("undone", *_points(thin(*part["loss"], _STRETCHES // 4)), look="faint")
+            Series("first attempt", *_points(thin(*part["loss"], _STRETCHES // 4)), look="faint")
             for part in _undone(run, "loss")
         ),
         *_line("training", curve, (x, y), 0),
@@ -168,11 +173,13 @@ def _loss(run: RunHistory) -> Chart | None:
         evaluated = thin(ex, ey, _STRETCHES)
         series.append(Series("evaluation", evaluated.x, evaluated.y, 1, look="points"))
     undone = (
-        f" {run.train.undone:,} logged steps were undone by restarts or rollbacks (dotted)." if run.train.undone else ""
+        f" {run.train.undone:,} logged steps were repeated after a restart or rollback (the first attempt is dotted)."
+        if run.train.undone
+        else ""
     )
     return Chart(
         "loss", "Learning", "Loss", ".4~f", can_log=True, series=series, note=told([curve]) + undone,
-        latest=words.loss(float(y[-1])),
+        latest=words.loss(float(y[-1])), axis="loss", can_smooth=True,
         about="Mean per supervised token of all ranks, over the steps between two log lines (train.logging_steps).",
         broken=_broken([("training loss", curve)]),
     )  # fmt: skip
@@ -206,7 +213,8 @@ def _eval(run: RunHistory) -> Chart | None:
     return Chart(
         "eval", "Learning", "Evaluation loss", ".4~f", can_log=True, note=told([curve]),
         latest=words.loss(float(y[-1])), series=[Series("evaluation", curve.x, curve.y, 1, look="points")], stars=stars,
-        about="Mean over the supervised tokens of the validation set.", broken=_broken([("evaluation loss", curve)]),
+        about="Mean over the supervised tokens of the validation set.", axis="loss",
+        broken=_broken([("evaluation loss", curve)]),
     )  # fmt: skip
 
 
@@ -218,7 +226,7 @@ def _grad_norm(run: RunHistory) -> Chart | None:
     return Chart(
         "grad_norm", "Learning", "Gradient norm", ".4~g", can_log=True, note=told([curve]), latest=f"{y[-1]:.3g}",
         series=_line("gradient norm", curve, (x, y), 2), broken=_broken([("gradient norm", curve)]),
-        about="Of all adapters together, before clipping.",
+        about="Of all adapters together, before clipping.", axis="L2 norm", can_smooth=True,
     )  # fmt: skip
 
 
@@ -230,6 +238,7 @@ def _learning_rate(run: RunHistory) -> Chart | None:
     return Chart(
         "learning_rate", "Learning", "Learning rate", ".3~e", note=told([curve]), from_zero=True,
         latest=f"{y[-1]:.2e}" if y[-1] else "0", series=[Series("learning rate", curve.x, curve.y, 4)],
+        axis="learning rate",
     )  # fmt: skip
 
 
@@ -241,15 +250,18 @@ def _throughput(run: RunHistory) -> Chart | None:
     return Chart(
         "throughput", "Speed", "Tokens per second, all ranks", ".3s", " tok/s", note=told([curve]), from_zero=True,
         series=_line("all ranks", curve, (x, y), 0), latest=words.short(float(y[-1])),
-        about="Real tokens (no padding) over wall time between two log lines, without evaluating and saving.",
+        about="Real tokens (no padding) over wall time between two log lines, without evaluation and saving.",
+        axis="tok/s, all ranks", can_smooth=True,
     )  # fmt: skip
 
 
 def _per_rank(run: RunHistory, spec: _PerRank) -> Chart | None:
     found = {rank: columns.get(spec.column) for rank, columns in run.profile.items() if spec.column in columns.names}
-    found = {rank: (x, y * spec.scale) for rank, (x, y) in sorted(found.items()) if len(x)}
+    found = {rank: (x, y) for rank, (x, y) in sorted(found.items()) if len(x)}
     if not found:
         return None
+    scale, suffix = _unit(spec, max(float(y.max()) for _, y in found.values()))
+    found = {rank: (x, y * scale) for rank, (x, y) in found.items()}
     if len(found) > _MOST_RANKS:
         series, curves = _spread(found)
         note = f"{len(found)} ranks: the lowest, the median and the highest at each step. {told(curves)}".strip()
@@ -260,9 +272,16 @@ def _per_rank(run: RunHistory, spec: _PerRank) -> Chart | None:
         series = [Series(f"rank {rank}", c.x, c.y, i, rank=rank) for i, (rank, c) in enumerate(drawn.items())]
         note, broken = told(list(drawn.values())), _broken([(f"rank {rank}", curve) for rank, curve in drawn.items()])
     return Chart(
-        spec.id, spec.group, spec.title, spec.format, spec.suffix, spec.about, note,
-        from_zero=spec.from_zero, series=series, broken=broken,
+        spec.id, spec.group, spec.title, spec.format, suffix, spec.about, note, axis=spec.axis,
+        can_smooth=spec.group == "Speed", from_zero=spec.from_zero, series=series, broken=broken,
     )  # fmt: skip
+
+
+def _unit(spec: _PerRank, most: float) -> tuple[float, str]:
+    """One unit for a whole chart: a toy on a CPU does GFLOP/s, which as TFLOP/s would read 0.002."""
+    if spec.column != "tflops" or not 0 < most < 1:
+        return spec.scale, spec.suffix
+    return (1e3, " GFLOP/s") if most >= 1e-3 else (1e6, " MFLOP/s")
 
 
 def _spread(found: dict[int, tuple[Numbers, Numbers]]) -> tuple[list[Series], list[Curve]]:
@@ -305,9 +324,9 @@ def _phases(run: RunHistory) -> Chart | None:
     per_point = f" Each point is the mean of about {len(steps) / len(x):,.0f} steps." if len(x) < len(steps) else ""
     over = f", mean of {len(timed)} ranks" if len(timed) > 1 else ""
     return Chart(
-        "phases", "Speed", "Where a step's time goes", ".3~g", " s", stacked=True, from_zero=True,
-        about="Waiting for data, forward, backward, optimizer, waiting for other ranks; what they leave of a step is "
-        f"other{over}.",
+        "phases", "Speed", "Step time by phase", ".3~g", " s", stacked=True, from_zero=True, axis="seconds per step",
+        about="Waiting for data, forward, backward, optimizer, waiting for other ranks (collective); other is the rest "
+        f"of the step{over}.",
         note=per_point.strip(), series=[Series(name, x, y, i) for i, (name, y) in enumerate(stacked.items())],
     )  # fmt: skip
 

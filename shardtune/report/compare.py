@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +19,23 @@ from shardtune.report.settings import Setting, differences, read_settings
 from shardtune.report.thinning import Curve, thin
 from shardtune.report.view import View, notes, written
 
-# Charts of a comparison: id, group, title, format, suffix, about, can it be logarithmic, does it start at zero.
-_OVERLAID: tuple[tuple[str, str, str, str, str, str, bool, bool], ...] = (
-    ("loss", "Learning", "Training loss", ".4~f", "", "Mean between two log lines.", True, False),
-    ("eval", "Learning", "Evaluation loss", ".4~f", "", "Comparable only on the same validation rows.", True, False),
-    ("grad_norm", "Learning", "Gradient norm", ".4~g", "", "Before clipping.", True, False),
-    ("learning_rate", "Learning", "Learning rate", ".3~e", "", "", False, True),
-    ("throughput", "Speed", "Tokens per second, all ranks", ".3s", " tok/s", "Real tokens, wall time.", False, True),
-    ("mfu", "Speed", "Model FLOPs utilisation", ".1f", " %", "Mean of all ranks.", False, True),
-    ("step_seconds", "Speed", "Time of a step", ".3~g", " s", "The slowest rank.", False, True),
-    ("gpu_memory", "Memory", "GPU memory, peak", ".3~g", " GiB", "The rank with the most.", False, True),
-    ("host_memory", "Memory", "Host memory", ".3~g", " GiB", "The rank with the most.", False, True),
+# The charts of a comparison, without their curves.
+_OVERLAID = (
+    Chart("loss", "Learning", "Training loss", ".4~f", "", "Mean between two log lines.", axis="loss", can_smooth=True,
+          can_log=True),
+    Chart("eval", "Learning", "Evaluation loss", ".4~f", "", "Compares on the same validation rows.", axis="loss",
+          can_log=True),
+    Chart("grad_norm", "Learning", "Gradient norm", ".4~g", "", "Before clipping.", axis="L2 norm", can_smooth=True,
+          can_log=True),
+    Chart("learning_rate", "Learning", "Learning rate", ".3~e", axis="learning rate", from_zero=True),
+    Chart("throughput", "Speed", "Tokens per second, all ranks", ".3s", " tok/s", "Real tokens, wall time.",
+          axis="tok/s, all ranks", can_smooth=True, from_zero=True),
+    Chart("mfu", "Speed", "Model FLOPs utilisation", ".1f", " %", "Mean of all ranks.", axis="MFU, %", can_smooth=True,
+          from_zero=True),
+    Chart("step_seconds", "Speed", "Step time", ".3~g", " s", "The slowest rank.", axis="seconds per step",
+          can_smooth=True, from_zero=True),
+    Chart("gpu_memory", "Memory", "GPU memory, peak", ".3~g", " GiB", "The rank with the most.", from_zero=True),
+    Chart("host_memory", "Memory", "Host memory", ".3~g", " GiB", "The rank with the most.", from_zero=True),
 )  # fmt: skip
 _AXIS_POINTS = 500  # between which a step's place is interpolated
 _OF_RANKS: dict[str, tuple[str, float, Callable[..., Any]]] = {
@@ -82,25 +89,20 @@ def _names(folders: list[Path]) -> list[str]:
 def _overlaid(runs: Sequence[RunHistory], names: list[str]) -> list[Chart]:
     found = []
     stretches = max(250, min(1000, 4000 // max(1, len(runs))))
-    for id_, group, title, form, suffix, about, can_log, from_zero in _OVERLAID:
+    for chart in _OVERLAID:
         series: list[Series] = []
         curves: list[tuple[str, Curve]] = []
         for index, run in enumerate(runs):
-            x, y = _column(run, id_)
+            x, y = _column(run, chart.id)
             if len(x):
                 curve = thin(x, y, stretches)
-                look = "points" if id_ == "eval" else "line"
+                look = "points" if chart.id == "eval" else "line"
                 series.append(Series(names[index], curve.x, curve.y, index, look=look))
                 curves.append((names[index], curve))
         broken = [(x, f"{name}: {word} at step {x:,}") for name, curve in curves for x, word in curve.broken]
         if series:
             note = told([curve for _, curve in curves])
-            found.append(
-                Chart(
-                    id_, group, title, form, suffix, about, note,
-                    can_log=can_log, from_zero=from_zero, series=series, broken=broken,
-                )
-            )  # fmt: skip
+            found.append(replace(chart, note=note, series=series, broken=broken))
     return found
 
 
@@ -143,9 +145,20 @@ def _result_table(names: list[str], results: list[Results]) -> tables.Table:
                 words.clock(r.seconds) if r.seconds is not None else "",
             ]
         )
-    heads = ["run", "status", "steps", "last loss", "best evaluation", "tokens", "tok/s", "MFU", "GPU peak", "time"]
+    heads = [
+        "run",
+        "status",
+        "steps",
+        "last loss",
+        "best evaluation loss",
+        "tokens",
+        "tok/s, all ranks",
+        "MFU",
+        "GPU peak",
+        "time",
+    ]
     return _without_empty(
-        tables.table(heads, rows, numbers="  nnnnnnnn", note="tok/s and MFU are medians over the run.")
+        tables.table(heads, rows, numbers="  nnnnnnnn", note="Rates and MFU are medians over the run; MFU is per rank.")
     )
 
 
@@ -173,5 +186,5 @@ def _difference_table(names: list[str], settings: list[list[Setting]]) -> tables
         ]
         for path, values in found
     ]
-    note = f"{len(found)} settings differ; all others are the same." if found else "Every setting is the same."
+    note = "All other settings are the same." if found else "Every setting is the same."
     return tables.table(["setting", *names], rows, note=note)

@@ -12,8 +12,8 @@ from typing import Any
 from shardtune.observe.events import VERSION
 from shardtune.report.columns import Columns
 from shardtune.report.failures import Failure, current, read_failures
-from shardtune.report.read import Event, Tail, event_files, listed, mapping, number, text, whole
-from shardtune.report.status import ENDINGS
+from shardtune.report.read import Event, Tail, event_files, listed, mapping, number, read_json, text, whole
+from shardtune.report.status import ENDINGS, Life
 
 _KNOWN_VERSION = VERSION
 _MOST_MARKS = 5000  # a run that warns at every step must not eat the reader's memory
@@ -59,6 +59,7 @@ class Facts:
     ending: Event | None = None
     out_of_memory: list[Event] = field(default_factory=list)
     samples: list[Event] = field(default_factory=list)
+    scores: list[Event] = field(default_factory=list)
     hardware: dict[int, Event] = field(default_factory=dict)
     weights: dict[int, Event] = field(default_factory=dict)
 
@@ -127,6 +128,17 @@ class RunHistory:
             changed |= more
         self.is_behind = more
         return changed
+
+    @property
+    def life(self) -> Life:
+        steps = [columns.times[-1] for columns in (self.train, *self.profile.values()) if len(columns)]
+        return Life(
+            recorded=number(read_json(self.folder / "run.json").get("started")),
+            began=number(self.facts.starts[-1].get("time")) if self.facts.starts else None,
+            last_step=max(steps, default=None),
+            last_time=self.last_time,
+            ending=self.facts.ending,
+        )
 
     @property
     def failure(self) -> Failure | None:
@@ -238,7 +250,7 @@ def _on_resume(run: RunHistory, rank: int, event: Event, at: float) -> None:
     if run._is_lowest(rank):
         run.facts.resumes.append(event)
         changed = [part for part in listed(event.get("changes")) if isinstance(part, str)]
-        said = "; ".join([f"Went on from the checkpoint of step {step:,}", *changed])
+        said = "; ".join([f"Resumed from the checkpoint of step {step:,}", *changed])
         last = run.marks[-1] if run.marks else None
         if last is not None and last.kind == "restart" and last.detail["event"] == "run_start":
             last.step, last.text = step, f"{last.text}. {said}"  # one restart, now known where from
@@ -281,7 +293,7 @@ def _on_profile(run: RunHistory, rank: int, event: Event, at: float) -> None:
 
 def _on_guard(run: RunHistory, rank: int, event: Event, at: float) -> None:
     back = whole(event.get("to_step"))
-    said = text(event.get("text")) or text(event.get("guard")) or "A guard spoke"
+    said = text(event.get("text")) or text(event.get("guard")) or "A guard reported"
     run._mark("guard", rank, event, at, said)
     if back is not None and event.get("action") == "rollback":
         run._go_back(rank, back)
@@ -328,7 +340,7 @@ def _on_proof(run: RunHistory, rank: int, event: Event, at: float) -> None:
     if run._is_lowest(rank) or event.get("ok") is False:
         run.facts.proof = event
     if event.get("ok") is False:
-        run._mark("failure", rank, event, at, f"Not what was meant is trained: {text(event.get('problem'))}")
+        run._mark("failure", rank, event, at, f"The wrong weights train: {text(event.get('problem'))}")
 
 
 def _on_words(run: RunHistory, rank: int, event: Event, at: float) -> None:
@@ -338,6 +350,11 @@ def _on_words(run: RunHistory, rank: int, event: Event, at: float) -> None:
 def _on_sample(run: RunHistory, rank: int, event: Event, at: float) -> None:
     if run._is_lowest(rank):
         run.facts.samples.append(event)
+
+
+def _on_score(run: RunHistory, rank: int, event: Event, at: float) -> None:
+    if run._is_lowest(rank):
+        run.facts.scores.append(event)
 
 
 def _on_data(run: RunHistory, rank: int, event: Event, at: float) -> None:
@@ -375,6 +392,7 @@ _TAKERS: dict[str, Callable[[RunHistory, int, dict[str, Any], float], None]] = {
     "warning": _on_words,
     "notice": _on_words,
     "sample": _on_sample,
+    "score": _on_score,
     "data": _on_data,
     "plan": _on_plan,
     "hardware": _on_hardware,

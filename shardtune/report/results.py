@@ -23,6 +23,7 @@ class Results:
     first_loss: float | None
     last_loss: float | None
     best_eval: tuple[int, float] | None
+    last_eval: tuple[int, float] | None
     evaluations: int
     tokens: int | None
     tokens_per_second: float | None
@@ -43,12 +44,13 @@ def results_of(run: RunHistory, now: float) -> Results:
     plan = mapping(mapping(run.facts.plan).get("math"))
     step = max([run.train.last_step, run.evals.last_step, *(c.last_step for c in run.profile.values())])
     return Results(
-        status=status_of(run.folder, run.facts.ending, run.last_time, now, run.failure),
+        status=status_of(run.folder, run.life, now, run.failure),
         step=step,
         steps=whole(plan.get("steps")),
         first_loss=float(losses[0]) if len(losses) else None,
         last_loss=float(losses[-1]) if len(losses) else None,
         best_eval=(int(eval_steps[best]), float(evals[best])) if best is not None else None,
+        last_eval=(int(eval_steps[-1]), float(evals[-1])) if len(evals) else None,
         evaluations=len(evals),
         tokens=int(tokens) if tokens is not None and np.isfinite(tokens) else None,
         tokens_per_second=_median([run.train.get("tokens_per_second")[1]]),
@@ -87,20 +89,24 @@ def _most(run: RunHistory, name: str) -> tuple[int, float] | None:
 
 def tiles(run: RunHistory, results: Results) -> list[dict[str, str]]:
     """(name, value, note) of each tile on top of a run's page; what is not known has no tile."""
-    found = [_steps_tile(run, results), _loss_tile(results), _eval_tile(results)]
+    found = [_steps_tile(run, results), _loss_tile(results), *_eval_tiles(results)]
     if results.tokens is not None:
         rate = results.tokens_per_second
         found.append(
-            _tile("tokens", words.short(results.tokens), f"{words.short(rate)} tok/s, median" if rate else "all ranks")
+            _tile(
+                "tokens",
+                words.short(results.tokens),
+                f"{words.short(rate)} tok/s of all ranks, median" if rate else "of all ranks",
+            )
         )
     if results.seconds is not None:
         starts = f"{results.starts} starts" if results.starts > 1 else "first to last event"
         found.append(_tile("time", words.clock(results.seconds), starts))
     if results.mfu is not None:
-        found.append(_tile("MFU", words.percent(results.mfu), "median of all steps and ranks"))
+        found.append(_tile("MFU", words.percent(results.mfu), "per rank, median of all steps"))
     elif results.tflops is not None:
         value, unit = words.operations(results.tflops).split()
-        found.append(_tile(unit, value, "per device, median of all steps"))
+        found.append(_tile(unit, value, "per rank, median of all steps"))
     for name, most in (("GPU memory", results.gpu_peak), ("host memory", results.host_peak)):
         if most is not None and not (name == "host memory" and results.gpu_peak is not None):
             found.append(
@@ -125,15 +131,18 @@ def _loss_tile(results: Results) -> dict[str, str]:
     first, last = results.first_loss, results.last_loss
     if last is None or first is None:
         return _tile("loss", "–", "no step was logged yet")
-    return _tile("loss", words.loss(last), f"from {words.loss(first)} at the first log line")
+    return _tile("loss", words.loss(last), f"started at {words.loss(first)}")
 
 
-def _eval_tile(results: Results) -> dict[str, str]:
-    if results.best_eval is None:
-        return {}
-    step, value = results.best_eval
-    note = f"step {step:,}, lowest of {results.evaluations}" if results.evaluations > 1 else f"step {step:,}"
-    return _tile("best evaluation", words.loss(value), note)
+def _eval_tiles(results: Results) -> list[dict[str, str]]:
+    if results.last_eval is None:
+        return []
+    step, value = results.last_eval
+    found = [_tile("final evaluation loss", words.loss(value), f"step {step:,}")]
+    if results.best_eval is not None and results.evaluations > 1:
+        step, value = results.best_eval
+        found.append(_tile("best evaluation loss", words.loss(value), f"step {step:,}, of {results.evaluations}"))
+    return found
 
 
 def remaining(run: RunHistory, results: Results) -> float | None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from shardtune.durable import open_plain
 from shardtune.errors import UserInputError
 from shardtune.report.failures import FOLDER, LATEST, Failure, current, read_failures
 from shardtune.report.read import Event, event_files, mapping, number, parse, read_json, text, whole
-from shardtune.report.status import ENDINGS, Status, status_of
+from shardtune.report.status import ENDINGS, Life, Status, status_of
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")  # as launch/run_folder.py makes them; a test compares
 _RECORD = "run.json"
@@ -25,9 +26,8 @@ class Glance:
     """What the ends of a run's first event file tell."""
 
     started: float | None = None
-    last_time: float | None = None
+    life: Life = Life()  # noqa: RUF009 - frozen
     steps: int | None = None
-    ending: Event | None = None
     step: int | None = None
     loss: float | None = None
     eval_loss: float | None = None
@@ -52,7 +52,10 @@ class _Known:
 
 @dataclass
 class RunList:
-    """The runs in a folder. Remembers each by the size and time of its files, so that looking again costs a `stat`."""
+    """The runs in a folder, and in the folders there that group runs.
+
+    Remembers each by the size and time of its files, so that looking again costs a `stat`.
+    """
 
     root: Path
     _known: dict[str, _Known] = field(default_factory=dict)
@@ -60,7 +63,7 @@ class RunList:
     def rows(self, now: float) -> list[RunRow]:
         """The newest first; a run that vanishes while we look is left out."""
         found = {}
-        for name in self._names():
+        for name in _candidates(self.root):
             files = event_files(self.root / name)
             record = self.root / name / _RECORD
             first, others = next(iter(files.values()), None), list(files.values())[1:_MOST_RANKS]
@@ -76,18 +79,30 @@ class RunList:
         rows = [
             RunRow(
                 name,
-                status_of(self.root / name, known.glance.ending, known.glance.last_time, now, known.glance.failure),
+                status_of(self.root / name, known.glance.life, now, known.glance.failure),
                 known.glance,
             )
             for name, known in found.items()
         ]
         return sorted(rows, key=lambda row: (row.glance.started or 0.0, row.name), reverse=True)
 
-    def _names(self) -> list[str]:
-        try:
-            return [entry.name for entry in os.scandir(self.root) if is_run_name(entry.name)]
-        except OSError:
-            return []
+
+def _candidates(root: Path) -> Iterator[str]:
+    """Names of what may be a run: folders there, and `group/folder` in those that are none."""
+    for name, is_folder in _entries(root):
+        if is_run(root / name):
+            yield name
+        elif is_folder:
+            yield from (f"{name}/{inner}" for inner, _ in _entries(root / name))
+
+
+def _entries(folder: Path) -> list[tuple[str, bool]]:
+    """(name, whether it is a folder and no link to one) of what may be a run or hold runs."""
+    try:
+        with os.scandir(folder) as found:
+            return [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in found if is_run_name(entry.name)]
+    except OSError:
+        return []
 
 
 def is_run_name(name: str) -> bool:
@@ -95,27 +110,60 @@ def is_run_name(name: str) -> bool:
     return _NAME.fullmatch(name) is not None
 
 
+def is_run_path(name: str) -> bool:
+    """The name of a run as a list has it: its folder, or `group/folder`."""
+    parts = name.split("/")
+    return len(parts) <= 2 and all(map(is_run_name, parts))
+
+
 def is_run(folder: Path) -> bool:
-    return (folder / _RECORD).is_file() or bool(event_files(folder))
+    try:
+        return (folder / _RECORD).is_file() or bool(event_files(folder))
+    except OSError:  # a name that is too long, a folder that may not be entered
+        return False
 
 
 def find_run(given: str, runs_dir: Path) -> Path:
-    """The folder of a run from its id or its path.
+    """The folder of a run from its path, its id, or the beginning of its id where no other run begins so.
 
     Raises:
-        UserInputError: there is no such run.
+        UserInputError: there is no such run, or several.
     """
     places = [Path(given).expanduser()]
-    if is_run_name(given):
+    if is_run_path(given):
         places.insert(0, runs_dir / given)
     for place in places:
         if is_run(place):
             return place.resolve()
+    known = run_names(runs_dir)
+    grouped = [name for name in known if name.endswith(f"/{given}")]  # in folders, as the quickstart's runs are
+    begin_so = grouped or [name for name in known if given and given in (name[: len(given)], _id(name)[: len(given)])]
+    if len(begin_so) == 1:
+        return (runs_dir / begin_so[0]).resolve()
+    if begin_so:
+        raise UserInputError(
+            f"{len(begin_so)} runs begin with '{given}': {_some(begin_so)}.", fix="Give more of the id."
+        )
+    near = difflib.get_close_matches(given, known, n=3, cutoff=0.6)
+    there = f" Did you mean {' or '.join(near)}?" if near else f" Runs there are: {_some(known)}." if known else ""
     raise UserInputError(
-        f"There is no run '{given}'.",
-        why="Looked for run.json or events-rank0.jsonl in " + " and ".join(str(place) for place in places) + ".",
+        f"There is no run '{given}'.{there}",
+        why="Looked for run.json or events-rank0.jsonl in " + " and ".join(map(str, places)) + ".",
         fix="Give a run's folder, or its id with --runs-dir DIR (train.output_dir of its config).",
     )
+
+
+def run_names(runs_dir: Path) -> list[str]:
+    """Runs in a folder, the newest first where ids are dates."""
+    return sorted((name for name in _candidates(runs_dir) if is_run(runs_dir / name)), key=_id, reverse=True)
+
+
+def _id(name: str) -> str:
+    return name.rpartition("/")[2]
+
+
+def _some(names: Sequence[str], most: int = 5) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def glance(events: Path | None, record: Path, others: Sequence[Path] = ()) -> Glance:
@@ -134,9 +182,14 @@ def glance(events: Path | None, record: Path, others: Sequence[Path] = ()) -> Gl
     steps = [found for event in (step, profile, evaluated) if (found := whole(event.get("step"))) is not None]
     return Glance(
         started=number(start.get("time")) or number(said.get("started")),
-        last_time=times[0] if times else None,
+        life=Life(
+            recorded=number(said.get("started")),
+            began=number(last.get("run_start", start).get("time")),
+            last_step=max((time for event in (step, profile) if (time := number(event.get("time")))), default=None),
+            last_time=times[0] if times else None,
+            ending=ending or _ending_elsewhere(others, number(last.get("run_start", start).get("time"))),
+        ),
         steps=whole(mapping(plan.get("math")).get("steps")),
-        ending=ending or _ending_elsewhere(others, number(last.get("run_start", start).get("time"))),
         step=max(steps, default=None),
         loss=number(step.get("loss")),
         eval_loss=number(evaluated.get("loss")),

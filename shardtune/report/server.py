@@ -22,6 +22,7 @@ from shardtune import __version__
 from shardtune.errors import UserInputError
 from shardtune.report.door import Door, is_loopback
 from shardtune.report.page import SCRIPTS, asset, chart_library, shell
+from shardtune.report.runs import is_run_path
 from shardtune.report.watch import Watch
 
 _LIBRARY = "plotly.js"
@@ -36,6 +37,8 @@ def application(root: Path, names: Sequence[str], token: str | None) -> Starlett
     empty = shell(_SCRIPTS, version)
 
     def page(request: Request) -> Response:
+        if not is_run_path(request.path_params.get("name", "any")):
+            return Response(status_code=404)
         return HTMLResponse(empty, headers={"Cache-Control": "no-cache"})
 
     def static(request: Request) -> Response:
@@ -56,11 +59,11 @@ def application(root: Path, names: Sequence[str], token: str | None) -> Starlett
 
     routes = [
         Route("/", page),
-        Route("/runs/{name}", page),
+        Route("/runs/{name:path}", page),
         Route("/compare", page),
         Route("/static/{name}", static),
         Route("/api/runs", runs),
-        Route("/api/runs/{name}", run),
+        Route("/api/runs/{name:path}", run),
         Route("/api/compare", compare),
     ]
     # The door is the outermost: nothing is looked up for whoever may not look.

@@ -1,4 +1,4 @@
-"""How does a run stand? Its last words, whoever holds its lease, and how long it has been quiet."""
+"""What is the state of a run? From its last events, whoever holds its lease, and how long it has been quiet."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ENDINGS = ("run_end", "run_failed", "out_of_memory", "no_progress")
 # an evaluation takes, and shorter than anybody would wait.
 STALE_SECONDS = 900.0
 
-State = Literal["running", "done", "stopped", "failed", "stale"]
+State = Literal["starting", "running", "done", "stopped", "failed", "stale"]
 
 
 @dataclass(frozen=True)
@@ -28,35 +28,57 @@ class Status:
     advice: tuple[str, ...] = ()
 
 
-def status_of(
-    folder: Path, ending: Mapping[str, Any] | None, last_time: float | None, now: float, failure: Failure | None = None
-) -> Status:
+@dataclass(frozen=True)
+class Life:
+    """What the files of a run tell of its course; times in Unix seconds, None where nothing was written yet.
+
+    Args:
+        recorded: When its folder was made, or it was started again, as its record says.
+        began: Its last `run_start`.
+        last_step: Its last step.
+        last_time: Its last event.
+        ending: The last event of ENDINGS after the last start.
+    """
+
+    recorded: float | None = None
+    began: float | None = None
+    last_step: float | None = None
+    last_time: float | None = None
+    ending: Mapping[str, Any] | None = None
+
+    @property
+    def is_training(self) -> bool:
+        """Whether it has made a step since it was last started."""
+        return self.last_step is not None and (self.began is None or self.last_step >= self.began)
+
+
+def status_of(folder: Path, life: Life, now: float, failure: Failure | None = None) -> Status:
     """The state of a run.
 
     Args:
-        ending: The last event of ENDINGS after the last start, if there is one.
-        last_time: When its last event was written.
         failure: What its launcher found to have ended it, if it has; it knows more than the ranks that wrote events.
     """
     if failure is not None:
         if failure.restarted and looks_alive(folder / LEASE):
-            return Status("running", f"starting again after: {failure.sentence}")
+            return Status("starting", f"starting again after: {failure.sentence}")
         return Status("failed", failure.sentence, tuple(part for part in (failure.why, failure.fix) if part))
-    if ending is not None:
-        return _ended(ending)
-    quiet = now - last_time if last_time is not None else None
+    if life.ending is not None:
+        return _ended(life.ending)
+    under_way: State = "running" if life.is_training else "starting"
+    last = max((time for time in (life.recorded, life.last_time) if time is not None), default=None)
+    quiet = now - last if last is not None else None
     lease = folder / LEASE
     alive = looks_alive(lease) if lease.exists() else None
     if alive:
         long_quiet = quiet is not None and quiet > STALE_SECONDS
-        return Status("running", f"alive, but without an event for {age(quiet)}" if quiet and long_quiet else "")
+        return Status(under_way, f"alive, but no event for {age(quiet)}" if quiet and long_quiet else "")
     if alive is False:
-        return Status("failed", "its process is gone and did not say why")
+        return Status("failed", "its process ended without writing why")
     if quiet is None:
-        return Status("stale", "no events yet, and nobody holds the run")
+        return Status("stale", "no events, and no process holds the run")
     if quiet <= STALE_SECONDS:
-        return Status("running")
-    return Status("stale", f"no event for {age(quiet)}, and no word of an end")
+        return Status(under_way)
+    return Status("stale", f"no event for {age(quiet)}, and none that it ended")
 
 
 def _ended(ending: Mapping[str, Any]) -> Status:

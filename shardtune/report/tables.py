@@ -71,7 +71,7 @@ def ranks(run: RunHistory) -> Table | None:
         return None
     names = [phase for phase in _PHASES if any(f"seconds.{phase}" in c.names for c in timed.values())]
     optional = {
-        "tok/s": ("tokens_per_second", words.short),
+        "tok/s per rank": ("tokens_per_second", words.short),
         "MFU": ("mfu", words.percent),
         "HFU": ("hfu", words.percent),
         "GPU peak": ("memory.peak", words.memory),
@@ -89,7 +89,7 @@ def ranks(run: RunHistory) -> Table | None:
             found = _most(columns, column) if column in ("memory.peak", "host.rss") else _mean(columns, column)
             row.append(say(found) if found is not None else "")
         rows.append([*row, _reasons(run.throttled.get(rank), len(columns))])
-    heads = ["rank", "step", *names, *shown, "throttled"]
+    heads = ["rank", "step time", *names, *shown, "throttled"]
     left = len(timed) - len(rows)
     note = "Means over all steps without the first; memory is the most of any step." + (
         f" {left} more ranks." if left else ""
@@ -209,9 +209,9 @@ def data(run: RunHistory) -> Table | None:
         return None
     parts = {name: mapping(event.get(name)) for name in ("train", "validation") if event.get(name)}
     labels = {
-        "read": "rows read", "rows": "rows trained on", "tokens": "tokens", "supervised": "tokens that carry loss",
+        "read": "rows read", "rows": "rows trained on", "tokens": "tokens", "supervised": "supervised tokens",
         "cut": "cut to max_length", "split": "split into several", "dropped_long": "too long, dropped",
-        "dropped_short": "empty, dropped", "dropped_unsupervised": "nothing supervised, dropped",
+        "dropped_short": "empty, dropped", "dropped_unsupervised": "no supervised token, dropped",
         "skipped_errors": "unreadable, skipped", "duplicates": "duplicates", "without_eos": "without an end token",
     }  # fmt: skip
     rows: list[list[Cell]] = []
@@ -227,6 +227,7 @@ def data(run: RunHistory) -> Table | None:
 def adapters(run: RunHistory) -> Table | None:
     found = mapping(mapping(run.facts.plan).get("adapters"))
     base, active = number(found.get("base")) or 0.0, number(found.get("active")) or 0.0
+    routed = active != base  # experts that a token does not visit
     rows: list[list[Cell]] = []
     for part in listed(found.get("rows")):
         row = mapping(part)
@@ -237,23 +238,33 @@ def adapters(run: RunHistory) -> Table | None:
                 {"text": words.plain(row.get("pattern", ""), 300), "tone": "mono"},
                 said,
                 f"{whole(row.get('parameters')) or 0:,}",
-                _share(row.get("covers_active"), active),
                 _share(row.get("covers"), base),
+                *([_share(row.get("covers_active"), active)] if routed else []),
             ]
         )
     if not rows:
         return None
     trainable, total = whole(found.get("trainable")), whole(found.get("total"))
-    note = f"{trainable:,} of {total:,} parameters train." if trainable and total else ""
+    note = f"{trainable:,} of {total:,} parameters train ({_share(trainable, total)})." if trainable and total else ""
+    note += " Covered: the share of the model's weights that have an adapter" + (
+        ", of all and of those active per token." if routed else "."
+    )
     proof = run.facts.proof
     if proof is not None and proof.get("ok") is True:
-        note += f" Proven at step {proof.get('step')}: every shard of an adapter changed, no frozen weight did."
-    return table(["target", "on", "adapter parameters", "of active", "of all"], rows, numbers="  nnn", note=note)
+        note += f" Checked at step {proof.get('step')}: adapter weights got gradients and changed, frozen ones did not."
+    heads = [
+        "target",
+        "adapters on",
+        "trainable parameters",
+        "weights covered",
+        *(["active covered"] if routed else []),
+    ]
+    return table(heads, rows, numbers="  nnn", note=note)
 
 
 def _share(part: object, whole_: float) -> str:
     value = number(part)
-    return f"{100 * value / whole_:.2f} %" if value is not None and whole_ else ""
+    return words.percent(value / whole_) if value is not None and whole_ else ""
 
 
 def samples(run: RunHistory) -> list[dict[str, str]]:

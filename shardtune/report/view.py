@@ -9,6 +9,7 @@ import numpy as np
 from shardtune import __version__
 from shardtune.report import tables, words
 from shardtune.report.charts import Chart, charts_of
+from shardtune.report.head import facts, scores
 from shardtune.report.history import Mark, RunHistory
 from shardtune.report.results import remaining, results_of, tiles
 from shardtune.report.settings import Setting, read_settings
@@ -24,7 +25,7 @@ View = dict[str, Any]
 
 def run_view(run: RunHistory, now: float) -> View:
     """Everything the page of one run shows."""
-    results = results_of(run, now)
+    results, settings = results_of(run, now), read_settings(run.folder)
     charts = charts_of(run)
     left = remaining(run, results)
     return {
@@ -36,7 +37,8 @@ def run_view(run: RunHistory, now: float) -> View:
         "advice": [words.plain(part, 2000) for part in results.status.advice],
         "progress": min(1.0, results.step / results.steps) if results.steps else None,
         "left": f"about {words.clock(left)} left" if left is not None else "",
-        "tiles": tiles(run, results),
+        "facts": facts(run, settings),
+        "tiles": [*tiles(run, results), *scores(run)],
         "charts": [chart.as_dict() for chart in charts],
         "ranks": _shown_ranks(charts),
         "marks": _marks(run),
@@ -47,7 +49,7 @@ def run_view(run: RunHistory, now: float) -> View:
         "samples": tables.samples(run),
         "data": tables.data(run),
         "adapters": tables.adapters(run),
-        "config": _config(read_settings(run.folder)),
+        "config": _config(settings),
         "environment": tables.environment(run),
         "notes": notes(run),
         "written": written(now),
@@ -68,7 +70,7 @@ def _shown_ranks(charts: list[Chart]) -> list[int]:
 
 
 def _marks(run: RunHistory) -> list[View]:
-    """What stands on the time line, by kind; of a kind with very many the first of each stretch."""
+    """What the timeline shows, by kind; of a kind with very many the first of each stretch."""
     found, told = [], run.told_marks()
     for kind, name in _MARK_KINDS.items():
         marks = sorted((mark for mark in told if mark.kind == kind), key=lambda mark: mark.step)
@@ -111,9 +113,7 @@ def notes(run: RunHistory) -> list[str]:
     if run.is_behind:
         found.append(f"Still reading the events: what is shown ends at step {run.train.last_step:,}.")
     if run.unreadable:
-        found.append(
-            f"{words.count(run.unreadable, 'line')} of the event files could not be read (cut by a crash) and left out."
-        )
+        found.append(f"Left out: {words.count(run.unreadable, 'line')} of the event files that a crash has cut.")
     if run.newer_version:
         found.append(
             f"Some events have schema version {run.newer_version}, newer than this shardtune: it shows what it knows."

@@ -13,7 +13,8 @@ from typing import Any
 from shardtune.report import words
 from shardtune.report.compare import compare_view
 from shardtune.report.history import RunHistory
-from shardtune.report.runs import RunList, RunRow, is_run, is_run_name
+from shardtune.report.runs import RunList, RunRow, is_run, is_run_path
+from shardtune.report.status import status_of
 from shardtune.report.view import run_view
 
 _KEPT = 12  # histories in memory: the runs somebody looks at, or compares
@@ -62,7 +63,7 @@ class Watch:
             return self._unless_known(cursor, self._cursor(histories, now), lambda: compare_view(histories, now))
 
     def _read(self, name: str) -> RunHistory | None:
-        if not is_run_name(name) or not is_run(self.root / name):
+        if not is_run_path(name) or not is_run(self.root / name):
             self._known.pop(name, None)
             return None
         history = self._known.pop(name, None) or RunHistory(self.root / name)
@@ -70,19 +71,16 @@ class Watch:
         while len(self._known) > _KEPT:
             self._known.popitem(last=False)
         if history.update(_READ_SECONDS):
-            self._changes[name] = self._changes.get(name, 0) + 1
+            self._changes[str(history.folder)] = self._changes.get(str(history.folder), 0) + 1
         return history
 
     def _cursor(self, histories: list[RunHistory], now: float) -> str:
         """Changes with the events, with the files beside them, and with the status, which time alone can change."""
-        from shardtune.report.status import status_of
-
         parts = []
         for history in histories:
-            status = status_of(history.folder, history.facts.ending, history.last_time, now, history.failure)
-            parts.append(
-                (history.folder.name, self._changes.get(history.folder.name, 0), status, _beside(history.folder))
-            )
+            status = status_of(history.folder, history.life, now, history.failure)
+            changes = self._changes.get(str(history.folder), 0)
+            parts.append((str(history.folder), changes, status, _beside(history.folder)))
         return f"{self._born}-{hash(repr(parts)):x}"
 
     @staticmethod
@@ -116,9 +114,9 @@ def _row(row: RunRow) -> dict[str, Any]:
             "steps": [steps, seen.step],
             "loss": _shown(seen.loss, words.loss),
             "eval loss": _shown(seen.eval_loss, words.loss),
-            "tok/s": _shown(seen.tokens_per_second, words.short),
+            "tok/s, all ranks": _shown(seen.tokens_per_second, words.short),
             "started": _shown(seen.started, words.when),
-            "last event": _shown(seen.last_time, words.when),
+            "last event": _shown(seen.life.last_time, words.when),
         },
     }
 

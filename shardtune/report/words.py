@@ -6,7 +6,8 @@ import math
 import unicodedata
 from datetime import datetime
 
-from shardtune.observe.summary import clock, count, operations
+from shardtune.observe.summary import clock, count, operations, percent
+from shardtune.observe.summary import size as memory
 
 __all__ = ["age", "clock", "count", "loss", "memory", "operations", "percent", "plain", "seconds", "short", "when"]
 
@@ -22,23 +23,10 @@ def short(value: float) -> str:
     return f"{value:.3g}P"
 
 
-def memory(number: float) -> str:
-    """Bytes in powers of 1024, as memory is counted: 13207024435 → `12.3 GiB`."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(number) < 999.5:
-            return f"{number:.3g} {unit}"
-        number /= 1024
-    return f"{number:.3g} TiB"
-
-
 def loss(value: float) -> str:
     if not math.isfinite(value):
         return {"nan": "NaN", "inf": "∞"}.get(str(value), "−∞")
     return f"{value:.4f}" if abs(value) < 1000 else f"{value:.4g}"
-
-
-def percent(share: float) -> str:
-    return f"{100 * share:.1f} %"
 
 
 def seconds(value: float) -> str:

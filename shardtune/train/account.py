@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 
 import datasets
 from rich.console import Console
-from rich.markup import escape
+from rich.padding import Padding
 from transformers.utils import logging as transformers_logging
 
 from shardtune import __version__
 from shardtune.checkpoint.store import CheckpointStore
 from shardtune.config import ResolvedConfig, render_yaml
-from shardtune.config.redact import redacted
+from shardtune.config.redact import hide_values, redacted
+from shardtune.data.inspect import format_found, format_line
 from shardtune.launch.run_folder import CHECKPOINTS, RECORD
 from shardtune.launch.which_run import record_finish, record_start
 from shardtune.observe import environment, summary
@@ -24,9 +25,11 @@ from shardtune.train.run_files import expendable, write_run_file
 from shardtune.train.scene import Data, Scene
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from shardtune.adapters.coverage import Coverage
+    from shardtune.config.accelerate_file import Verdict
     from shardtune.data.prepare import PreparedSet
     from shardtune.parallel.shard import Sharding
     from shardtune.plan.steps import TrainingMath
@@ -38,19 +41,41 @@ if TYPE_CHECKING:
 
 def introduce(scene: Scene, resolved: ResolvedConfig) -> None:
     described = environment.describe()
-    scene.events.write("run_start", run=scene.folder.name, world_size=scene.processes.world_size, environment=described)
+    scene.events.write(
+        "run_start",
+        run=scene.folder.name,
+        world_size=scene.processes.world_size,
+        environment=described,
+        command=hide_values(environment.command_line(), resolved.config),
+    )
     write_config(scene, resolved)
     config = resolved.config
     _quieten_libraries(scene.console)
     scene.console.print(f"[bold]shardtune[/] {__version__}  run {scene.folder.name}", highlight=False)
+    summary.say(scene.console, "folder", str(scene.folder))
     tell_machines(scene, workers=int(config.train.extra.get("dataloader_num_workers", 0)))
     notices = [*resolved.notices, slow_precision_notice(config.model.torch_dtype, scene.processes.device.type)]
-    for notice in filter(None, notices):
-        scene.console.print(f"[yellow]notice[/] {escape(notice)}", highlight=False)
+    tell_notices(scene, [notice for notice in notices if notice], about="config")
     if resolved.verdicts:
-        from shardtune.config.accelerate_file import verdict_table
+        _tell_verdicts(scene, resolved.verdicts)
 
-        scene.console.print(verdict_table(resolved.verdicts))
+
+def _tell_verdicts(scene: Scene, verdicts: Sequence[Verdict]) -> None:
+    """What became of accelerate's file: in one line, or key by key with -v; the events hold every key."""
+    from shardtune.config.accelerate_file import verdict_table
+
+    if summary.is_verbose():
+        scene.console.print(verdict_table(verdicts))
+    names: dict[str, list[str]] = {}
+    for verdict in verdicts:
+        names.setdefault(verdict.verdict, []).append(verdict.key)
+    counts = [f"{len(keys)} {verdict}" for verdict, keys in names.items()]
+    text = f"accelerate's file: {', '.join(counts)}"
+    if ignored := names.get("no effect"):
+        text += f" ({', '.join(ignored)})"
+    summary.say(scene.console, "config", f"{text}; -v tells why" if not summary.is_verbose() else text)
+    keys = [f"{v.key}: {v.value} ({' '.join(filter(None, (v.verdict, v.sets, v.why)))})" for v in verdicts]
+    scene.events.write("notice", about="accelerate", text=f"{text}. {'; '.join(keys)}")
 
 
 def _quieten_libraries(console: Console) -> None:
@@ -78,8 +103,18 @@ def take_over(scene: Scene, resolved: ResolvedConfig) -> None:
 def tell_notices(scene: Scene, notices: list[str], about: str = "lora") -> None:
     """How lora.target_modules was understood where that is not what its words say, or what a setting came to."""
     for notice in notices:
-        scene.console.print(f"[yellow]notice[/] {escape(notice)}", highlight=False)
+        summary.say(scene.console, "notice", notice, "yellow")
         scene.events.write("notice", about=about, text=notice)
+
+
+def tell_router_loss(scene: Scene, coefficient: float) -> None:
+    if coefficient:
+        text = (
+            f"cross-entropy + {coefficient:g} × the routers' auxiliary loss (the model's router_aux_loss_coef; "
+            "train.extra.router_aux_loss_coef: 0 leaves it out); the validation loss is the cross-entropy alone"
+        )
+        summary.say(scene.console, "loss", text)
+        scene.events.write("notice", about="loss", text=text)
 
 
 def tell_plan(
@@ -99,18 +134,20 @@ def tell_plan(
     lines = {
         "model": f"{config.model.model_name_or_path} ({frozen:,} parameters, computed in {compute})",
         "data": summary.data_line(prepared.train.counts),
-        "format": f"{prepared.choice.name}: {prepared.choice.why}",
+        "format": format_line(*format_found(prepared)),
         "eval": summary.data_line(prepared.val.counts) if prepared.val else "none (data.val_split is null)",
         "packing": summary.packing_line(data.train, resolved, filled=data.collator.fill_to is not None),
         "sharding": summary.sharding_line(sharding, scene.processes),
         "kernels": summary.kernels_line(resolved, fused.lora, fused.experts),
-        "recompute": summary.recompute_line(config.train, scene.processes.device.type),
+        "memory": summary.checkpointing_line(config.train, scene.processes.device.type),
         "batch": batch,
         "steps": steps,
+        "trains": summary.coverage_line(coverage),
     }
     for label, text in lines.items():
-        summary.say(scene.console, label, text)
-    scene.console.print(summary.adapter_table(coverage))
+        (summary.detail if label == "kernels" else summary.say)(scene.console, label, text)
+    if len(coverage.rows) > 1 or summary.is_verbose():
+        scene.console.print(Padding(summary.adapter_table(coverage), (0, 0, 0, 10), expand=False))
     scene.events.write("plan", math=asdict(math), adapters=asdict(coverage), sharding=asdict(sharding))
 
 
@@ -186,6 +223,6 @@ def tell_finish(scene: Scene) -> None:
 def tell_event_log_trouble(scene: Scene, text: str) -> None:
     """That events cannot be written, and that they can again: said once on each node, which may have its own disk."""
     if scene.processes.is_main:
-        scene.console.print(f"[bold red]warning[/] {escape(text)}", highlight=False, soft_wrap=True)
+        summary.say(scene.console, "warning", text, "bold red")
     elif scene.processes.local_rank == 0:
         print(f"rank {scene.processes.rank}: warning: {text}", file=sys.stderr, flush=True)

@@ -14,8 +14,10 @@ from shardtune.adapters.fused import use_fused_lora
 from shardtune.errors import UserInputError
 from shardtune.kernels import fp8_products
 from shardtune.model.experts import fused_experts, use_grouped_experts, use_loops
+from shardtune.model.families.registry import known_decoder_layers
 from shardtune.model.quantized import fp8_candidates
 from shardtune.plan.precision import base_precision
+from shardtune.train import router_loss
 from shardtune.train.fused_loss import why_not as why_not_fused
 
 if TYPE_CHECKING:
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
 
 def settle_autos(resolved: ResolvedConfig, *, device: str, processes_here: int) -> ResolvedConfig:
     """Every `auto` replaced by its value; `origins` then tell that it was chosen, and why."""
+    if device == "cpu":
+        resolved = resolved.on_cpu()
     config = resolved.config
     if config.parallel.device == "auto":
         resolved = resolved.with_auto("parallel.device", device, f"torch sees {device}")
@@ -47,6 +51,31 @@ def settle_autos(resolved: ResolvedConfig, *, device: str, processes_here: int) 
     return resolved
 
 
+def settle_layer_class(resolved: ResolvedConfig, blueprint: Blueprint) -> tuple[ResolvedConfig, list[str]]:
+    """A decoder layer's class that was copied from another architecture's file means this model's decoder layer.
+
+    A class that is in the model stays what it says, and one that is no decoder layer anywhere is left for
+    `parallel.shard` to refuse.
+
+    Returns:
+        The config, and a notice if something was translated.
+    """
+    key = "parallel.transformer_layer_cls_to_wrap"
+    asked = resolved.config.parallel.transformer_layer_cls_to_wrap or []
+    names = [asked] if isinstance(asked, str) else asked
+    present = {type(module).__name__ for module in blueprint.model.modules()}
+    copied = [name for name in names if name not in present and name in known_decoder_layers()]
+    own = blueprint.layer_class
+    if not copied or own not in present:
+        return resolved, []
+    meant = list(dict.fromkeys(own if name in copied else name for name in names))
+    model = type(blueprint.model).__name__
+    reason = f"{', '.join(copied)}: a decoder layer of another architecture, not in {model}"
+    where = resolved.origins[key].where or key
+    notice = f"{where}: {', '.join(copied)} is read as {own}, the decoder layer of {model}."
+    return resolved.with_auto(key, meant[0] if len(meant) == 1 else meant, reason), [notice]
+
+
 def settle_kernels(
     resolved: ResolvedConfig, model: PreTrainedModel, family: Family, device: torch.device
 ) -> ResolvedConfig:
@@ -58,7 +87,8 @@ def settle_kernels(
     """
     train = resolved.config.train
     eager = "train.kernels is eager" if train.kernels == "eager" else None
-    obstacle = why_not_fused(model, family)
+    coefficient = router_loss.coefficient(model, train.extra.get("router_aux_loss_coef"))
+    obstacle = why_not_fused(model, family, coefficient)
     if train.fused_loss is True and obstacle is not None:
         raise UserInputError(
             "train.fused_loss is true, but the loss of this model cannot be fused with its head.",

@@ -10,9 +10,12 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 from transformers.utils.generic import ModelOutput
 
+from shardtune.adapters.new_tokens import head_and_rows
 from shardtune.data.collate import SUPERVISED, TARGETS
 from shardtune.kernels.cross_entropy import linear_cross_entropy
 from shardtune.model.families.generic import decoder_of
+from shardtune.train import router_loss
+from shardtune.train.router_loss import RouterLoss
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -22,30 +25,38 @@ if TYPE_CHECKING:
 
 @dataclass
 class FusedOutput(ModelOutput):
-    """The summed loss of a batch; and, summed too, the predictions' entropy and how many labels were the likeliest."""
+    """The summed loss of a batch; and, summed too, the predictions' entropy and how many labels were the likeliest.
+
+    `aux_loss` is the routers', where it is asked for.
+    """
 
     loss: Tensor | None = None
     told: Tensor | None = None
+    aux_loss: Tensor | None = None
 
 
 # What models do between head and loss, by the name in their config; the fused loss does none of it.
 _BETWEEN = ("final_logit_softcapping", "logit_scale", "output_multiplier", "lm_head_multiplier", "logits_scaling")
 
 
-def why_not(model: PreTrainedModel, family: Family) -> str | None:
-    """Why this model's loss cannot be fused with its head; None = it can."""
+def why_not(model: PreTrainedModel, family: Family, router_coefficient: float = 0.0) -> str | None:
+    """Why this model's loss cannot be fused with its head; None = it can.
+
+    Args:
+        router_coefficient: Weight of the routers' auxiliary loss, which is computed beside it.
+    """
     config = model.config
     if (unknown := family.why_not("fused_loss", config)) is not None:
         return unknown
     for name in _BETWEEN:
         if getattr(config, name, None) not in (None, 1, 1.0):
             return f"{type(model).__name__} has {name} between its head and its loss"
-    if getattr(config, "output_router_logits", False):
-        return "the router's balancing loss is asked for (output_router_logits)"
+    if router_coefficient and (obstacle := router_loss.why_not(model)):
+        return obstacle
     head = model.get_output_embeddings()
-    if head is None or getattr(head, "bias", None) is not None:
+    if head is None or any(name.endswith("bias") for name, _ in head.named_parameters()):
         return f"the head of {type(model).__name__} is not a plain matrix"
-    if any(p.requires_grad for p in head.parameters()):
+    if head_and_rows(head)[0].requires_grad:
         return "the head itself is trained"
     return None
 
@@ -58,6 +69,7 @@ def use_fused_loss(model: PreTrainedModel, *, causal: bool) -> None:
             and without one attention takes its fastest kernel, whatever the rows' lengths.
     """
     stock = model.forward
+    routers = RouterLoss(model) if router_loss.why_not(model) is None else None
 
     @functools.wraps(type(model).forward)
     def forward(self: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
@@ -65,13 +77,18 @@ def use_fused_loss(model: PreTrainedModel, *, causal: bool) -> None:
         if where is None:
             return stock(*args, **kwargs)
         kwargs.pop("labels", None)
+        mask = kwargs.get("attention_mask")
         if causal:
             kwargs.pop("attention_mask", None)
+        balanced = kwargs.get("output_router_logits", False)
+        if routers is not None:
+            kwargs["output_router_logits"] = False  # by transformers, that is, whatever the config says
         hidden = decoder_of(self)(*args, **kwargs).last_hidden_state
+        aux_loss = routers(mask) if routers is not None and balanced else None
         # Looked up now: sharding has put the gathered weight in its place.
-        head = self.get_output_embeddings().weight
-        loss, told = linear_cross_entropy(hidden.flatten(0, -2), head, where, targets)
-        return FusedOutput(loss=loss, told=told)
+        head, ids, rows = head_and_rows(self.get_output_embeddings())
+        loss, told = linear_cross_entropy(hidden.flatten(0, -2), head, where, targets, ids, rows)
+        return FusedOutput(loss=loss, told=told, aux_loss=aux_loss)
 
     model.forward = types.MethodType(forward, model)
     model.calls_no_submodules = True  # type: ignore[assignment]  # the head is multiplied with, not called

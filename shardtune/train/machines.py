@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from shardtune.observe.hardware import describe_hardware
 from shardtune.observe.hardware_summary import print_hw_summary
+from shardtune.observe.summary import is_verbose
 from shardtune.train.run_files import write_run_file
 
 if TYPE_CHECKING:
@@ -14,7 +15,8 @@ if TYPE_CHECKING:
 
 
 def tell_machines(scene: Scene, *, workers: int) -> None:
-    """Write a `hardware` event on every node and `environment.json` on rank 0, and say it in a few lines. A collective.
+    """Write a `hardware` event on every node and `environment.json` on rank 0, and say what differs between nodes and
+    what is wrong (with -v: what there is). A collective.
 
     Args:
         workers: Processes that load data, for each rank.
@@ -29,4 +31,4 @@ def tell_machines(scene: Scene, *, workers: int) -> None:
     nodes = [facts for facts in found if facts is not None]
     write_run_file(scene, "environment.json", json.dumps(nodes[0], indent=2) + "\n")
     others = {f"node {number} ({facts['host']})": facts for number, facts in enumerate(nodes[1:], start=1)}
-    print_hw_summary(scene.console, nodes[0], others, workers=workers)
+    print_hw_summary(scene.console, nodes[0], others, workers=workers, brief=not is_verbose())

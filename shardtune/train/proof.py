@@ -126,13 +126,12 @@ class ProofOfTraining(TrainerCallback):
         counts = torch.tensor([self.shards - len(self.waiting), self.shards, len(self.frozen)])
         dist.all_reduce(counts, group=self.processes.control)
         proven, shards, frozen = counts.tolist()
-        text = (
-            f"{proven:,} of {shards:,} adapter shards received a gradient and changed, {frozen:,} frozen ones did not"
-        )
+        text = f"{proven:,} of {shards:,} adapter shards got a gradient and changed"
         if proven < shards:
-            text += " (the others had no token yet, or wait for a step more or for a larger learning rate)"
+            text += " (the others have had no token, or too small an update, so far)"
+        text += f"; none of {frozen:,} frozen shards did"
         ranks = summary.count(self.processes.world_size, "rank")
-        summary.say(self.console, "proof", f"{text} (steps {self.first_step}–{state.global_step + 1}, {ranks})")
+        summary.say(self.console, "checked", f"{text} (steps {self.first_step}–{state.global_step + 1}, {ranks})")
         self.events.write(
             "proof", ok=True, proven=proven, shards=shards, frozen=frozen, step=state.global_step + 1,
             unproven=sorted(self.waiting)[:20],
@@ -173,8 +172,9 @@ def _owned(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
 
 
 def _may_wait(name: str, steps: int) -> bool:
-    """Whether a gradient of zero is no sign of trouble: A before B has changed, experts without a token."""
-    return ".experts." in name or (".lora_A." in name and steps == 0)
+    """Whether a gradient of zero is no sign of trouble: A before B has changed, experts without a token, a new token
+    that no row of the step had."""
+    return ".experts." in name or ".trainable_tokens_delta." in name or (".lora_A." in name and steps == 0)
 
 
 def _too_small(parameter: torch.Tensor, optimizer: Optimizer) -> bool:

@@ -6,12 +6,11 @@ import os
 import signal
 import time
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 import torch
-from rich.markup import escape
 from transformers import set_seed
 
 from shardtune.adapters.lora import add_lora
@@ -19,7 +18,7 @@ from shardtune.checkpoint.changes import identity, kept_settings
 from shardtune.checkpoint.store import CheckpointStore
 from shardtune.config import ResolvedConfig
 from shardtune.config.references import put_back
-from shardtune.data.checks import enforce, refusals_and_warnings
+from shardtune.data.checks import ModelLimits, enforce, model_positions, refusals_and_warnings
 from shardtune.data.collate import Collator
 from shardtune.data.order import Documents
 from shardtune.data.prepare import PreparedSet, prepare
@@ -27,11 +26,13 @@ from shardtune.errors import ShardtuneError
 from shardtune.launch.exit_codes import FAILED, INTERRUPTED, PREEMPTED
 from shardtune.launch.run_folder import CHECKPOINTS
 from shardtune.model.blueprint import draw_up
-from shardtune.model.load import load_tokenizer
+from shardtune.model.load import tokenizer_and_new_tokens
+from shardtune.model.new_tokens import make_room
 from shardtune.model.quantized import hold_in_fp8, multiply_codes
 from shardtune.observe import summary
 from shardtune.observe.loading import LoadingProgress
 from shardtune.observe.preparing import PreparingProgress
+from shardtune.parallel.offload import offloads_params
 from shardtune.parallel.processes import join
 from shardtune.parallel.shard import shard_model
 from shardtune.plan.steps import TrainingMath, training_math
@@ -44,6 +45,7 @@ from shardtune.train.account import (
     tell_notices,
     tell_plan,
     tell_resume,
+    tell_router_loss,
     warn_of_random_weights,
     write_config,
 )
@@ -55,8 +57,10 @@ from shardtune.train.choices import (
     fuse,
     settle_autos,
     settle_kernels,
+    settle_layer_class,
     settle_precision,
 )
+from shardtune.train.evaluation import evaluate_only, read_given, temporary_scene
 from shardtune.train.final import write_final
 from shardtune.train.fused_loss import use_fused_loss
 from shardtune.train.interrupt import StopRequest
@@ -65,6 +69,7 @@ from shardtune.train.memory.allocator import allocator_of
 from shardtune.train.memory.failure import MemoryAnswer
 from shardtune.train.memory.ledger import Ledger
 from shardtune.train.resume import resume_point
+from shardtune.train.router_loss import coefficient
 from shardtune.train.samples import Samples
 from shardtune.train.saving import CheckpointSaver, RunFacts
 from shardtune.train.scene import Data, Scene, open_scene, refuse_different_data, refuse_different_nodes
@@ -74,19 +79,31 @@ from shardtune.train.watchdog import ENDING, JOINING, LOADING, PREPARING, Limits
 from shardtune.train.weights import bring_in, find_checkpoint
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from peft import PeftModel
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from shardtune.config.schema import RunConfig
     from shardtune.data.prepared import Prepared
+    from shardtune.launch.evaluation import Evaluation
     from shardtune.model.blueprint import Blueprint
     from shardtune.model.families.family import Wrapper
+    from shardtune.model.new_tokens import NewTokens
     from shardtune.observe.events import EventLog
     from shardtune.train.weights import Way
 
 
-def train(resolved: ResolvedConfig, *, run_id: str | None = None, stop: StopRequest | None = None) -> int:
+def train(
+    resolved: ResolvedConfig,
+    *,
+    run_id: str | None = None,
+    stop: StopRequest | None = None,
+    evaluation: Evaluation | None = None,
+) -> int:
     """Train what the config describes, as one rank of the run; returns the exit code (0, or that of a stopped run).
+
+    With an `evaluation`, everything is brought to where the first step would be taken, and evaluated instead.
 
     The order is the whole story: what needs neither weights nor rows comes first (a target that matches nothing is told
     in seconds), data before weights, adapters before sharding (so that they are sharded too), sharding before weights
@@ -105,7 +122,11 @@ def train(resolved: ResolvedConfig, *, run_id: str | None = None, stop: StopRequ
             processes_here=int(os.environ.get("LOCAL_WORLD_SIZE", processes.world_size)),
         )
         config = resolved.config
-        scene = open_scene(asked, processes, run_id, at_end)
+        scene = (
+            open_scene(asked, processes, run_id, at_end)
+            if evaluation is None
+            else temporary_scene(asked, processes, evaluation, at_end)
+        )
         scene.events.tell = partial(tell_event_log_trouble, scene)
         at_end.callback(scene.events.finish)
         at_end.push(partial(_tell_failure, scene.events))
@@ -121,7 +142,13 @@ def train(resolved: ResolvedConfig, *, run_id: str | None = None, stop: StopRequ
         resolved = settle_precision(resolved, blueprint, processes)
         if resolved.config.model.base_precision == "fp8":
             hold_in_fp8(blueprint.model, fp8_blocks(blueprint))
-        model, coverage, notices = add_lora(blueprint.model, config.lora, blueprint.family)
+        tokenizer, new_tokens = _tokenizer(scene, config, checkpoint.folder, blueprint.model)
+        ids = new_tokens.ids if new_tokens is not None else ()
+        model, coverage, notices = add_lora(blueprint.model, config.lora, blueprint.family, ids)
+        wanted = evaluation.adapter if evaluation is not None else None
+        given = read_given(processes, model, wanted) if wanted is not None else None
+        resolved, layer_notices = settle_layer_class(resolved, blueprint)
+        tell_notices(scene, layer_notices, about="sharding")
         resolved = settle_kernels(resolved, blueprint.model, blueprint.family, processes.device)
         if resolved.config.train.fp8_compute:
             tell_notices(scene, [fp8_compute_notice(*multiply_codes(model), processes.device)], about="fp8_compute")
@@ -129,11 +156,13 @@ def train(resolved: ResolvedConfig, *, run_id: str | None = None, stop: StopRequ
         if resolved.config.train.fused_loss:
             causal = blueprint.family.why_not("packing", blueprint.model.config) is None
             use_fused_loss(blueprint.model, causal=causal)
+        tell_router_loss(scene, coefficient(blueprint.model, config.train.extra.get("router_aux_loss_coef")))
         tell_notices(scene, notices)
-        tokenizer = load_tokenizer(config.model, checkpoint.folder)
         prepared = _prepare_data(scene, config, tokenizer)
         watchdog.enter(LOADING)
-        _check_data(scene, blueprint.model, tokenizer, prepared)
+        if evaluation is not None:
+            prepared = replace(prepared, overlap=0)  # whoever evaluates on training rows means it
+        _check_data(scene, blueprint.model, tokenizer, prepared, new_tokens)
         filled = prepared.train.counts.tokens / (prepared.train.counts.rows * config.data.max_length)
         resolved = settle_packing(resolved, blueprint.model, blueprint.family, processes.device, filled)
         config = resolved.config
@@ -151,12 +180,18 @@ def train(resolved: ResolvedConfig, *, run_id: str | None = None, stop: StopRequ
             selective=config.train.gradient_checkpointing == "selective",
             compiled=config.train.compile is True,
         )
-        tell_plan(scene, resolved, prepared, data, math, coverage, sharding, fused)
+        if evaluation is None:
+            tell_plan(scene, resolved, prepared, data, math, coverage, sharding, fused)
         memory.config = config
         memory.ledger.watch(model)
-        _load_weights(scene, config, model, blueprint, checkpoint.way, watchdog)
+        _load_weights(scene, config, model, blueprint, checkpoint.way, watchdog, new_tokens)
         facts = _facts(config, asked, math, prepared)
         stop.wait_for_step()
+        if evaluation is not None:
+            return evaluate_only(
+                scene, config, model, tokenizer, data, math, _saver(scene, config, facts), given, stop, watchdog,
+                as_json=evaluation.as_json,
+            )  # fmt: skip
         code = _train_and_save(
             scene, resolved, model, blueprint.wrapper, tokenizer, data, math, facts, stop, watchdog, memory.ledger
         )
@@ -200,6 +235,18 @@ def _facts(config: RunConfig, asked: RunConfig, math: TrainingMath, prepared: Pr
     )
 
 
+def _tokenizer(
+    scene: Scene, config: RunConfig, folder: Path, model: PreTrainedModel
+) -> tuple[PreTrainedTokenizerBase, NewTokens | None]:
+    """The tokenizer, and the tokens whose rows train, for which the model has room now."""
+    tokenizer, named = tokenizer_and_new_tokens(config.model, folder)
+    if not named.ids:
+        return tokenizer, None
+    new = make_room(model, named)
+    tell_notices(scene, new.notices(), about="new_tokens")
+    return tokenizer, new
+
+
 def _prepare_data(scene: Scene, config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> PreparedSet:
     """Every process asks; one per disk does the work while the others wait for its file, not in a collective."""
     name = config.model.tokenizer_name_or_path or config.model.model_name_or_path
@@ -218,13 +265,18 @@ def _prepare_data(scene: Scene, config: RunConfig, tokenizer: PreTrainedTokenize
 
 
 def _check_data(
-    scene: Scene, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prepared: PreparedSet
+    scene: Scene,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prepared: PreparedSet,
+    new_tokens: NewTokens | None,
 ) -> None:
     embeddings = len(model.get_input_embeddings().weight)  # type: ignore[arg-type]
-    for warning in enforce(refusals_and_warnings(prepared, tokenizer, embeddings)):
+    limits = ModelLimits(embeddings, model_positions(model.config))
+    learnt = new_tokens.numbers if new_tokens is not None else {}
+    for warning in enforce(refusals_and_warnings(prepared, tokenizer, limits, learnt)):
         text = " ".join(part for part in (warning.what, warning.why, warning.fix) if part)
-        scene.console.print(f"[yellow]warning[/] {escape(text)}", highlight=False)
-        scene.events.write("warning", about="data", text=text)
+        summary.warn(scene.console, scene.events, "data", text)
 
 
 def _lay_out(
@@ -260,7 +312,13 @@ def _lay_out(
 
 
 def _load_weights(
-    scene: Scene, config: RunConfig, model: PeftModel, blueprint: Blueprint, way: Way, watchdog: Watchdog
+    scene: Scene,
+    config: RunConfig,
+    model: PeftModel,
+    blueprint: Blueprint,
+    way: Way,
+    watchdog: Watchdog,
+    new_tokens: NewTokens | None,
 ) -> None:
     with LoadingProgress(scene.console) as progress:
 
@@ -269,11 +327,20 @@ def _load_weights(
             progress(done, total)
 
         loaded = bring_in(
-            model, blueprint, way, scene.processes, config.train.seed, moved, on_host=config.parallel.offload_params
+            model,
+            blueprint,
+            way,
+            scene.processes,
+            config.train.seed,
+            moved,
+            on_host=offloads_params(config.parallel, scene.processes.device),
+            new_tokens=new_tokens,
         )
     scene.processes.wait_for_all("weights")
     scene.events.write("weights", **asdict(loaded))
-    for line in summary.weights_lines(loaded, blueprint):
+    read, *remarkable = summary.weights_lines(loaded, blueprint)
+    summary.detail(scene.console, "weights", read)
+    for line in remarkable:
         summary.say(scene.console, "weights", line)
 
 
@@ -291,8 +358,8 @@ def _train_and_save(
     ledger: Ledger,
 ) -> int:
     config = resolved.config
-    store = CheckpointStore(scene.folder / CHECKPOINTS, config.train.save_total_limit)
-    saver = CheckpointSaver(store, scene.processes, scene.console, scene.events, facts)
+    saver = _saver(scene, config, facts)
+    store = saver.store
     resumed = resume_point(store, model, scene.processes, facts, math)
     if resumed is not None:
         take_over(scene, resolved)
@@ -324,6 +391,11 @@ def _train_and_save(
     tell_end(scene, trainer, seconds, best, adapter, on_random=config.model.weights == "random")
     samples.show()
     return 0
+
+
+def _saver(scene: Scene, config: RunConfig, facts: RunFacts) -> CheckpointSaver:
+    store = CheckpointStore(scene.folder / CHECKPOINTS, config.train.save_total_limit)
+    return CheckpointSaver(store, scene.processes, scene.console, scene.events, facts)
 
 
 def _save_if_missing(scene: Scene, trainer: ShardedSFTTrainer) -> None:

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.markup import escape
 from transformers import TrainerCallback
 
 from shardtune import __version__
@@ -21,7 +20,7 @@ from shardtune.checkpoint.snapshot import Snapshot
 from shardtune.checkpoint.store import CheckpointStore
 from shardtune.machine import free_memory
 from shardtune.observe.events import EventLog
-from shardtune.observe.summary import size, warn
+from shardtune.observe.summary import say, size, warn
 from shardtune.train.loop_state import gather_parts, loop_state
 
 if TYPE_CHECKING:
@@ -176,13 +175,11 @@ class CheckpointSaver:
         full = outcome.error.errno in (errno.ENOSPC, errno.EDQUOT)
         advice = "Free space there, or lower train.save_total_limit." if full else "Look at that folder and its disk."
         again = f" That is {self.failures} in a row." if self.failures > 1 else ""
-        self.console.print(
-            f"[bold red]warning[/] The checkpoint of step {outcome.step} ({size(self._pending['bytes'])}) was not "
-            f"written to {escape(str(self.store.folder))}: {escape(reason)}.{again} Training goes on; {left}. "
-            f"{advice}",
-            highlight=False,
-            soft_wrap=True,
+        text = (
+            f"The checkpoint of step {outcome.step} ({size(self._pending['bytes'])}) was not written to "
+            f"{self.store.folder}: {reason}.{again} Training goes on; {left}. {advice}"
         )
+        say(self.console, "warning", text, "bold red")
 
 
 class SaveWatch(TrainerCallback):

@@ -74,13 +74,10 @@ def _same_cut(parameter: torch.Tensor, gradient: torch.Tensor) -> bool:
 
 
 def _mesh_of(gradients: Sequence[torch.Tensor]) -> DeviceMesh | None:
-    """The one mesh that all are sharded over along one dimension, in one dtype and on the mesh's own devices."""
+    """The one mesh that all are sharded over along one dimension, in one dtype and on one device (its own, or the host
+    with offloaded parameters: the process group has a backend for both)."""
     first = gradients[0] if gradients else None
-    if (
-        not isinstance(first, DTensor)
-        or first.device_mesh.ndim != 1
-        or first.device.type != first.device_mesh.device_type
-    ):
+    if not isinstance(first, DTensor) or first.device_mesh.ndim != 1:
         return None
     mesh, kind = first.device_mesh, (first.dtype, first.device)
     for gradient in gradients:

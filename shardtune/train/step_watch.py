@@ -7,10 +7,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.markup import escape
 from transformers import TrainerCallback
 
 from shardtune.observe.events import EventLog
+from shardtune.observe.summary import warn
 from shardtune.train.interrupt import Grace
 from shardtune.train.watchdog import BATCH, ENDING, EVALUATING, SAVING, STEP, Watchdog
 
@@ -75,5 +75,4 @@ class GraceWatch(TrainerCallback):
             self.grace.step = max(self.grace.step, time.monotonic() - self._began)
         self.grace.save = self.longest_save()
         if text := self.grace.warning():
-            self.console.print(f"[yellow]warning[/] {escape(text)}", highlight=False, soft_wrap=True)
-            self.events.write("warning", about="grace", text=text)
+            warn(self.console, self.events, "grace", text)

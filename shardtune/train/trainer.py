@@ -22,6 +22,7 @@ from shardtune.data.collate import REAL_TOKENS, SUPERVISED, Collator
 from shardtune.data.order import Documents, StepLoader, StepOrder
 from shardtune.data.tokens import IGNORED
 from shardtune.parallel.processes import Processes
+from shardtune.parallel.shard import let_go
 from shardtune.train.guards.numbers import HostNumber
 from shardtune.train.guards.pace import TimedBatches
 from shardtune.train.interrupt import StopRequest, ignore_stop_signals
@@ -61,6 +62,8 @@ class ShardedSFTTrainer(SFTTrainer):
     and schedule exist), `_run_epoch` (skip what was seen), `_load_rng_state` (just before the first forward pass).
     """
 
+    aux_loss_enabled: bool  # TRL's: is the routers' auxiliary loss part of the objective?
+
     def __init__(
         self,
         model: PeftModel,
@@ -86,8 +89,9 @@ class ShardedSFTTrainer(SFTTrainer):
         self._parameters_counted: int | None = None
         self.micro_losses: list[HostNumber] = []  # of the step that is computed, on this rank
         self.grad_norm: torch.Tensor | None = None  # of the step that is computed, over all ranks, before clipping
-        # By mode: supervised tokens, their predictions' summed entropy, how many were right; since the last log line.
-        self.told = {mode: torch.zeros(3, dtype=torch.float64, device=processes.device) for mode in ("train", "eval")}
+        # By mode, since the last log line: supervised tokens, their predictions' summed entropy, how many were right;
+        # the routers' auxiliary loss summed over micro-batches, and their number.
+        self.told = {mode: torch.zeros(5, dtype=torch.float64, device=processes.device) for mode in ("train", "eval")}
         super().__init__(
             model=model,
             args=args,
@@ -226,24 +230,16 @@ class ShardedSFTTrainer(SFTTrainer):
         """Loss per supervised token over all ranks. (The stock loop averages batch means: a short row weighs as much as
         a long one, and the result depends on the batch size.)"""
         began = time.perf_counter()
-        was_training = self.model.training
+        was_training, balanced = self.model.training, self.aux_loss_enabled
         self.model.eval()
-        total = torch.zeros(2, dtype=torch.float64)  # summed loss, supervised tokens
-        for inputs in dataloader:
-            if self.stop_evaluating():
-                self.model.train(was_training)
-                raise EvaluationStopped
-            self.callback_handler.on_prediction_step(self.args, self.state, self.control)
-            inputs.pop(REAL_TOKENS)
-            inputs = self._prepare_inputs(inputs)
-            one = torch.ones((), device=self.args.device)
-            with torch.no_grad():
-                # Normalised by 1 the loss is a sum; TRL has multiplied it by the ranks it will be averaged over.
-                loss = self.compute_loss(self.model, inputs, num_items_in_batch=one) / self.processes.world_size
-            supervised = (inputs["labels"][:, 1:] != IGNORED).sum()
-            total += torch.stack([loss.double().cpu(), supervised.double().cpu()])
+        self.aux_loss_enabled = False  # a mean over tokens has no place for a mean over batches
+        try:
+            total = self._summed_loss(dataloader)
+        finally:
+            self.model.train(was_training)
+            self.aux_loss_enabled = balanced
+            let_go(self.model)  # a checkpoint may be next: of the shards, which the optimizer's state belongs to
         dist.all_reduce(total, group=self.processes.control)
-        self.model.train(was_training)
         loss_per_token = (total[0] / total[1]).item()
         self.paused_seconds += time.perf_counter() - began
         return EvalLoopOutput(
@@ -252,6 +248,23 @@ class ShardedSFTTrainer(SFTTrainer):
             metrics={f"{metric_key_prefix}_loss": loss_per_token, f"{metric_key_prefix}_tokens": int(total[1])},
             num_samples=len(dataloader.dataset),
         )
+
+    @torch.no_grad()
+    def _summed_loss(self, batches: Any) -> torch.Tensor:
+        """Of this rank's rows: loss and supervised tokens."""
+        total = torch.zeros(2, dtype=torch.float64)
+        one = torch.ones((), device=self.args.device)
+        for inputs in batches:
+            if self.stop_evaluating():
+                raise EvaluationStopped
+            self.callback_handler.on_prediction_step(self.args, self.state, self.control)
+            inputs.pop(REAL_TOKENS)
+            inputs = self._prepare_inputs(inputs)
+            # Normalised by 1 the loss is a sum; TRL has multiplied it by the ranks it will be averaged over.
+            loss = self.compute_loss(self.model, inputs, num_items_in_batch=one) / self.processes.world_size
+            supervised = (inputs["labels"][:, 1:] != IGNORED).sum()
+            total += torch.stack([loss.double().cpu(), supervised.double().cpu()])
+        return total
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         """As TRL does; one that is cut short because the run stops gives no result, and never the best one."""
@@ -277,11 +290,19 @@ class ShardedSFTTrainer(SFTTrainer):
         """
         if SUPERVISED not in inputs or return_outputs:
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        if self.aux_loss_enabled:
+            inputs["output_router_logits"] = True
         outputs = model(**inputs, use_cache=False)
         mode = "train" if self.model.training else "eval"
         supervised = torch.full((1,), float(len(inputs[SUPERVISED])), device=outputs.told.device)
-        self.told[mode] += torch.cat([supervised, outputs.told]).double()
-        return outputs.loss * self.processes.world_size / num_items_in_batch
+        self.told[mode][:3] += torch.cat([supervised, outputs.told]).double()
+        loss = outputs.loss * self.processes.world_size / num_items_in_batch
+        if outputs.aux_loss is None:
+            return loss
+        self.told[mode][3] += outputs.aux_loss.detach()
+        self.told[mode][4] += 1
+        # As TRL weighs it: the mean over micro-batches and ranks, whatever their tokens.
+        return loss + self.router_aux_loss_coef * outputs.aux_loss / self.current_gradient_accumulation_steps
 
     def _prepare_input(self, data: Any) -> Any:
         """transformers' own copies wait until the device has done all work before them: after each the device would
@@ -385,13 +406,15 @@ class ShardedSFTTrainer(SFTTrainer):
             self.guards.evaluated(self.state.global_step, logs["eval_loss"])
 
     def _tell_predictions(self, mode: str) -> None:
-        """Entropy and accuracy since the last line, under the names TRL gives them."""
+        """Entropy, accuracy and the routers' loss since the last line, under the names TRL gives them."""
         sums = self.told[mode].cpu()
         dist.all_reduce(sums, group=self.processes.control)
         self.told[mode].zero_()
         if sums[0] > 0:
             self._metrics[mode]["entropy"] = [float(sums[1] / sums[0])]
             self._metrics[mode]["mean_token_accuracy"] = [float(sums[2] / sums[0])]
+        if sums[4] > 0:
+            self._metrics[mode]["aux_loss"] = [float(sums[3] / sums[4])]
 
 
 class StopAtStep(TrainerCallback):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 import torch.distributed as dist
 
-from shardtune.adapters.initial import draw_adapters
+from shardtune.adapters.initial import draw_adapters, start_new_tokens
 from shardtune.config.schema import ModelSection
 from shardtune.errors import ShardtuneError, UserInputError
 from shardtune.model.fill import Slot, fill, hand_out, jobs, materialise, slots, take
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from peft import PeftModel
 
     from shardtune.model.blueprint import Blueprint
+    from shardtune.model.new_tokens import NewTokens
 
 Way = Literal["read-all", "rank0-broadcast", "random"]
 _SMALL_FILE = 64 << 20
@@ -106,18 +107,20 @@ def bring_in(
     told: Callable[[int, int], None],
     *,
     on_host: bool,
+    new_tokens: NewTokens | None = None,
 ) -> Loaded:
     """Give a sharded model on the meta device its memory, its weights, its buffers and its adapters.
 
     Args:
         told: Called with bytes read and bytes to read, from reading threads.
         on_host: Parameters live in host memory though the device is a GPU (`parallel.offload_params`).
+        new_tokens: Whose rows train.
     """
     began = time.perf_counter()
     device = torch.device("cpu") if on_host else processes.device
-    materialise(model, blueprint.model, device)
+    materialise(model, blueprint.model, device, buffers=processes.device)
     if way == "random":
-        return _draw(model, blueprint, processes, seed, began)
+        return _draw(model, blueprint, processes, seed, began, new_tokens)
     own = slots(model, blueprint.assembly)
     total = 0
     with ShardReader(blueprint.assembly, told=lambda done: told(done, total)) as reader:
@@ -127,9 +130,9 @@ def bring_in(
         else:
             total = blueprint.assembly.bytes
             _spread(own, reader, processes)
-    _refuse_different_adapters(draw_adapters(model, seed), processes)
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    _begin_adapters(model, seed, new_tokens, processes)
+    if processes.device.type == "cuda":
+        torch.cuda.synchronize(processes.device)
     error = reader.error
     return Loaded(
         way=way,
@@ -142,9 +145,22 @@ def bring_in(
     )
 
 
-def _draw(model: PeftModel, blueprint: Blueprint, processes: Processes, seed: int, began: float) -> Loaded:
-    held = draw_base(model, seed, getattr(blueprint.model.config, "initializer_range", 0.02))
+def _begin_adapters(model: PeftModel, seed: int, new_tokens: NewTokens | None, processes: Processes) -> None:
     _refuse_different_adapters(draw_adapters(model, seed), processes)
+    if new_tokens is not None:
+        start_new_tokens(model, new_tokens, processes.control)
+
+
+def _draw(
+    model: PeftModel,
+    blueprint: Blueprint,
+    processes: Processes,
+    seed: int,
+    began: float,
+    new_tokens: NewTokens | None,
+) -> Loaded:
+    held = draw_base(model, seed, getattr(blueprint.model.config, "initializer_range", 0.02))
+    _begin_adapters(model, seed, new_tokens, processes)
     if processes.device.type == "cuda":
         torch.cuda.synchronize(processes.device)
     return Loaded("random", 0, time.perf_counter() - began, held, host_peak_bytes())

@@ -22,12 +22,12 @@ LORA = {"target_modules": ["attention", "mlp", "router"], "experts": True, "expe
 
 
 @pytest.fixture(scope="module")
-def trained(shardtune: Command, toy_data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+def trained(shared_shardtune: Command, toy_data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """The wrapper's folder, and `final/` of a run on it."""
     folder = tmp_path_factory.mktemp("wrapper-run")
     toy_wrapper(folder / "model")
     config = toy_config(folder, folder / "model", toy_data, lora=LORA)
-    result = shardtune("train", config, "--nproc", 2)
+    result = shared_shardtune("train", config, "--nproc", 2)
     assert result.returncode == 0, result.stderr
     (run,) = (folder / "runs").iterdir()
     return folder / "model", run / "final"

@@ -30,9 +30,9 @@ def test_it_lists_step_size_loss_age_and_marks(shardtune: Command, run: Path) ->
     rows = [line.split("│") for line in result.stdout.splitlines() if "sound" in line]
     cells = [[cell.strip() for cell in row if cell.strip()] for row in rows]
     assert cells == [
-        ["100", "2 kB", "2.5000", "2 h", "sound"],
-        ["200", "2 kB", "1.2500", "2 h", "best", "sound"],
-        ["300", "2 kB", "2 h", "latest", "sound"],
+        ["100", "1.95 KiB", "2.5000", "2 h", "sound"],
+        ["200", "1.95 KiB", "1.2500", "2 h", "best", "sound"],
+        ["300", "1.95 KiB", "2 h", "latest", "sound"],
     ]
 
 
@@ -51,7 +51,28 @@ def test_damage_is_named_and_only_verify_reads_every_byte(shardtune: Command, ru
 
 def test_a_folder_that_is_no_run_is_an_answer_not_a_traceback(shardtune: Command, tmp_path: Path) -> None:
     result = shardtune("checkpoints", tmp_path)
-    assert result.returncode == 2 and "is not the folder of a run" in result.stderr
+    assert result.returncode == 2 and f"There is no run '{tmp_path}'" in result.stderr
+
+
+def test_a_run_is_found_by_its_id_or_the_beginning_of_it(shardtune: Command, run: Path) -> None:
+    (run / "run.json").write_text("{}")
+    run.rename(run.parent / "20260101-101010-abcd")
+    for given in ("20260101-101010-abcd", "202601"):
+        result = shardtune("checkpoints", given, "--json", "--runs-dir", run.parent)
+        assert [row["step"] for row in json.loads(result.stdout)] == [100, 200, 300], result.stderr
+
+
+def test_an_id_that_is_unknown_or_not_the_only_one_is_answered_with_those_there_are(
+    shardtune: Command, tmp_path: Path
+) -> None:
+    for name in ("20260101-101010-abcd", "20260102-101010-ef01"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "run.json").write_text("{}")
+    unknown = shardtune("checkpoints", "20260101-101010-abcx", "--runs-dir", tmp_path)
+    assert unknown.returncode == 2 and "Did you mean 20260101-101010-abcd" in unknown.stderr
+    several = shardtune("checkpoints", "2026", "--runs-dir", tmp_path)
+    assert several.returncode == 2
+    assert "2 runs begin with '2026': 20260102-101010-ef01, 20260101-101010-abcd." in several.stderr
 
 
 def test_it_needs_no_torch(environment: dict[str, str], run: Path) -> None:

@@ -59,10 +59,12 @@ def test_debug_freq_and_nproc_are_overrides_that_the_config_remembers(
     shardtune: Command, tmp_path: Path, toy_model: Path, toy_data: Path
 ) -> None:
     config = toy_config(tmp_path, toy_model, toy_data, train={"max_steps": 1})
-    result = shardtune("train", config, "--debug-freq", 7, "--nproc", 1, "--run-id", "one")
+    result = shardtune("train", config, "--debug-freq", 7, "--nproc", 1, "--run-id", "one", "-v")
     assert result.returncode == 0, result.stderr
     written = (tmp_path / "runs" / "one" / "config.yaml").read_text()
     assert "debug_freq: 7 " in written and "# override: -o train.debug_freq=7" in written
     assert "1 per device" not in result.stdout and "2 per device × 1 process" in result.stdout
-    assert "q_proj" in result.stdout and "all trainable" in result.stdout
+    assert "q_proj" in result.stdout and "trains    " in result.stdout
+    for label in ("software  Python", "kernels   ", "weights   "):
+        assert label in result.stdout, "-v prints everything"
     assert "step 1/1  loss" in result.stdout

@@ -15,6 +15,8 @@ from toys import toy_config
 from typer.testing import CliRunner
 
 from shardtune.cli import data
+from shardtune.data.checks import ModelLimits
+from shardtune.data.inspect import format_found
 from shardtune.data.prepare import ProgressInfo
 from shardtune.errors import UserInputError
 from shardtune.observe.preparing import PreparingProgress
@@ -113,7 +115,7 @@ def test_prepare_refuses_what_train_would_refuse(config: Path, given: Given) -> 
 def test_a_model_without_its_config_leaves_tokens_unjudged(tmp_path: Path) -> None:
     from shardtune.config.schema import ModelSection
 
-    assert data._vocabulary(ModelSection(model_name_or_path=str(tmp_path))) is None
+    assert data._limits(ModelSection(model_name_or_path=str(tmp_path))) == ModelLimits(None)
 
 
 def test_what_prepare_says_about_copying_works(config: Path, tmp_path: Path) -> None:
@@ -140,12 +142,12 @@ def test_a_mixture_is_named_with_its_weights() -> None:
 
 def test_a_mixture_of_formats_is_told_source_by_source() -> None:
     both = fake_set(FakePrepared(ROWS))
-    assert data.format_found(both) == ("chat", "the column 'messages' holds a list of messages")
+    assert format_found(both) == ("chat", "the column 'messages' holds a list of messages")
     both.about["sources"] = [
         {"path": "a.jsonl", "format": {"name": "chat", "why": "it has messages"}},
         {"path": "b.txt", "format": {"name": "text", "why": "it has lines"}},
     ]
-    assert data.format_found(both) == ("chat and text", "a.jsonl: chat, it has messages; b.txt: text, it has lines")
+    assert format_found(both) == ("chat and text", "a.jsonl: chat, it has messages; b.txt: text, it has lines")
 
 
 def info(share: float, seconds: float, step: Any = "train", rows: int | None = None) -> ProgressInfo:

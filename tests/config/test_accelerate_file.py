@@ -98,8 +98,7 @@ def test_a_file_for_three_machines_gives_one_machines_share_and_the_command_to_s
     assert translation.values["cluster.nodes"] == 3
     assert translation.values["parallel.transformer_layer_cls_to_wrap"] == ["LlamaDecoderLayer", "LlamaMLP"]
     command = verdict(translation, "num_machines").why
-    assert "--nnodes 3 --nproc-per-node 2" in command
-    assert "--master-addr 10.0.0.7 --master-port 29501 -m shardtune train" in command
+    assert "shardtune train CONFIG --nnodes 3 --node-rank R --master-addr 10.0.0.7 --master-port 29501" in command
     assert "num_machines" in verdict(translation, "machine_rank").why
 
 

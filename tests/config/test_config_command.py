@@ -11,6 +11,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 from small_configs import SMALLEST
+from unprivileged import PREFIX, needs_permissions
 
 import shardtune
 
@@ -20,6 +21,7 @@ ROOT = Path(shardtune.__file__).parents[1]
 @pytest.fixture(autouse=True)
 def _files(folder: Path) -> None:
     (folder / "run.yaml").write_text(SMALLEST)
+    (folder / "rows.jsonl").write_text('{"text": "a row"}\n')
     (folder / "bad.yaml").write_text(SMALLEST + "train:\n  learnng_rate: 1\n  seed: -1\n")
 
 
@@ -37,7 +39,50 @@ def test_validate_says_ok_and_what_the_config_is_about() -> None:
     assert done.stdout.splitlines() == [
         "ok: run.yaml: gpt2, LoRA r=4, on rows.jsonl, 3 epochs, learning rate 0.0001",
         "notice: model.device_map (auto) has no effect: sharding places the weights.",
+        "not checked: whether gpt2 can be downloaded; the rows, columns and splits of the data (`shardtune data "
+        "inspect`); lora.target_modules in the model; whether it fits into memory",
     ]
+
+
+def test_validate_finds_every_path_that_is_not_there_at_the_line_that_names_it(folder: Path) -> None:
+    (folder / "paths.yaml").write_text(
+        "model: {model_name_or_path: ./model}\n"
+        "data: {dataset_name_or_path: none.jsonl, chat_template: my.jinja}\n"
+        "train: {output_dir: rows.jsonl/runs, resume: runs/one}\n"
+    )
+    done = shardtune_config("validate", "paths.yaml", "-o", "model.tokenizer_name_or_path=./words")
+    assert (done.returncode, done.stdout) == (2, "")
+    said = " ".join(done.stderr.split())
+    for place, problem in (
+        ("paths.yaml:1:9 model.model_name_or_path", "The model folder './model' does not exist."),
+        ("paths.yaml:2:8 data.dataset_name_or_path", "The dataset 'none.jsonl' does not exist."),
+        ("paths.yaml:2:42 data.chat_template", "The chat template 'my.jinja' does not exist."),
+        ("paths.yaml:3:9 train.output_dir", f"'{folder}/rows.jsonl' is a file, not a folder."),
+        ("paths.yaml:3:38 train.resume", "The checkpoint 'runs/one' does not exist."),
+        ("-o model.tokenizer_name_or_path=./words", "The tokenizer's folder './words' does not exist."),
+    ):
+        assert place in said and problem in said
+    elsewhere = shardtune_config("validate", "paths.yaml", "--no-paths")
+    assert elsewhere.returncode == 0 and "not checked: any path; the rows" in elsewhere.stdout
+
+
+def test_validate_asks_no_hub(folder: Path) -> None:
+    (folder / "hub.yaml").write_text("model: {model_name_or_path: org/model}\ndata: {dataset_name_or_path: org/rows}\n")
+    done = shardtune_config("validate", "hub.yaml")
+    assert done.returncode == 0 and "not checked: whether org/model, org/rows can be downloaded" in done.stdout
+
+
+@needs_permissions
+def test_validate_finds_what_may_not_be_read_or_written(folder: Path) -> None:
+    (folder / "rows.jsonl").chmod(0o000)
+    (folder / "closed").mkdir(mode=0o555)
+    command = [*PREFIX, sys.executable, "-m", "shardtune", "config", "validate", "run.yaml"]
+    command += ["-o", "train.output_dir=closed/runs"]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    said = " ".join(done.stderr.split())
+    assert done.returncode == 2, said
+    assert f"'{folder}/closed' may not be written to (as user {os.geteuid()})" in said
+    assert f"'rows.jsonl' may not be read (as user {os.geteuid()})" in said
 
 
 def test_validate_lists_the_problems_and_leaves_with_2() -> None:

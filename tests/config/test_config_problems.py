@@ -20,7 +20,7 @@ def test_all_problems_of_a_file_stand_in_one_report_in_the_file_s_order(report: 
         "run.yaml:3:6 lora.r expected a whole number, at least 1; got 0",
         "run.yaml:4:17 lora.lora_dropout expected a number, at least 0 and below 1; got 1.5",
         "run.yaml:5:1 data.dataset_name_or_path this key is required.",
-        "run.yaml:6:15 data.max_length expected a whole number, at least 2; got 0",
+        "run.yaml:6:15 data.max_length expected a whole number, at least 2 and at most 16777216; got 0",
         "run.yaml:8:3 train.learnng_rate unknown key; did you mean `learning_rate`?",
         "run.yaml:10:9 train.fp16 bf16 and fp16 are both on",
     ]
@@ -62,7 +62,7 @@ def test_problems_with_long_texts_are_cut_at_a_screen_too(load: Load) -> None:
         ("training: {seed: 1}", "training unknown key; did you mean the section `train`?"),
         ("paralel: {nproc: 1}", "paralel unknown key; did you mean the section `parallel`?"),
         ("qqq: 1", "the sections are: model, lora, data, train, parallel, guards, cluster"),
-        ("lora: {qqq: 1}", "the keys of `lora` are r, lora_alpha"),
+        ("cluster: {qqq: 1}", "the keys of `cluster` are target, nodes"),
         ("lora: {train: {seed: 1}}", "`train` is a section of its own; check the indentation"),
         ("lora: {extends: x}", "`extends` goes to the top of the file"),
         ("train: {adam_beta1: 0.9}", "it is a setting of TRL: put it under `train.extra`, as `extra: {adam_beta1: …}`"),
@@ -71,6 +71,54 @@ def test_problems_with_long_texts_are_cut_at_a_screen_too(load: Load) -> None:
 )  # fmt: skip
 def test_an_unknown_key_is_answered_with_the_one_that_was_meant(report: Report, line: str, expected: str) -> None:
     assert expected in report(SMALLEST + line + "\n")
+
+
+@pytest.mark.parametrize("section", ["data", "train", None])
+def test_a_feature_that_is_not_here_is_refused_with_its_reason_and_the_alternative(
+    report: Report, section: str | None
+) -> None:
+    text = report(SMALLEST, [f"{section}.streaming=true" if section else "streaming=true"])
+    assert "rows are not streamed: they are tokenised once" in text
+    assert "read from there by memory map, so memory does not grow with the dataset" in text
+    assert "`shardtune data prepare CONFIG` does the work ahead of time" in text
+    assert "unknown key" not in text
+
+
+@pytest.mark.parametrize(
+    ("setting", "reason", "alternative"),
+    [
+        ("model.load_in_4bit=true", "4-bit weights (QLoRA, NF4) are not supported", "use model.base_precision: fp8"),
+        ("lora.bnb_4bit_quant_type=nf4", "bitsandbytes quantises a weight whole", "use model.base_precision: fp8"),
+        ("lora.peft_type=VERA", "only LoRA is trained", "set a small r"),
+        ("lora.init_lora_weights=pissa", "pissa decomposes whole weights", "use_rslora: true and a higher r"),
+        ("lora.init_lora_weights=pissa_niter_16", "no rank holds one whole", "use_rslora: true and a higher r"),
+        ("lora.init_lora_weights=loftq", "4-bit weights, which are not supported", "model.base_precision: fp8"),
+        ("lora.layers_pattern=h", "layers_to_transform counts the decoder layers", "remove it"),
+        ("lora.trainable_token_indices=[5]", "are named in the model section", "use model.new_tokens"),
+        ("lora.target_parameters=[experts.down_proj]", "are named in target_modules", "target_modules: [experts]"),
+        ("lora.target_modules=[q_proj, lm_head]", "'lm_head' gets no adapter", "go to model.new_tokens"),
+        ("lora.target_modules=[embed_tokens]", "'embed_tokens' gets no adapter", "go to model.new_tokens"),
+        ("lora.use_qalora=false", "what it turns off is never on", "remove it"),
+        ('model.new_tokens=["<a>", "<a>"]', "named twice: <a>", "name each once"),
+    ],
+)
+def test_what_peft_has_and_is_not_here_is_refused_with_its_reason_and_the_alternative(
+    report: Report, setting: str, reason: str, alternative: str
+) -> None:
+    text = report(SMALLEST, [setting])
+    assert reason in text and alternative in text
+    assert "did you mean" not in text and "unknown key" not in text
+
+
+def test_dora_is_refused_with_what_it_cannot_be_together_with(report: Report) -> None:
+    said = report(SMALLEST + "lora: {use_dora: true, experts: true, lora_dropout: 0}\n", ["model.base_precision=fp8"])
+    assert "lora.use_dora DoRA takes the length of every row" in said and "set base_precision: bf16" in said
+    assert "lora.use_dora PEFT has no DoRA for routed experts" in said
+
+
+def test_an_entry_of_a_mapping_says_what_it_may_hold(report: Report) -> None:
+    said = report(SMALLEST + "lora: {rank_pattern: {q_proj: high}}\n")
+    assert "lora.rank_pattern.q_proj expected a whole number, at least 1; got 'high'" in said
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,18 @@ def test_accelerate_s_values_win_over_defaults_and_lose_against_the_user(files: 
     assert verdicts["fsdp_reshard_after_forward"] == "conflicts"
 
 
+def test_offloading_is_said_to_have_no_effect_where_the_device_is_a_cpu(files: Path) -> None:
+    resolved = load_config(
+        Path("run.yaml"), ["parallel.device=cpu"], accelerate_config=Path("sub/fsdp.yaml"), environ={}
+    )
+    verdict = next(one for one in resolved.verdicts if one.key == "fsdp_offload_params")
+    assert verdict.verdict == "no effect" and "CPU" in verdict.why
+    (notice,) = [notice for notice in resolved.notices if "offload" in notice]
+    assert notice.startswith("parallel.offload_params has no effect")
+    assert resolved.config.parallel.offload_params is True  # the same file may go to a machine with a GPU
+    assert resolved.on_cpu() == resolved
+
+
 def test_a_path_in_the_yaml_is_relative_to_it_and_one_on_the_command_line_to_the_current_folder(files: Path) -> None:
     (files / "sub" / "run.yaml").write_text(SMALLEST + "parallel: {accelerate_config: fsdp.yaml}\n")
     from_file = load_config(Path("sub/run.yaml"), environ={})

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from small_configs import SMALLEST, Load
 
+from shardtune.config import render_yaml
+
 
 @pytest.mark.parametrize(
     ("overrides", "expected"),
@@ -17,7 +19,9 @@ from small_configs import SMALLEST, Load
         (["cluster.nodes=2"], "the section `cluster` is not read by `train`"),
         (["train.warmup_steps=5", "train.warmup_ratio=0.05"], "train.warmup_ratio has no effect: train.warmup_steps is given"),
         (["train.max_steps=5", "train.num_train_epochs=1"], "train.num_train_epochs has no effect: train.max_steps is given"),
-        (["data.text_field=x", "data.prompt_template={a}"], "data.text_field has no effect"),
+        (["data.text_field=x", "data.prompt_template={a}"], "data.text_field has no effect: data.prompt_template"),
+        (["data.text_field=x", "data.messages_field=m"], "data.text_field has no effect: data.messages_field"),
+        (["data.text_field=x", "data.format=chat"], "data.text_field has no effect: data.format is chat."),
         (["train.eval_steps=5"], "train.eval_steps has no effect: there is no data.val_split."),
         (["train.eval_steps=5", "data.val_split=v", "train.eval_strategy=no"], "eval_strategy is no."),
         (["train.save_steps=5", "train.save_strategy=epoch"], "train.save_steps has no effect: save_strategy is epoch."),
@@ -42,3 +46,11 @@ def test_a_revision_of_a_local_folder_is_told_and_of_a_hub_name_is_not(load: Loa
 )
 def test_a_config_without_idle_settings_gets_no_notice(load: Load, overrides: list[str]) -> None:
     assert load(SMALLEST, overrides).notices == ()
+
+
+def test_a_runs_own_config_gets_the_notices_of_the_config_it_was_made_from(load: Load) -> None:
+    """It names every setting, and what it only repeats from the defaults was not asked for by anybody."""
+    settings = ["train.max_steps=5", "train.warmup_steps=2", "train.save_strategy=no", "train.num_train_epochs=1"]
+    first = load(SMALLEST, settings)
+    assert [notice.split()[0] for notice in first.notices] == ["train.num_train_epochs"]
+    assert load(render_yaml(first)).notices == first.notices

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from fake_prepared import FakePrepared, fake_set
+from transformers import CONFIG_MAPPING, AutoConfig
 
-from shardtune.data.checks import Finding, enforce, refusals_and_warnings
+from shardtune.data.checks import Finding, ModelLimits, enforce, model_positions, refusals_and_warnings
 from shardtune.errors import UserInputError
 
 GOOD = [([5, 6, 7, 2], 2)] * 10  # word-level ids: 1 is <s>, 2 is </s>
@@ -20,7 +22,7 @@ def good(**counts: Any) -> FakePrepared:
 def found(
     words: Any, train: FakePrepared, val: FakePrepared | None = None, vocabulary: int | None = 72, **about: Any
 ) -> list[Finding]:
-    return refusals_and_warnings(fake_set(train, val, **about), words, vocabulary)
+    return refusals_and_warnings(fake_set(train, val, **about), words, ModelLimits(vocabulary))
 
 
 def only(findings: list[Finding]) -> Finding:
@@ -44,6 +46,52 @@ def test_rows_left_out_because_nothing_in_them_is_learnt_are_told(words: Any) ->
     finding = only(found(words, good(dropped_unsupervised=3)))
     assert finding.level == "warning"
     assert finding.what == "3 training rows left out: no token of theirs is supervised."
+
+
+def test_conversations_without_an_assistant_turn_are_told_apart_from_rows_that_are_too_long(words: Any) -> None:
+    silent = only(found(words, good(dropped_unsupervised=2, without_assistant=2)))
+    assert silent.what == "2 training rows left out: no assistant turn in them carries loss."
+    assert "data.train_on: all" in silent.fix
+    both = found(words, good(dropped_unsupervised=3, without_assistant=2))
+    assert [finding.what.partition(":")[0] for finding in both] == [
+        "2 training rows left out", "1 training row left out",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("model_type", "settings", "positions"),
+    [
+        ("llama", {"max_position_embeddings": 2048}, 2048),
+        ("gpt2", {"n_positions": 1024}, 1024),
+        # Stated after stretching (Llama 3.1), before it (Qwen2.5 with YaRN), and without the length it began with.
+        ("llama", {"max_position_embeddings": 131072, "rope_scaling": {
+            "rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 8192, "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0}}, 131072),
+        ("qwen2", {"max_position_embeddings": 32768, "rope_scaling": {
+            "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}}, 131072),
+        ("llama", {"max_position_embeddings": 4096, "rope_scaling": {"rope_type": "linear", "factor": 2.0}}, 8192),
+        ("gemma3_text", {"max_position_embeddings": 512}, 512),  # one rope for each kind of layer
+        ("mistral3", {"text_config": {"model_type": "mistral", "max_position_embeddings": 777}}, 777),
+        ("mamba2", {}, None),
+    ],
+)  # fmt: skip
+def test_the_longest_row_a_model_was_made_for_is_read_from_its_config(
+    model_type: str, settings: dict[str, Any], positions: int | None, tmp_path: Path
+) -> None:
+    CONFIG_MAPPING[model_type](**settings).save_pretrained(tmp_path)
+    assert model_positions(AutoConfig.from_pretrained(tmp_path)) == positions
+
+
+@pytest.mark.parametrize(("max_length", "told"), [(256, False), (257, True)])
+def test_a_max_length_beyond_the_models_positions_is_told(words: Any, max_length: int, told: bool) -> None:
+    prepared = fake_set(good())
+    prepared.about["settings"] = {"max_length": max_length}
+    findings = refusals_and_warnings(prepared, words, ModelLimits(72, positions=256))
+    assert bool(findings) == told
+    if told:
+        assert only(findings).level == "warning"
+        assert "data.max_length is 257, but the model was made for rows of at most 256 tokens." in findings[0].what
+        assert "Set data.max_length: 256 or less" in findings[0].fix
 
 
 def test_no_supervised_end_anywhere_is_refused(words: Any) -> None:

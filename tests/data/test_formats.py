@@ -72,6 +72,32 @@ def test_the_form_of_messages_is_named() -> None:
     assert "with 'tools'" in choose({"messages": OPENAI, "tools": None}).why
 
 
+@pytest.mark.parametrize(
+    ("row", "told"),
+    [
+        ({"messages": OPENAI, "text": "x"}, "; not read: 'text' (set data.format: text to train on that instead)"),
+        ({"messages": OPENAI, "prompt": "x", "completion": "y"}, "; not read: 'prompt' and 'completion' ("),
+        ({"prompt": "x", "completion": "y", "text": "x"}, "; not read: 'text' ("),
+    ],
+)
+def test_columns_that_could_be_trained_on_instead_are_told_with_the_setting(row: dict[str, Any], told: str) -> None:
+    assert told in choose(row).why
+
+
+@pytest.mark.parametrize(
+    ("row", "settings"),
+    [
+        ({"messages": OPENAI, "prompt": "x"}, {}),
+        ({"prompt": OPENAI, "completion": OPENAI, "messages": OPENAI}, {}),
+        ({"messages": OPENAI, "text": "x"}, {"format": "chat"}),
+    ],
+)
+def test_nothing_is_told_of_columns_where_there_is_no_other_choice_or_it_was_made(
+    row: dict[str, Any], settings: dict[str, Any]
+) -> None:
+    assert "not read" not in choose(row, **settings).why
+
+
 def test_a_null_in_the_first_row_does_not_hide_the_format() -> None:
     rows = [{"messages": None}, {"messages": OPENAI}]
     assert choose_format(section(), ["messages"], rows).name == "chat"
@@ -87,6 +113,7 @@ def test_no_format_lists_the_columns_and_suggests_a_template_from_them() -> None
     ("row", "settings", "what"),
     [
         ({"txt": "a"}, {"text_field": "text"}, "no column 'text', which data.text_field names"),
+        ({"txt": "a"}, {"format": "text"}, "no column 'text', which data.text_field: null names"),
         ({"q": "a"}, {"prompt_template": "{q} {a}"}, "no column 'a', which data.prompt_template names"),
         ({"q": "a"}, {"messages_field": "talk"}, "no column 'talk', which data.messages_field names"),
         ({"prompt": "a"}, {"format": "prompt-completion"}, "no column 'completion', which data.format"),

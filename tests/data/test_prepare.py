@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import datasets
 import numpy as np
 import pytest
+from chat_tokenizers import chat_tokenizer
 from running import REPOSITORY
 
 from shardtune.config.schema import DataSection, SourceSection
@@ -134,6 +136,73 @@ def test_chat_rows_are_prepared_with_their_end_of_turn(write: Any, words: Any) -
     found = made(write(rows), tokenizer)
     assert found.choice.name == "chat"
     assert learnt(found.train, 0, tokenizer) == "w02 </s>"
+
+
+# What the rows are
+
+
+CHAT = [{"role": "user", "content": "w01 w02"}, {"role": "assistant", "content": "w03"}]
+
+
+@pytest.mark.parametrize(
+    ("row", "name"),
+    [
+        ({"messages": CHAT}, "chat"),
+        ({"messages": CHAT, "text": "w09"}, "chat"),
+        ({"prompt": "w01", "completion": "w02"}, "prompt-completion"),
+        ({"prompt": "w01", "completion": "w02", "text": "w09"}, "prompt-completion"),
+        ({"text": "w01 w02"}, "text"),
+    ],
+)
+def test_the_format_is_the_same_whether_defaults_were_left_out_or_written_and_whoever_filled_the_cache(
+    row: dict, name: str, write: Any, tmp_path: Path
+) -> None:
+    tokenizer = chat_tokenizer("chatml")
+    short = write([row, row])
+    written = DataSection.model_validate(short.model_dump())
+    cold = [
+        made(each.model_copy(update={"cache_dir": str(tmp_path / str(n))}), tokenizer)
+        for n, each in enumerate((short, written))
+    ]
+    assert [each.choice.name for each in cold] == [name, name]
+    assert not cold[1].from_cache
+    assert cold[0].train.counts == cold[1].train.counts
+    for first, second in ((short, written), (written, short)):
+        shutil.rmtree(tmp_path / "cache", ignore_errors=True)
+        made(first, tokenizer)
+        warm = made(second, tokenizer)
+        assert warm.from_cache
+        assert (warm.choice, warm.train.counts) == (cold[0].choice, cold[0].train.counts)
+
+
+def test_the_cache_is_named_after_the_format_that_was_found(
+    write: Any, words: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    section = write([{"prompt": "w01", "completion": "w02", "text": "w03 w04"}])
+    pair = made(section, words)
+    monkeypatch.setattr("shardtune.data.formats._PAIR", ("question", "reply"))  # as another version might detect
+    text = made(section, words)
+    assert (pair.choice.name, text.choice.name) == ("prompt-completion", "text")
+    assert not text.from_cache
+    assert pair.folder != text.folder
+
+
+def test_a_space_before_the_answer_is_told_with_what_it_means_at_inference(
+    write: Any, bytes_bpe: Any, words: Any
+) -> None:
+    rows = [{"q": "what is", "a": "the answer"}]
+    merged = made(write(rows, prompt_template="{q} {a}"), bytes_bpe)
+    assert bytes_bpe.decode(merged.train.row(0)[1][merged.train.row(0)[1] != IGNORED][:1]).startswith(" ")
+    assert merged.choice.why.endswith(
+        "; the space before the answer becomes part of the answer's first token, so at inference a prompt must end "
+        "without it"
+    )
+    apart = made(write([{"q": "what is", "a": "~"}], prompt_template="{q} {a}"), bytes_bpe)
+    assert "the space before the answer is a token of its own" in apart.choice.why
+    for template, tokenizer in (("{q}\n{a}", bytes_bpe), ("{q}{a}", bytes_bpe), ("{q} {a}", words)):
+        assert "space" not in made(write(rows, prompt_template=template), tokenizer).choice.why
+    pair = made(write([{"prompt": "what is ", "completion": "the answer"}]), bytes_bpe)
+    assert "the space before the answer becomes part of" in pair.choice.why
 
 
 # Errors in the data

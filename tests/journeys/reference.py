@@ -48,13 +48,15 @@ def pair_example(tokenizer: Any, prompt: str, answer: str) -> Example:
 
 
 def chat_example(tokenizer: Any, messages: Sequence[dict[str, Any]]) -> Example:
-    """Loss on what each assistant turn adds to the prompt before it (so also on the end of the turn)."""
+    """Loss on what each assistant turn adds to the prompt before it, up to its end-of-turn token: generation stops
+    there, so the line break that ChatML writes behind it is not the assistant's."""
     ids = _templated(tokenizer, messages)
     labels = [IGNORED] * len(ids)
     for index, message in enumerate(messages):
         if message["role"] == "assistant":
             start = len(_templated(tokenizer, messages[:index], add_generation_prompt=True))
             end = len(_templated(tokenizer, messages[: index + 1]))
+            end = max((n + 1 for n in range(start, end) if ids[n] == tokenizer.eos_token_id), default=end)
             labels[start:end] = ids[start:end]
     return Example(ids, labels)
 

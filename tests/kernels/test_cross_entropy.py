@@ -59,3 +59,19 @@ def test_large_logits_do_not_overflow() -> None:
     meant = loss_and_gradient(linear_cross_entropy_reference, hidden * 1e4, head, where, labels)
     assert torch.isfinite(got[0]) and torch.allclose(got[0], meant[0], rtol=1e-5)
     assert torch.allclose(got[2], meant[2], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("rows_at_once", [8, 1000])
+def test_rows_that_stand_in_for_some_of_the_head_train_and_the_others_count_as_before(
+    rows_at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cross_entropy, "_CHUNK_BYTES", rows_at_once * 50 * 4)
+    hidden, head, where, labels = problem(positions=400, supervised=300)
+    ids = torch.tensor([4, 30, 49])
+    found = []
+    for function in (linear_cross_entropy, linear_cross_entropy_reference):
+        rows = torch.randn(3, 24, generator=torch.Generator().manual_seed(5)).requires_grad_()
+        result = loss_and_gradient(lambda *given, f=function, r=rows: f(*given, ids, r), hidden, head, where, labels)
+        found.append((*result, rows.grad))
+    for ours, theirs in zip(*found, strict=True):
+        assert torch.allclose(ours, theirs, rtol=1e-4, atol=1e-5)

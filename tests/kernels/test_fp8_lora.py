@@ -36,11 +36,11 @@ def gradients(
     leaves = [x, draw(4, 64, seed=4, dtype=dtype), draw(48, 4, seed=5, dtype=dtype)]
     if dropout:
         leaves.append(x * (draw(*shape, seed=6) > 0) / 0.5)
+    plus = draw(48, seed=7, dtype=dtype).requires_grad_() if bias else None
     x, a, b, *rest = (leaf.requires_grad_() for leaf in leaves)
-    plus = draw(48, seed=7, dtype=dtype) if bias else None
     out = function(x, codes, scale, block, plus, a, b, 0.7, rest[0] if rest else None, codes_too)  # type: ignore[operator]
     out.backward(draw(*out.shape, seed=8, dtype=dtype))
-    return [out.detach(), *(leaf.grad for leaf in leaves)]  # type: ignore[misc]
+    return [out.detach(), *(leaf.grad for leaf in (*leaves, plus) if leaf is not None)]  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("codes_too", [True, False])

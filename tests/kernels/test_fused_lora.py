@@ -15,11 +15,11 @@ def draw(*shape: int, seed: int, dtype: torch.dtype = torch.float64) -> Tensor:
 
 def gradients(function: object, x: Tensor, rest: tuple, dropped: Tensor | None) -> tuple[Tensor, ...]:
     weight, bias, a, b, scaling = rest
-    leaves = [t.clone().requires_grad_() for t in (x, a, b, *([dropped] if dropped is not None else []))]
-    own_x, own_a, own_b = leaves[:3]
-    out = function(own_x, weight, bias, own_a, own_b, scaling, leaves[3] if dropped is not None else None)  # type: ignore[operator]
+    leaves = [t.clone().requires_grad_() if t is not None else None for t in (x, bias, a, b, dropped)]
+    own_x, own_bias, own_a, own_b, own_dropped = leaves
+    out = function(own_x, weight, own_bias, own_a, own_b, scaling, own_dropped)  # type: ignore[operator]
     (out * draw(*out.shape, seed=9, dtype=out.dtype)).sum().backward()
-    return (out.detach(), *(leaf.grad for leaf in leaves))
+    return (out.detach(), *(leaf.grad for leaf in leaves if leaf is not None))
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -44,9 +44,10 @@ def test_in_bfloat16_it_is_as_near_to_the_truth_as_its_twin() -> None:
             assert (got.double() - meant).norm() <= 1e-2 * meant.norm()
 
 
-def test_compiled_code_can_hold_it() -> None:
+@pytest.mark.parametrize("bias", [False, True])
+def test_compiled_code_can_hold_it(bias: bool) -> None:
     x = draw(6, 12, seed=1)
-    rest = (draw(7, 12, seed=2), None, draw(4, 12, seed=4), draw(7, 4, seed=5), 0.7)
+    rest = (draw(7, 12, seed=2), draw(7, seed=3) if bias else None, draw(4, 12, seed=4), draw(7, 4, seed=5), 0.7)
     compiled = torch.compile(lora_linear, fullgraph=True, backend="aot_eager")
     for got, meant in zip(gradients(compiled, x, rest, None), gradients(lora_linear, x, rest, None), strict=True):
         assert torch.equal(got, meant)

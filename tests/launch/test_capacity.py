@@ -24,7 +24,7 @@ def test_too_little_memory_is_refused_with_the_number_that_fits() -> None:
         check_capacity(200, 64, free=24 * 10**9)
     assert caught.value.exit_code == 2
     assert "200 processes" in caught.value.what
-    assert "73.4 GB of memory" in caught.value.why and "24.0 GB are available" in caught.value.why
+    assert "68.4 GiB of memory" in caught.value.why and "22.4 GiB are available" in caught.value.why
     assert f"to {24 * 10**9 // LEAST_BYTES} or less" in caught.value.fix and "--force" in caught.value.fix
 
 

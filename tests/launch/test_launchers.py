@@ -44,11 +44,11 @@ def config(tmp_path: Path, toy_model: Path, toy_data: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def expected(
-    shardtune: Command, toy_model: Path, toy_data: Path, tmp_path_factory: pytest.TempPathFactory
+    shared_shardtune: Command, toy_model: Path, toy_data: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> list[float]:
     """The losses of two steps on two processes under our own launcher."""
     folder = tmp_path_factory.mktemp("ours")
-    result = shardtune("train", toy_config(folder, toy_model, toy_data, train={"max_steps": 2}), "--nproc", 2)
+    result = shared_shardtune("train", toy_config(folder, toy_model, toy_data, train={"max_steps": 2}), "--nproc", 2)
     assert result.returncode == 0, result.stderr
     return losses(folder)
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from shardtune.errors import UserInputError
-from shardtune.launch.place import Asked, Node, Worker, first_host, read_place
+from shardtune.launch.place import Asked, Node, Worker, first_host, read_place, unused_master
 
 MASTER = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
 
@@ -64,7 +64,6 @@ def test_a_world_of_one_in_a_container_image_changes_nothing() -> None:
 @pytest.mark.parametrize(
     ("environ", "missing"),
     [
-        ({"RANK": "0"}, "WORLD_SIZE"),
         ({"LOCAL_RANK": "0"}, "RANK and WORLD_SIZE"),
         ({"LOCAL_RANK": "0", "RANK": "1"}, "WORLD_SIZE"),
         ({"WORLD_SIZE": "4"}, "RANK"),
@@ -215,3 +214,20 @@ def test_a_worker_that_srun_has_numbered_is_one_of_its_tasks() -> None:
 )
 def test_the_first_of_slurms_shortened_list(nodelist: str, first: str) -> None:
     assert first_host(nodelist) == first
+
+
+def test_a_rank_without_a_world_size_is_told_to_say_how_many_machines_there_are() -> None:
+    refused = refusal(RANK="2", MASTER_ADDR="10.0.0.1")
+    assert "WORLD_SIZE is missing" in refused.what
+    assert "--nnodes N" in refused.fix and "RANK and MASTER_ADDR are taken from the environment" in refused.fix
+    node = read_place({"RANK": "2", "MASTER_ADDR": "10.0.0.1"}, Asked(nnodes=3))  # and that is all it takes
+    assert node == Node(3, 2, "10.0.0.1", 29500)
+
+
+def test_a_masters_address_that_nobody_meets_at_is_named_unless_it_is_this_machine() -> None:
+    notice = unused_master({"MASTER_ADDR": "10.0.0.1"}, Asked())
+    assert notice is not None and "10.0.0.1" in notice and "--nnodes N --node-rank R" in notice
+    for address in ("localhost", "127.0.0.1", ""):
+        assert unused_master({"MASTER_ADDR": address}, Asked()) is None
+    assert unused_master({"MASTER_ADDR": "10.0.0.1"}, Asked(nnodes=1)) is None
+    assert unused_master({}, Asked()) is None

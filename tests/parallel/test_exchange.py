@@ -75,9 +75,9 @@ def test_an_outline_names_a_dtype_and_nothing_else_of_torch() -> None:
 
 
 @pytest.fixture(scope="module")
-def received(tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str]) -> list[dict[str, Any]]:
+def received(tmp_path_factory: pytest.TempPathFactory, shared_environment: dict[str, str]) -> list[dict[str, Any]]:
     out = tmp_path_factory.mktemp("exchange")
-    on_ranks(environment, WORKER, 3, out)
+    on_ranks(shared_environment, WORKER, 3, out)
     return [json.loads((out / f"rank{rank}.json").read_text()) for rank in range(3)]
 
 

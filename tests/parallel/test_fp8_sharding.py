@@ -22,10 +22,10 @@ Ranks = list[dict[str, Any]]
     scope="module", params=[pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow), 3]
 )
 def ranks(
-    request: pytest.FixtureRequest, environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest, shared_environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
 ) -> Ranks:
     out = tmp_path_factory.mktemp(f"{request.param}-ranks")
-    on_ranks(environment, WORKER, request.param, out, timeout=200)
+    on_ranks(shared_environment, WORKER, request.param, out, timeout=200)
     return [torch.load(out / f"rank{rank}.pt", weights_only=True) for rank in range(request.param)]
 
 

@@ -44,7 +44,7 @@ def test_layers_are_units_of_their_own_only_where_much_is_gathered(
     assert shard.layers_of(whole.model) and len(shard.layers_of(layered.model)) == 2
 
 
-def test_adapters_are_shards_again_after_an_evaluation_and_after_backward(mesh: DeviceMesh) -> None:
+def test_adapters_are_shards_again_once_let_go_and_after_backward(mesh: DeviceMesh) -> None:
     path = fast_path.build("dense", mesh, torch.bfloat16, fast=False, hidden=128, length=64)
     batch = path.batch(fast_path.packed_rows(64, seed=0))
 
@@ -53,6 +53,7 @@ def test_adapters_are_shards_again_after_an_evaluation_and_after_backward(mesh: 
 
     with torch.no_grad():
         path.loss(batch)
+    shard.let_go(path.model)
     assert are_shards()
     loss = path.loss(batch)
     assert not are_shards()  # gathered, for backward

@@ -18,9 +18,9 @@ ALL = [pytest.param(*case, id=case_name(*case)) for case in CASES]
 
 
 @pytest.fixture(scope="module")
-def two_ranks(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def two_ranks(shared_environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("prefetch")
-    on_ranks(environment, WORKER, 2, out)
+    on_ranks(shared_environment, WORKER, 2, out)
     return out
 
 

@@ -17,9 +17,9 @@ WORKER = Path(__file__).parent / "sharded_worker.py"
 
 
 @pytest.fixture(scope="module")
-def two_ranks(environment: dict[str, str], toy_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def two_ranks(shared_environment: dict[str, str], toy_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("two-ranks")
-    on_ranks(environment, WORKER, 2, toy_model, out, "float32")
+    on_ranks(shared_environment, WORKER, 2, toy_model, out, "float32")
     return out
 
 

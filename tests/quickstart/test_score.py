@@ -167,7 +167,7 @@ def test_the_comparison_fits_the_terminal_and_shows_numbers_and_answers(width: i
     assert max(map(len, text.splitlines())) <= width
     assert "16 held-out sentences" in text
     for label, values in {
-        "eval loss": ("3.50", "0.07"), "valid JSON": ("0%", "100%"), "right intent": ("0%", "94%"), "exact match": ("0%", "94%"),
+        "test loss": ("3.50", "0.07"), "valid JSON": ("0%", "100%"), "right intent": ("0%", "94%"), "exact match": ("0%", "94%"),
     }.items():  # fmt: skip
         line = next(line for line in text.splitlines() if label in line)
         assert line.split()[-2:] == list(values)

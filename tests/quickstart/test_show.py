@@ -17,7 +17,7 @@ def test_tiny_takes_the_whole_path_on_two_sharded_processes(shardtune: Command, 
     assert result.returncode == 0, result.stderr
     (run,) = (path for path in (tmp_path / "out").iterdir() if (path / "final").is_dir())
     assert "FSDP2 over 2 processes on cpu" in result.stdout
-    for words in ("before", "after", "eval loss", "valid JSON", "intent", "exact match", str(run / "final")):
+    for words in ("before", "after", "test loss", "valid JSON", "intent", "exact match", str(run / "final")):
         assert words in result.stdout
     scores = json.loads((run / "quickstart.json").read_text())
     assert scores["after"]["eval_loss"] < scores["before"]["eval_loss"]
@@ -31,6 +31,8 @@ def test_tiny_takes_the_whole_path_on_two_sharded_processes(shardtune: Command, 
         )  # fmt: skip
     assert events(run, "plan")[0]["math"]["processes"] == 2
     assert max(map(len, result.stdout.splitlines())) < 140  # only the lines with paths may be longer than the terminal
+    lines = result.stdout.splitlines()
+    assert next(i for i, line in enumerate(lines) if line.startswith("step 1/")) <= 24, "one screen before step 1"
 
 
 @pytest.mark.slow

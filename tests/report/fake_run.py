@@ -15,6 +15,7 @@ CONFIG = """model:
   model_name_or_path: toys/dense              # file: run.yaml:2:3
   torch_dtype: bfloat16                       # default
 data:
+  dataset_name_or_path: data/instructions     # file: run.yaml:5:3
   train_split: train                          # default
   max_length: 1024                            # override: -o data.max_length
 lora:
@@ -58,7 +59,8 @@ class FakeRun:
         (self.folder / "run.json").write_text(json.dumps(record))
         (self.folder / "config.yaml").write_text(CONFIG.format(r=r, rate=rate), encoding="utf-8")
         (self.folder / "environment.json").write_text(json.dumps(SOFTWARE))
-        self.everywhere("run_start", run=self.folder.name, world_size=self.ranks, environment=SOFTWARE)
+        command = "shardtune train run.yaml -o data.max_length=1024"
+        self.everywhere("run_start", run=self.folder.name, world_size=self.ranks, environment=SOFTWARE, command=command)
         counts = {"read": 12_000, "rows": 11_870, "tokens": 4_210_000, "supervised": 1_870_000, "dropped_short": 130}
         validation = {"read": 600, "rows": 600, "tokens": 210_000, "supervised": 93_000}
         form = {"name": "messages", "why": "every row has a list of role and content"}
@@ -157,6 +159,11 @@ class FakeRun:
             answer = before if when == "before" else expected
             self.write("sample", when=when, row=row, prompt=prompt, answer=answer, expected=expected)
 
+    def scores(self) -> None:
+        for when, loss, exact in (("before", 3.49, 0.0), ("after", 0.06, 71.0)):
+            self.write("score", when=when, name="test loss", value=loss, rows=48)
+            self.write("score", when=when, name="exact match", value=exact, unit="%", rows=48)
+
     def end(self, step: int, status: str = "done") -> None:
         self.everywhere("run_end", status=status, step=step, seconds=100.0, loss=0.5)
 
@@ -186,7 +193,8 @@ def showcase(folder: Path, *, ranks: int = 4, steps: int = 400, seed: int = 1, *
     run.raw('{"v": 2, "time": 179', 3 if ranks > 3 else 0)
     run.raw("\n", 3 if ranks > 3 else 0)
     run.now += 240
-    run.everywhere("run_start", run=folder.name, world_size=ranks, environment=SOFTWARE)
+    command = "shardtune train run.yaml -o data.max_length=1024"
+    run.everywhere("run_start", run=folder.name, world_size=ranks, environment=SOFTWARE, command=command)
     run.everywhere("resume", step=250, path="checkpoints/step-000250", world_size=ranks, changes=[], damaged=[])
     assert reached > 250
     for step in range(251, steps + 1):
@@ -199,6 +207,7 @@ def showcase(folder: Path, *, ranks: int = 4, steps: int = 400, seed: int = 1, *
             run.write("guard", 2, guard="straggler", step=300, action="warn", value=1.22, limit=1.15, ranks=[2],
                       text="Rank 2 takes 22 % longer for a step than the others.")  # fmt: skip
     run.samples("after")
+    run.scores()
     run.end(steps)
     return run
 

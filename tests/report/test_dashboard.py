@@ -36,14 +36,14 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def served(environment: dict[str, str], runs: Path) -> Iterator[Dashboard]:
-    with dashboard(environment, runs) as found:
+def served(shared_environment: dict[str, str], runs: Path) -> Iterator[Dashboard]:
+    with dashboard(shared_environment, runs) as found:
         yield found
 
 
 @pytest.fixture(scope="module")
-def guarded(environment: dict[str, str], runs: Path) -> Iterator[Dashboard]:
-    with dashboard(environment, runs, "--host", "0.0.0.0") as found:
+def guarded(shared_environment: dict[str, str], runs: Path) -> Iterator[Dashboard]:
+    with dashboard(shared_environment, runs, "--host", "0.0.0.0") as found:
         yield found
 
 

@@ -110,12 +110,12 @@ def test_a_run_that_was_started_again_and_finished_is_done_and_keeps_its_failure
     assert (row["status"], row["why"]) == ("done", "")
 
 
-def test_a_run_that_is_being_started_again_runs(run: FakeRun) -> None:
+def test_a_run_that_is_being_started_again_is_starting(run: FakeRun) -> None:
     lease = Lease.take(run.folder / LEASE)
     assert lease is not None
     kill_rank_1(run, 8, restarts_left=1)
     view = view_of(run)
-    assert view["status"] == "running" and view["why"].startswith("Starting again after: Rank 1 was killed")
+    assert view["status"] == "starting" and view["why"].startswith("Starting again after: Rank 1 was killed")
     lease.release()
     assert view_of(run)["status"] == "failed", "its launcher did not live to do it"
 

@@ -42,7 +42,7 @@ def test_after_a_resume_the_later_attempt_counts_and_the_earlier_is_kept_apart(t
     assert all(list(history.profile[rank].steps) == list(range(1, 16)) for rank in (0, 1))
     restarts = [mark for mark in history.marks if mark.kind == "restart"]
     assert len(restarts) == 1 and restarts[0].step == 10 and "checkpoint of step 10" in restarts[0].text
-    assert "2 logged steps were undone" in run_view(history, run.now)["charts"][0]["note"]
+    assert "2 logged steps were repeated" in run_view(history, run.now)["charts"][0]["note"]
 
 
 def test_a_start_from_the_beginning_replaces_everything(tmp_path: Path) -> None:

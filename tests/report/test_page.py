@@ -71,7 +71,7 @@ def test_the_view_tells_what_happened(tmp_path: Path) -> None:
     view = json.loads(Elements(page(run_view(history(run.folder), run.now))).view)
     assert view["status"] == "done"
     tiles = {tile["name"]: tile for tile in view["tiles"]}
-    assert tiles["steps"]["value"] == "400" and tiles["best evaluation"]["note"] == "step 400, lowest of 8"
+    assert tiles["steps"]["value"] == "400" and tiles["best evaluation loss"]["note"] == "step 400, of 8"
     assert tiles["GPU memory"]["value"] == "63 GiB" and tiles["GPU memory"]["note"] == "peak, rank 3"
     assert tiles["time"]["note"] == "2 starts"
     assert {chart["group"] for chart in view["charts"]} == {"Learning", "Speed", "Memory", "Device"}
@@ -180,7 +180,7 @@ def test_compared_runs_lie_on_the_same_axes_and_the_best_is_marked(shardtune: Co
     view = json.loads(Elements(target.read_text(encoding="utf-8")).view)
     assert view["runs"] == ["a", "b"]
     assert all([s["name"] for s in chart["series"]] == ["a", "b"] for chart in view["charts"])
-    column = [c["name"] for c in view["results"]["columns"]].index("best evaluation")
+    column = [c["name"] for c in view["results"]["columns"]].index("best evaluation loss")
     assert [row[column]["tone"] for row in view["results"]["rows"]] == ["", "best"]
 
 

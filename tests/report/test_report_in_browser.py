@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ from shardtune.report.compare import compare_view
 from shardtune.report.history import RunHistory
 from shardtune.report.page import write_page
 from shardtune.report.view import run_view
+from shardtune.report.words import when
 
 if TYPE_CHECKING:
     from playwright.sync_api import FloatRect, Page
@@ -67,6 +69,7 @@ def test_charts_react_to_hover_drag_and_keys_together(visit: Callable[..., Visit
     at.until(f"(whole) => ({RANGE})('loss')[1] === whole", everything[1])
     page.locator("button[aria-label='Zoom in']").press("Enter")
     at.until(f"(whole) => ({RANGE})('eval')[1] < whole", everything[1])
+    box = place(page, "loss")
     page.mouse.dblclick(box["x"] + 250, box["y"] + 90)
     at.until(f"(whole) => ({RANGE})('eval')[1] === whole", everything[1])
 
@@ -103,6 +106,87 @@ def test_everything_of_the_run_is_on_the_page(visit: Callable[..., Visit], repor
         "Play something by Nina Simone.", "experts.gate_up_proj", "file: run.yaml:8:3", "node-a", "rows trained on",
     ):  # fmt: skip
         assert said in text, said
+
+
+def test_the_head_says_what_was_run_on_what_and_how_well(visit: Callable[..., Visit], reports: Path) -> None:
+    page = visit().open((reports / "one.html").as_uri())
+    lines = page.locator("dl.facts").evaluate("(dl) => [...dl.children].map((e) => e.textContent)")
+    facts = dict(zip(lines[::2], lines[1::2], strict=True))
+    assert facts == {
+        "Model": "toys/dense (7,241,732,096 parameters)",
+        "Trains": "LoRA, rank 16: 28,311,552 parameters, 0.4 % of all; adapters on 55.6 % of the weights",
+        "Data": "data/instructions: 11,870 rows, 4,210,000 tokens, 1,870,000 supervised (44 %)",
+        "Validation": "600 rows, 210,000 tokens, 93,000 supervised (44 %)",
+        "Hardware": "4 × NVIDIA H200; 4 processes",
+        "Started": f"{when(1_790_000_000.0)} (on node-a)",
+        "Command": "shardtune train run.yaml -o data.max_length=1024",
+    }
+    tiles = page.locator(".tile").all_inner_texts()
+    assert "exact match\n71 %\nbefore: 0 %, 48 test rows" in tiles
+    assert "best evaluation loss\n0.5548\nstep 400, of 8" in tiles and any("final evaluation loss" in t for t in tiles)
+
+
+def test_smoothing_leaves_the_raw_curve_in_sight(visit: Callable[..., Visit], reports: Path) -> None:
+    at = visit()
+    page = at.open((reports / "one.html").as_uri())
+    at.until(DRAWN, "loss")
+    curves = "document.querySelector('#chart-loss .plot')._fullData.filter((t) => t.name === 'training').map((t) => [t.opacity, t.y])"
+    ((_, raw),) = page.evaluate(curves)
+    page.locator("[data-smoothing]").fill("0.9")
+    at.until(f"{curves}.length === 2")
+    (faint, below), (_, smooth) = page.evaluate(curves)
+    assert below == raw and faint < 0.5 and len(smooth) == len(raw)
+    weighed = [0.9 ** (2 - i) for i in range(3)]  # the average of the first three, most of it the last
+    assert smooth[2] == pytest.approx(sum(w * v for w, v in zip(weighed, raw, strict=False)) / sum(weighed))
+    page.locator("[data-smoothing]").fill("0")
+    at.until(f"{curves}.length === 1")
+
+
+def test_curves_can_be_taken_along_as_csv(visit: Callable[..., Visit], reports: Path, tmp_path: Path) -> None:
+    at = visit()
+    page = at.open((reports / "one.html").as_uri())
+    at.until(DRAWN, "loss")
+    for button, name, charts in (
+        ("[data-csv=grad_norm]", "grad_norm.csv", {"Gradient norm"}),
+        ("button[aria-label='Download all curves as CSV']", "curves.csv", {"Loss", "Gradient norm", "Step time"}),
+    ):
+        with page.expect_download() as saved:
+            page.locator(button).click()
+        assert saved.value.suggested_filename == name
+        saved.value.save_as(tmp_path / name)
+        with (tmp_path / name).open(newline="", encoding="utf-8") as file:
+            rows = list(csv.DictReader(file))
+        assert charts <= {row["chart"] for row in rows}
+        drawn = page.evaluate("window.shardtune.chartState.charts.find((c) => c.id === 'grad_norm').series[0].y")
+        assert [float(row["value"]) for row in rows if row["chart"] == "Gradient norm"] == drawn
+
+
+def test_every_axis_has_a_title_and_rates_say_whose_they_are(visit: Callable[..., Visit], reports: Path) -> None:
+    at = visit()
+    at.open((reports / "one.html").as_uri())
+    at.until(DRAWN, "loss")
+    titles = "(id) => { const l = document.querySelector(`#chart-${id} .plot`)?._fullLayout; return l && [l.xaxis.title.text, l.yaxis.title.text]; }"
+    assert at.page.evaluate(titles, "loss") == ["optimizer step", "loss"]
+    charts = at.page.evaluate("window.shardtune.chartState.charts.map((c) => [c.id, c.axis])")
+    assert all(axis for _, axis in charts)
+    assert dict(charts)["throughput"] == "tok/s, all ranks" and dict(charts)["rank_throughput"] == "tok/s per rank"
+
+
+def test_on_paper_every_chart_is_drawn_in_light_colours_and_fits(visit: Callable[..., Visit], reports: Path) -> None:
+    at = visit(scheme="dark")
+    page = at.open((reports / "one.html").as_uri())
+    at.until(DRAWN, "loss")
+    assert page.pdf(format="A4").startswith(b"%PDF")
+    page.emulate_media(media="print")
+    page.evaluate("window.dispatchEvent(new Event('beforeprint'))")
+    at.until("[...document.querySelectorAll('.figure .plot')].every((plot) => plot.querySelector('.main-svg'))")
+    wider = """[...document.querySelectorAll('.figure .plot')]
+        .filter((plot) => plot._fullLayout.width > plot.clientWidth + 1 || plot.clientWidth > 700).map((plot) => plot.parentNode.id)"""
+    assert page.evaluate(wider) == []
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    assert not page.locator(".tools, header.bar").first.is_visible()
+    page.evaluate("window.dispatchEvent(new Event('afterprint'))")
+    assert page.locator("html").get_attribute("data-theme") == "dark"
 
 
 def test_compared_runs_are_overlaid(visit: Callable[..., Visit], reports: Path) -> None:
@@ -180,4 +264,4 @@ def test_what_is_no_number_is_marked(visit: Callable[..., Visit], tmp_path: Path
     points = page.evaluate(
         "document.querySelector('#chart-loss .plot')._fullData.find((t) => t.yaxis === 'y2').x.length"
     )
-    assert points == 2 and "2 values are no numbers" in page.locator("#chart-loss").inner_text()
+    assert points == 2 and "2 values are NaN or infinite" in page.locator("#chart-loss").inner_text()

@@ -17,7 +17,7 @@ from shardtune.lease import Lease, is_held, looks_alive
 from shardtune.report import runs
 from shardtune.report.history import RunHistory
 from shardtune.report.results import results_of
-from shardtune.report.runs import RunList, find_run, is_run_name
+from shardtune.report.runs import RunList, find_run, is_run_name, is_run_path
 from shardtune.report.status import LEASE, STALE_SECONDS
 
 
@@ -51,7 +51,10 @@ def test_its_last_word_decides(tmp_path: Path) -> None:
     run = begun(tmp_path / "one")
     run.end(3, "stopped")
     assert state(tmp_path, run.now) == "stopped"
+    run.now += 1
     run.everywhere("run_start", run="one", world_size=2)
+    assert state(tmp_path, run.now) == "starting"
+    run.step(4, 100)
     assert state(tmp_path, run.now) == "running"
     run.end(100)
     assert state(tmp_path, run.now + 1e6) == "done"
@@ -63,7 +66,7 @@ def test_a_failure_on_any_rank_is_a_failure_of_the_run(tmp_path: Path) -> None:
     assert state(tmp_path, run.now) == "failed"
     run.now += 1
     run.everywhere("run_start", run="one", world_size=2)
-    assert state(tmp_path, run.now) == "running", "it was started again since"
+    assert state(tmp_path, run.now) == "starting", "it was started again since"
 
 
 def test_a_run_whose_process_is_gone_has_failed_at_once(tmp_path: Path) -> None:
@@ -79,6 +82,24 @@ def test_a_run_that_is_alive_but_quiet_is_running(tmp_path: Path) -> None:
     assert lease is not None
     try:
         assert state(tmp_path, run.now + 10 * STALE_SECONDS) == "running"
+    finally:
+        lease.release()
+
+
+def test_a_run_is_starting_until_its_first_step_and_not_stale(tmp_path: Path) -> None:
+    run = FakeRun(tmp_path / "one", ranks=2)
+    record = {"format": 1, "identity": "x", "settings": {}, "started": run.now, "finished": False}
+    (run.folder / "run.json").write_text(json.dumps(record))
+    assert state(tmp_path, run.now + 30) == "starting", "no event yet, no lease: a node that reads its config"
+    assert state(tmp_path, run.now + STALE_SECONDS + 60) == "stale"
+    lease = Lease.take(run.folder / LEASE)
+    assert lease is not None
+    try:
+        assert state(tmp_path, run.now + 30) == "starting"
+        run.begin(100)
+        assert state(tmp_path, run.now + 30) == "starting", "it loads its weights"
+        run.step(1, 100)
+        assert state(tmp_path, run.now + 30) == "running"
     finally:
         lease.release()
 
@@ -132,6 +153,17 @@ def test_what_is_no_run_is_not_listed(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["..", ".", "", "a/b", "..%2f", "a\\b", "\0", "a" * 101, "-x", "é"])
 def test_a_name_that_leads_elsewhere_is_none(name: str) -> None:
     assert not is_run_name(name)
+
+
+def test_runs_in_a_folder_that_groups_them_are_listed_and_found(tmp_path: Path) -> None:
+    run = begun(tmp_path / "runs" / "quickstart" / "one")
+    (tmp_path / "runs" / "quickstart" / "data").mkdir()
+    begun(tmp_path / "runs" / "two")
+    begun(tmp_path / "elsewhere" / "three")
+    (tmp_path / "runs" / "link").symlink_to(tmp_path / "elsewhere")
+    assert {row.name for row in RunList(tmp_path / "runs").rows(run.now)} == {"quickstart/one", "two"}
+    assert find_run("one", tmp_path / "runs") == find_run("quickstart/one", tmp_path / "runs") == run.folder
+    assert is_run_path("quickstart/one") and not any(map(is_run_path, ("a/b/c", "../a", "a/..", "a//b", "/a")))
 
 
 def test_a_run_is_found_by_id_and_by_folder(tmp_path: Path) -> None:

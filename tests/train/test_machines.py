@@ -9,11 +9,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from rich.console import Console
 from running import events
 
 from shardtune.observe.events import EventLog
 from shardtune.observe.hardware import describe_hardware
+from shardtune.observe.summary import VERBOSE_VARIABLE
 from shardtune.train.machines import tell_machines
 
 
@@ -23,12 +25,17 @@ def scene(folder: Path, rank: int, local_rank: int, gather: Callable[[Any], list
     return SimpleNamespace(processes=processes, console=console, folder=folder, events=EventLog(folder, rank))
 
 
-def test_one_process_tells_and_keeps_its_own_machine(tmp_path: Path) -> None:
+def test_one_process_keeps_its_own_machine_and_tells_it_when_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     alone = scene(tmp_path, 0, 0)
     tell_machines(alone, workers=0)
     (event,) = events(tmp_path, "hardware")
     kept = json.loads((tmp_path / "environment.json").read_text())
     assert kept["host"] == event["host"] and kept["packages"] == event["packages"]
+    assert alone.console.file.getvalue() == ""  # the machine is as it should be: nothing to say before the first step
+    monkeypatch.setenv(VERBOSE_VARIABLE, "1")
+    tell_machines(alone, workers=0)
     said = alone.console.file.getvalue()
     assert said.startswith(f"host      {kept['host']}, ") and "software  Python" in said
     assert len(said.splitlines()) <= 6

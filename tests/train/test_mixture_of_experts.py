@@ -24,12 +24,14 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def runs(shardtune: Command, model: Path, toy_data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def runs(
+    shared_shardtune: Command, model: Path, toy_data: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("moe")
     lora = {"target_modules": ["attention", "mlp"], "experts": True, "expert_r": 2}
     config = toy_config(folder, model, toy_data, lora=lora, train={"max_steps": 6})
     for name, (nproc, batch, precision) in RUNS.items():
-        result = shardtune(
+        result = shared_shardtune(
             "train", config, "--nproc", nproc, "--run-id", name.replace(" ", "-"),
             "-o", f"train.per_device_train_batch_size={batch}", "-o", f"model.base_precision={precision}",
         )  # fmt: skip

@@ -85,7 +85,7 @@ def test_the_phase_is_named_and_what_was_held_is_counted(config: Path, phase: st
     with failing_in(phase), pytest.raises(OutOfMemory) as ended:
         run(config, run_id=phase)
     assert ended.value.exit_code == OUT_OF_MEMORY == 71
-    assert words in ended.value.what and "65.5 kB were wanted" in ended.value.what
+    assert words in ended.value.what and "64 KiB were wanted" in ended.value.what
     (event,) = events(config.parent / "runs" / phase, "out_of_memory")
     assert (event["phase"], event["wanted"]) == (phase, 64 << 10)
     held = event["held"]
@@ -105,22 +105,22 @@ def test_the_phase_is_named_and_what_was_held_is_counted(config: Path, phase: st
 def test_what_the_allocator_has_given_out_is_told_apart_and_adds_up(
     config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A device with 10 MB: 1 MB nobody knows of, 5 MB in the layers, 2 MB in the loss, where it fails."""
-    given, trainer = [1_000_000], []
+    """A device with 10 MiB: 1 MiB nobody knows of, 5 MiB in the layers, 2 MiB in the loss, where it fails."""
+    given, trainer = [1 << 20], []
     from shardtune.train.memory.held import known_parts
 
     def allocated() -> int:
         known = known_parts(trainer[0].model, trainer[0].ledger.optimizer, torch.device("cpu")) if trainer else {}
         return given[0] + sum(known.values())
 
-    device = Allocator(torch.device("cpu"), allocated, lambda: 10_000_000, lambda: 30_000)
+    device = Allocator(torch.device("cpu"), allocated, lambda: 10 << 20, lambda: 30 << 10)
     monkeypatch.setattr(run_module, "allocator_of", lambda _: device)
     honest = ShardedSFTTrainer._loss_of
     step = ShardedSFTTrainer.training_step
 
     def training_step(self: Any, *args: Any, **kwargs: Any) -> Any:
         trainer[:] = [self]
-        given[0] = 1_000_000
+        given[0] = 1 << 20
         return step(self, *args, **kwargs)
 
     def grow(amount: int) -> Any:
@@ -132,8 +132,8 @@ def test_what_the_allocator_has_given_out_is_told_apart_and_adds_up(
     def loss_of(self: Any, *args: Any, **kwargs: Any) -> Any:
         base = self.model.get_base_model()
         if self.state.global_step == 1:
-            base.model.layers[1].mlp.register_forward_hook(grow(5_000_000))
-            base.model.register_forward_hook(grow(2_000_000))
+            base.model.layers[1].mlp.register_forward_hook(grow(5 << 20))
+            base.model.register_forward_hook(grow(2 << 20))
             base.model.register_forward_hook(no_memory)
         return honest(self, *args, **kwargs)
 
@@ -143,13 +143,13 @@ def test_what_the_allocator_has_given_out_is_told_apart_and_adds_up(
         run(config, run_id="device")
     (event,) = events(config.parent / "runs" / "device", "out_of_memory")
     held = event["held"]
-    assert (held["other"], held["activations"], held["loss"]) == (1_000_000, 5_000_000, 2_000_000)
+    assert (held["other"], held["activations"], held["loss"]) == (1 << 20, 5 << 20, 2 << 20)
     assert sum(held.values()) == allocated()
-    assert (event["capacity"], event["free"]) == (10_000_000, 30_000)
-    assert "30 kB of 10 MB were free" in ended.value.what
-    assert ended.value.why.startswith("Held: activations 5 MB, loss and logits 2 MB, other 1 MB, ")
+    assert (event["capacity"], event["free"]) == (10 << 20, 30 << 10)
+    assert "30 KiB of 10 MiB were free" in ended.value.what
+    assert ended.value.why.startswith("Held: activations 5 MiB, loss and logits 2 MiB, other 1 MiB, ")
     assert "the first change is enough" in ended.value.fix
-    assert (event["advice"][0]["value"], event["advice"][0]["frees"]) == ("1", (5_000_000 + 2_000_000 + 65_536) // 2)
+    assert (event["advice"][0]["value"], event["advice"][0]["frees"]) == ("1", ((5 << 20) + (2 << 20) + 65_536) // 2)
 
 
 def test_another_error_passes_through_as_it_is(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:

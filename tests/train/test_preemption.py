@@ -65,12 +65,14 @@ def in_a_save(
 
 
 @pytest.fixture(scope="module")
-def saving(tmp_path_factory: pytest.TempPathFactory, toy_model: Path, toy_data: Path, shardtune: Command) -> Path:
+def saving(
+    tmp_path_factory: pytest.TempPathFactory, toy_model: Path, toy_data: Path, shared_shardtune: Command
+) -> Path:
     """A config with saves and dropout; beside it, the run `undisturbed`."""
     train = {"max_steps": 8, "save_strategy": "steps", "save_steps": 2, "save_total_limit": None}
     folder = tmp_path_factory.mktemp("saving")
     config = toy_config(folder, toy_model, toy_data, train=train, lora={"lora_dropout": 0.3})
-    done = shardtune("train", config, "--run-id", "undisturbed", "--resume", "never")
+    done = shared_shardtune("train", config, "--run-id", "undisturbed", "--resume", "never")
     assert done.returncode == 0, done.stderr
     return config
 

@@ -39,14 +39,14 @@ def alone(config: Path) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="module")
-def sharded(shardtune: Command, config: Path) -> dict[str, Path]:
-    return {way: _run(shardtune, config, f"{way}-2", way, "--nproc", 2) for way in WAYS[:2]}
+def sharded(shared_shardtune: Command, config: Path) -> dict[str, Path]:
+    return {way: _run(shared_shardtune, config, f"{way}-2", way, "--nproc", 2) for way in WAYS[:2]}
 
 
 def _run_here(config: Path, name: str, way: str) -> Path:
     with redirect_stdout(StringIO()) as said:
         assert run(config, f"train.gradient_checkpointing={way}", run_id=name) == 0
-    assert f"recompute {way}:" in said.getvalue()
+    assert f"activation checkpointing: {way}" in said.getvalue()
     return config.parent / "runs" / name
 
 
@@ -55,7 +55,7 @@ def _run(shardtune: Command, config: Path, name: str, way: str, *words: object) 
         "train", config, "--run-id", name, "-o", f"train.gradient_checkpointing={way}", *words, timeout=300
     )
     assert result.returncode == 0, result.stdout + result.stderr
-    assert f"recompute {way}:" in result.stdout
+    assert f"activation checkpointing: {way}" in result.stdout
     assert "context_fn" not in result.stdout + result.stderr  # torch's warning for its own developers
     return config.parent / "runs" / name
 

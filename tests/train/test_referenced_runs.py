@@ -33,8 +33,8 @@ def config(tmp_path_factory: pytest.TempPathFactory, toy_model: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def run(config: Path, shardtune: Command) -> Path:
-    done = shardtune("train", config, "--run-id", "a", "--nproc", 1, env=VALUES)
+def run(config: Path, shared_shardtune: Command) -> Path:
+    done = shared_shardtune("train", config, "--run-id", "a", "--nproc", 1, env=VALUES)
     assert done.returncode == 0, done.stderr
     return config.parent / "runs" / "a"
 

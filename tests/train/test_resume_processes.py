@@ -44,11 +44,11 @@ def config(tmp_path_factory: pytest.TempPathFactory, toy_model: Path, toy_data: 
 
 
 @pytest.fixture(scope="module")
-def three(config: Path, environment: dict[str, str]) -> Path:
+def three(config: Path, shared_environment: dict[str, str]) -> Path:
     """With dropout: one run undisturbed, one stopped and broken down. Without: one undisturbed, one stopped at step 3."""
     with_dropout, without = overrides(3), overrides(3, "lora.lora_dropout=0")
     sessions(
-        environment, 3, config,
+        shared_environment, 3, config,
         {"run_id": "whole", "overrides": with_dropout},
         {"run_id": "cut", "overrides": with_dropout, "stop_at": 2},
         {"run_id": "cut", "overrides": with_dropout, "crash_at": 5},

@@ -57,7 +57,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def seen(folder: Path, environment: dict[str, str]) -> dict[int, dict[str, list]]:
+def seen(folder: Path, shared_environment: dict[str, str]) -> dict[int, dict[str, list]]:
     """Every case on 1, 2 and 3 ranks."""
     cases = {
         "wrapper": case(folder / "wrapper", lora={"experts": True}),
@@ -69,7 +69,7 @@ def seen(folder: Path, environment: dict[str, str]) -> dict[int, dict[str, list]
         "quantised-sent": case(folder / "llama", base_precision="fp8", load="rank0-broadcast"),
         "elsewhere": case(folder / "llama", folders={"1": str(folder / "nothing-here")}),
     }
-    return bring_in(environment, folder / "out", (1, 2, 3), cases)
+    return bring_in(shared_environment, folder / "out", (1, 2, 3), cases)
 
 
 def slices(tensor: torch.Tensor, ranks: int) -> list[torch.Tensor]:

@@ -21,10 +21,12 @@ WORKER = Path(__file__).parent / "shards_worker.py"
 
 
 @pytest.fixture(scope="module")
-def seen(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[str, Any]]]:
+def seen(
+    shared_environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> dict[int, list[dict[str, Any]]]:
     """By number of ranks, what each has seen."""
     out = tmp_path_factory.mktemp("shards")
-    on_ranks(environment, WORKER, WORLDS, out)
+    on_ranks(shared_environment, WORKER, WORLDS, out)
     return {
         world: [json.loads((out / f"rank{rank}of{world}.json").read_text()) for rank in range(world)]
         for world in WORLDS

@@ -17,7 +17,7 @@ SHAPES = {1: (2, 3), 2: (3, 1), 3: (1, 2)}
 
 @pytest.fixture(scope="module")
 def runs(
-    shardtune: Command, toy_model: Path, toy_data: Path, tmp_path_factory: pytest.TempPathFactory
+    shared_shardtune: Command, toy_model: Path, toy_data: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[int, Path]:
     """One run per world size, everything else alike: two epochs with evaluation, checkpoints and the best at the end."""
     folder = tmp_path_factory.mktemp("worlds")
@@ -30,7 +30,7 @@ def runs(
         },
     )  # fmt: skip
     for nproc, (batch, accumulation) in SHAPES.items():
-        result = shardtune(
+        result = shared_shardtune(
             "train", config, "--nproc", nproc, "--run-id", f"world{nproc}",
             "-o", f"train.per_device_train_batch_size={batch}", "-o", f"train.gradient_accumulation_steps={accumulation}",
         )  # fmt: skip

@@ -13,6 +13,9 @@ from shardtune.model.families.family import Family, Wrapper
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+# Decoder layers that stand in copied accelerate files, of models without a file here.
+_COPIED_LAYERS = ("BertLayer", "BloomBlock", "FalconDecoderLayer", "GPT2Block", "GPTJBlock", "GPTNeoXLayer",
+                  "GemmaDecoderLayer", "OPTDecoderLayer", "T5Block")  # fmt: skip
 _NOT_FAMILIES = frozenset({"family", "generic", "names", "page", "registry", "wrappers"})
 
 
@@ -39,6 +42,11 @@ def family_of(model: PreTrainedModel) -> Family:
     from shardtune.model.families.generic import inspect_family
 
     return inspect_family(model)
+
+
+def known_decoder_layers() -> frozenset[str]:
+    """Classes that are the decoder layer of some architecture. Needs no torch."""
+    return frozenset(_COPIED_LAYERS).union(*(family.decoder_layer.values() for family in families()))
 
 
 def wrapper_for(wrapper_model_type: str, text_model_type: str) -> Wrapper | None:

@@ -8,11 +8,11 @@
     warning: ["--c4", "triangle-up"], guard: ["--c1", "square"], failure: ["--bad", "x"],
   };
   const cards = new Map();
-  const state = { range: null, last: 1, hidden: new Set(), chips: new Set(), log: new Set(), marks: [], axis: "step", axes: [] };
+  const state = { range: null, last: 1, hidden: new Set(), chips: new Set(), log: new Set(), marks: [], axis: "step", axes: [], smoothing: 0, printing: false };
   const AXES = {
-    step: { label: "steps", tick: ",~r", hover: "step %{x:,.0f}" },
-    tokens: { label: "tokens", tick: "~s", hover: "%{x:.4s} tokens" },
-    hours: { label: "hours", tick: "~r", hover: "%{x:.2f} hours" },
+    step: { label: "steps", title: "optimizer step", tick: ",~r", hover: "step %{x:,.0f}" },
+    tokens: { label: "tokens", title: "tokens, all ranks", tick: "~s", hover: "%{x:.4s} tokens" },
+    hours: { label: "hours", title: "hours since the first event", tick: "~r", hover: "%{x:.2f} hours" },
   };
 
   const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
@@ -39,6 +39,27 @@
     });
     placed.set(s, { axis: state.axis, x });
     return x;
+  }
+
+  // An exponential moving average, corrected for its start (as TensorBoard's); a gap begins it anew.
+  function smoothed(values, weight) {
+    let mean = 0, seen = 0;
+    return values.map((value) => {
+      if (value === null || !Number.isFinite(value)) { mean = seen = 0; return null; }
+      mean = weight * mean + (1 - weight) * value;
+      seen += 1;
+      return mean / (1 - weight ** seen);
+    });
+  }
+
+  const isSmoothed = (chart, s) => state.smoothing > 0 && chart.can_smooth && s.look === "line" && s.x.length > 2;
+
+  // The raw curve stays, lightly, under the smoothed one.
+  function traces(chart, s) {
+    const raw = trace(chart, s);
+    if (!isSmoothed(chart, s)) return [raw];
+    return [{ ...raw, opacity: 0.25, line: { ...raw.line, width: 1 }, hoverinfo: "skip", hovertemplate: null },
+      { ...raw, y: smoothed(s.y, state.smoothing), line: { ...raw.line, width: 2 } }];
   }
 
   function trace(chart, s) {
@@ -117,6 +138,8 @@
       automargin: false };
   }
 
+  const titled = (text, standoff) => ({ title: { text: literal(text), standoff, font: { color: css("--soft"), size: 11.5 } } });
+
   function frame() {
     return {
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", showlegend: false, dragmode: "zoom", hovermode: "x unified", hoverdistance: -1,
@@ -129,11 +152,11 @@
     const y = yRange(chart);
     const log = state.log.has(chart.id);
     return {
-      ...frame(), margin: { l: 58, r: 14, t: 8, b: 30 },
-      xaxis: { ...axes(), ...ticks(), range: range(), showgrid: false, hoverformat: ",.0f", tickformat: AXES[state.axis].tick,
+      ...frame(), margin: { l: 68, r: 14, t: 8, b: 42 },
+      xaxis: { ...axes(), ...ticks(), ...titled(AXES[state.axis].title, 6), range: range(), showgrid: false, hoverformat: ",.0f", tickformat: AXES[state.axis].tick,
         unifiedhovertitle: { text: AXES[state.axis].hover },
         spikecolor: css("--soft"), spikethickness: 1, spikedash: "dot" },
-      yaxis: { ...axes(), fixedrange: true, exponentformat: "e", type: log ? "log" : "linear", ...(y ? { range: y } : {}), nticks: 6,
+      yaxis: { ...axes(), ...titled(chart.axis, 8), fixedrange: true, exponentformat: "e", type: log ? "log" : "linear", ...(y ? { range: y } : {}), nticks: 6,
         ...(log ? { dtick: y && y[1] - y[0] < 1.3 ? "D2" : 1 } : {}), ...(chart.suffix.trim() === "tok/s" ? { tickformat: "~s" } : {}),
         ...(chart.format.endsWith("e") ? { tickformat: ".1~e" } : {}) },
       yaxis2: { overlaying: "y", range: [0, 1], visible: false, fixedrange: true },
@@ -141,12 +164,14 @@
     };
   }
 
+  // On paper nothing resizes: a chart is drawn as wide as its place there.
+  const paper = (card) => (state.printing ? { width: card.plot.clientWidth, autosize: false } : {});
   const config = { displayModeBar: false, doubleClick: false, showTips: false };
 
   function drawChart(card) {
     const chart = card.chart;
-    const traces = [...visible(chart).map((s) => trace(chart, s)), ...extraTraces(chart)];
-    return Plotly.react(card.plot, traces, layoutOf(chart), config);
+    const drawn = [...visible(chart).flatMap((s) => traces(chart, s)), ...extraTraces(chart)];
+    return Plotly.react(card.plot, drawn, { ...layoutOf(chart), ...paper(card) }, config);
   }
 
   function drawTimeline(card) {
@@ -157,8 +182,8 @@
       marker: { size: 9, symbol: EVENTS[group.kind][1], color: css(EVENTS[group.kind][0]), line: { width: group.kind === "notice" ? 1 : 0 } },
     }));
     const layout = {
-      ...frame(), hovermode: "closest", hoverdistance: 20, margin: { l: 90, r: 14, t: 4, b: 26 },
-      xaxis: { ...axes(), ...ticks(), range: range(), showgrid: false, tickformat: ",~r" },
+      ...frame(), ...paper(card), hovermode: "closest", hoverdistance: 20, margin: { l: 90, r: 14, t: 4, b: 40 },
+      xaxis: { ...axes(), ...ticks(), ...titled(AXES.step.title, 6), range: range(), showgrid: false, tickformat: ",~r" },
       yaxis: { ...axes(), fixedrange: true, range: [rows.length - 0.5, -0.5], tickvals: rows.map((_, i) => i), ticktext: rows.map((g) => g.name) },
     };
     return Plotly.react(card.plot, traces, layout, config);
@@ -215,7 +240,7 @@
       card.inSight = entry.isIntersecting;
       if (card.inSight && card.dirty) draw(card);
     }
-  }, { rootMargin: "250px" });
+  }, { rootMargin: "800px" });
 
   // A card can change its width without the window doing so: when a chart beside it appears.
   const sizes = new ResizeObserver((entries) => {
@@ -244,7 +269,7 @@
   }
 
   function cardFor(chart) {
-    const title = element("h3", {}, chart.title, chart.suffix.trim() ? element("span", { class: "unit" }, ` · ${chart.suffix.trim()}`) : null);
+    const title = element("h3", {}, chart.title);
     const legend = element("div", { class: "legend" });
     const latest = element("span", { class: "latest" });
     const top = element("div", { class: "top" }, title, legend, latest);
@@ -258,11 +283,39 @@
       });
       top.append(button);
     }
+    top.append(element("button", { class: "small", title: `Download ${chart.title} as CSV`, "data-csv": chart.id,
+      onclick: () => download(`${chart.id}.csv`, [cards.get(chart.id).chart]) }, "CSV"));
     const plot = element("div", { class: "plot", role: "img", "aria-label": `${chart.title}. ${chart.about}` });
     const note = element("p", { class: "note" });
     const place = element("section", { class: "card figure", id: `chart-${chart.id}` }, top, plot, note);
     const card = register(chart.id, place, plot, drawChart);
     return Object.assign(card, { legend, latest, note });
+  }
+
+  // Long form: one point a line, so that curves of other steps need no empty cells.
+  function csvOf(charts) {
+    const cell = (value) => (/[",\n]/.test(value) ? `"${String(value).replaceAll('"', '""')}"` : String(value));
+    const lines = charts.flatMap((chart) => chart.series.flatMap((s) =>
+      s.x.map((x, i) => [chart.title, s.name, x, s.y[i] ?? "", chart.suffix.trim()].map(cell).join(","))));
+    return ["chart,curve,step,value,unit", ...lines].join("\n") + "\n";
+  }
+
+  function download(name, charts) {
+    const address = URL.createObjectURL(new Blob([csvOf(charts)], { type: "text/csv" }));
+    element("a", { href: address, download: name }).click();
+    setTimeout(() => URL.revokeObjectURL(address), 10000);
+  }
+
+  function smoothingSlider() {
+    const shown = element("output", {}, "off");
+    const slider = element("input", { type: "range", min: "0", max: "0.98", step: "0.02", value: "0", "aria-label": "Smoothing",
+      title: "Exponential moving average of losses and rates", "data-smoothing": true });
+    slider.addEventListener("input", () => {
+      state.smoothing = Number(slider.value);
+      shown.textContent = state.smoothing ? state.smoothing.toFixed(2) : "off";
+      redraw();
+    });
+    return element("label", { class: "smoothing note" }, "smoothing", slider, shown);
   }
 
   function measure() {
@@ -324,11 +377,11 @@
     let card = cards.get("timeline");
     if (!card) {
       const plot = element("div", { class: "plot", role: "img", "aria-label": "What happened at which step" });
-      const section = element("section", { class: "card figure timeline", id: "chart-timeline" }, element("h3", {}, "Time line"), plot);
+      const section = element("section", { class: "card figure timeline", id: "chart-timeline" }, element("h3", {}, "Timeline"), plot);
       place.append(section);
       card = register("timeline", section, plot, drawTimeline);
     }
-    card.plot.style.height = `${34 + 24 * state.marks.length}px`;
+    card.plot.style.height = `${48 + 24 * state.marks.length}px`;
     draw(card);
   }
 
@@ -349,14 +402,30 @@
     });
     const button = (label, title, act) => element("button", { class: "small", title, "aria-label": title, onclick: act }, label);
     return element("div", { class: "tools", role: "toolbar", "aria-label": "All charts" }, chips, element("span", { class: "gap" }),
-      axes ? axisButtons() : null,
+      smoothingSlider(), axes ? axisButtons() : null,
       element("span", { class: "note", "data-range": true, role: "status" }, "all steps"),
       button("←", "Earlier steps", () => zoom(1, -0.5)), button("→", "Later steps", () => zoom(1, 0.5)),
       button("+", "Zoom in", () => zoom(0.5, 0)), button("−", "Zoom out", () => zoom(2, 0)),
-      button("All", "Show all steps", () => setRange(null)));
+      button("All", "Show all steps", () => setRange(null)),
+      button("CSV", "Download all curves as CSV", () => download("curves.csv", state.charts)));
   }
 
   onTheme(redraw);
-  window.addEventListener("beforeprint", () => { for (const card of cards.values()) { card.inSight = true; draw(card); } });
+  // Every chart is drawn, in the colours and the width of paper; the screen gets its own back.
+  let screenTheme = null;
+  window.addEventListener("beforeprint", () => {
+    const root = document.documentElement;
+    screenTheme ??= root.dataset.theme;
+    Object.assign(root.dataset, { theme: "light", printing: "" });
+    state.printing = true;
+    for (const card of cards.values()) { card.inSight = true; draw(card); }
+  });
+  window.addEventListener("afterprint", () => {
+    document.documentElement.dataset.theme = screenTheme;
+    delete document.documentElement.dataset.printing;
+    state.printing = false;
+    screenTheme = null;
+    redraw();
+  });
   Object.assign(window.shardtune, { showCharts: show, showTimeline: timeline, chartTools: tools, chartState: state });
 })();

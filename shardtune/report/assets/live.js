@@ -45,8 +45,8 @@
     });
   }
 
-  const COLUMNS = ["run", "status", "model", "processes", "steps", "loss", "eval loss", "tok/s", "started", "last event"];
-  const NUMBERS = new Set(["processes", "steps", "loss", "eval loss", "tok/s"]);
+  const COLUMNS = ["run", "status", "model", "processes", "steps", "loss", "eval loss", "tok/s, all ranks", "started", "last event"];
+  const NUMBERS = new Set(["processes", "steps", "loss", "eval loss", "tok/s, all ranks"]);
   const list = { runs: [], sort: ["started", -1], text: "", chosen: new Set() };
 
   function key(run, column) {
@@ -116,7 +116,7 @@
       refresh(place, [rows, list.sort, [...list.chosen]], () => (rows.length
         ? element("table", { class: "runs" }, element("thead", {}, element("tr", {}, element("th", {}), heads(draw))),
           element("tbody", {}, rows.map((run) => line(run, chosen))))
-        : element("p", { class: "empty" }, list.runs.length ? "No run fits." : "No runs yet: start one with `shardtune train`.")));
+        : element("p", { class: "empty" }, list.runs.length ? "No run matches." : "No runs yet: start one with `shardtune train`.")));
       chosen();
     };
     search.addEventListener("input", () => { list.text = search.value; draw(); });

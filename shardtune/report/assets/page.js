@@ -43,6 +43,8 @@
         view.advice.map((text) => element("p", { class: "advice" }, text))) : null,
       view.status === "running" && view.progress !== null
         ? element("div", { class: "progress", role: "progressbar", "aria-valuenow": String(Math.round(100 * view.progress)) }, bar) : null,
+      element("dl", { class: "facts" }, view.facts.map((fact) => [element("dt", {}, fact.name),
+        element("dd", { class: fact.name === "Command" ? "mono" : null }, fact.value)])),
       element("div", { class: "tiles" }, tiles),
     ];
   }
@@ -88,7 +90,7 @@
   function runPage(view) {
     const page = begin(view.title);
     const part = {
-      summary: section(page, "summary", ""), notes: section(page, "notes", ""), troubles: section(page, "troubles", "Troubles"),
+      summary: section(page, "summary", ""), notes: section(page, "notes", ""), troubles: section(page, "troubles", "Warnings and failures"),
       memory: section(page, "out-of-memory", "Out of memory"), charts: section(page, "charts", "Charts"),
       ranks: section(page, "ranks", "Ranks"), checkpoints: section(page, "checkpoints", "Checkpoints"),
       samples: section(page, "samples", "Samples"), data: section(page, "data", "Data"), adapters: section(page, "adapters", "Adapters"),
@@ -100,20 +102,20 @@
     part.charts.body.append(tools, line, figures);
     tools.style.display = "contents";
     return (view) => {
-      fill(part.summary, [view.tiles, view.status, view.why, view.advice, view.left, view.progress], () => summary(view));
+      fill(part.summary, [view.facts, view.tiles, view.status, view.why, view.advice, view.left, view.progress], () => summary(view));
       fill(part.notes, view.notes, notes);
-      fill(part.troubles, view.troubles, (t) => card(table(t, "Troubles")));
+      fill(part.troubles, view.troubles, (t) => card(table(t, "Warnings and failures")));
       fill(part.memory, view.out_of_memory, (all) => all.map(titled));
       part.charts.made.hidden = part.charts.link.hidden = !view.charts.length && !view.marks.length;
       refresh(tools, view.ranks, () => chartTools(view.ranks.map((rank) => `rank ${rank}`)));
       showCharts(figures, view.charts, view.marks);
       showTimeline(line);
-      fill(part.ranks, view.rank_table, (t) => card(table(t, "Ranks")), "No step was profiled: time, memory and utilisation per rank are not known.");
-      fill(part.checkpoints, view.checkpoints, (t) => card(table(t, "Checkpoints")), "No checkpoint is kept.");
+      fill(part.ranks, view.rank_table, (t) => card(table(t, "Ranks")), "No step was profiled.");
+      fill(part.checkpoints, view.checkpoints, (t) => card(table(t, "Checkpoints")), "No checkpoints.");
       fill(part.samples, view.samples, (all) => all.map(sample));
       fill(part.data, view.data, (t) => card(table(t, "Data")));
       fill(part.adapters, view.adapters, (t) => card(table(t, "Adapters")));
-      fill(part.config, view.config, (all) => [defaultsButton(part.config.body), ...all.map(configSection)], "config.yaml is not there.");
+      fill(part.config, view.config, (all) => [defaultsButton(part.config.body), ...all.map(configSection)], "There is no config.yaml.");
       fill(part.environment, view.environment, (all) => all.map(environmentGroup));
       footer.textContent = view.written;
     };

@@ -6,11 +6,11 @@ import math
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from rich.console import Console
-from rich.markup import escape
 from transformers import TrainerCallback
 
 from shardtune.config.schema import GuardsSection
 from shardtune.observe.events import EventLog
+from shardtune.observe.summary import say
 from shardtune.parallel.processes import Processes
 from shardtune.train.guards.alarm import Alarm, GuardStop, RollBack, rows_told
 from shardtune.train.guards.curve import Curve
@@ -199,9 +199,7 @@ class Guards(TrainerCallback):
         if self.processes.is_main:
             self.events.write("guard", **alarm.event(action, to_step))
         if said:
-            self.console.print(
-                f"[bold yellow]guard[/] {alarm.guard}: {escape(said.strip())}", highlight=False, soft_wrap=True
-            )
+            say(self.console, "guard", f"{alarm.guard}: {said.strip()}", "bold yellow")
 
     # What a checkpoint keeps of it.
 

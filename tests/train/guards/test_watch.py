@@ -32,7 +32,7 @@ def test_a_warning_is_not_repeated_in_every_step(guards: Guards, tmp_path: Path)
     guards._act(Alarm("divergence", 41, "The loss diverges."))
     assert [event["step"] for event in events(tmp_path, "guard")] == [30, 40, 50, 41]
     told = guards.console.export_text()
-    assert told.count("guard loss_spike: The loss of step") == 3 and "Rows: train:3, train:4." in told
+    assert told.count("guard     loss_spike: The loss of step") == 3 and "Rows: train:3, train:4." in told
 
 
 def test_an_event_has_what_means_something_and_nothing_else(guards: Guards, tmp_path: Path) -> None:

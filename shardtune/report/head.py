@@ -1,0 +1,118 @@
+"""What was run? Model, data, hardware, date and command, at the top of a run's page; and its scores."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from shardtune.report import words
+from shardtune.report.history import RunHistory
+from shardtune.report.read import listed, mapping, number, text, whole
+from shardtune.report.settings import Setting
+
+_MOST_META, _MOST_SCORES = 40, 12
+
+
+def facts(run: RunHistory, settings: list[Setting]) -> list[dict[str, str]]:
+    """(name, value) in the order they are read; what is not known has no line."""
+    values = {setting.path: _bare(setting.value) for setting in settings}
+    start = run.facts.starts[-1] if run.facts.starts else {}
+    meta = list(mapping(start.get("meta")).items())[:_MOST_META]
+    found = [
+        ("Model", _joined(values.get("model.model_name_or_path") or text(start.get("model")), _base(run))),
+        ("Trains", _trained(run, values)),
+        ("Data", ": ".join(filter(None, (values.get("data.dataset_name_or_path"), _rows(run, "train"))))),
+        ("Validation", _rows(run, "validation")),
+        ("Hardware", _hardware(run)),
+        ("Started", _when(run)),
+        ("Script", text(start.get("script"))),
+        ("Command", text(start.get("command"))),
+        *((str(name), value if isinstance(value, str) else str(value)) for name, value in meta),
+    ]
+    return [{"name": words.plain(name, 80), "value": words.plain(value, 1000)} for name, value in found if value]
+
+
+def scores(run: RunHistory) -> list[dict[str, str]]:
+    """A tile for each score of test rows, as `score` events have them: after training, and before."""
+    found: dict[str, dict[str, str]] = {}
+    for event in run.facts.scores:
+        name, when, value = text(event.get("name")), text(event.get("when")), number(event.get("value"))
+        if name and value is not None:
+            unit = text(event.get("unit"))
+            shown = words.plain(f"{value:.3g} {unit}" if unit else words.loss(value), 40)
+            said = found.setdefault(words.plain(name, 80), {})
+            said[when] = shown
+            said["rows"] = words.count(whole(event.get("rows")) or 0, "test row")
+    return [
+        {
+            "name": name,
+            "value": said.get("after", "–"),
+            "note": f"before: {said['before']}, {said['rows']}" if "before" in said else said["rows"],
+        }
+        for name, said in list(found.items())[:_MOST_SCORES]
+    ]
+
+
+def _bare(value: str) -> str:
+    """A value of config.yaml without the quotes that YAML needs."""
+    quoted = len(value) > 1 and value[0] == value[-1] and value[0] in "\"'"
+    return "" if value in ("null", "~") else value[1:-1] if quoted else value
+
+
+def _joined(name: str, more: str) -> str:
+    return f"{name} ({more})" if name and more else name or more
+
+
+def _base(run: RunHistory) -> str:
+    base = whole(mapping(mapping(run.facts.plan).get("adapters")).get("base"))
+    return f"{base:,} parameters" if base else ""
+
+
+def _trained(run: RunHistory, values: dict[str, str]) -> str:
+    found = mapping(mapping(run.facts.plan).get("adapters"))
+    trainable, total, base = (number(found.get(name)) for name in ("trainable", "total", "base"))
+    if not trainable or not total or not base:
+        return ""
+    covers = sum(number(mapping(row).get("covers")) or 0.0 for row in listed(found.get("rows")))
+    rank = f"LoRA, rank {values['lora.r']}: " if values.get("lora.r") else ""
+    return (
+        f"{rank}{trainable:,.0f} parameters, {words.percent(trainable / total)} of all; adapters on "
+        f"{words.percent(covers / base)} of the weights"
+    )
+
+
+def _rows(run: RunHistory, part: str) -> str:
+    counts = mapping(mapping(run.facts.data).get(part))
+    rows, tokens, supervised = (whole(counts.get(name)) for name in ("rows", "tokens", "supervised"))
+    if not rows or not tokens:
+        return ""
+    share = f", {supervised:,} supervised ({100 * supervised / tokens:.0f} %)" if supervised is not None else ""
+    return f"{rows:,} rows, {tokens:,} tokens{share}"
+
+
+def _hardware(run: RunHistory) -> str:
+    """Each kind of node once; ranks of one node may each have written what it is."""
+    start = run.facts.starts[-1] if run.facts.starts else {}
+    nodes = {text(event.get("host")): event for _, event in sorted(run.facts.hardware.items())}
+    described = [_node(event) for event in nodes.values()] or [_node(mapping(start.get("environment")))]
+    kinds = Counter(filter(None, described))
+    parts = [f"{number_of} nodes, each {kind}" if number_of > 1 else kind for kind, number_of in kinds.items()]
+    processes = whole(start.get("world_size"))
+    return "; ".join([*parts, *([words.count(processes, "process", "es")] if processes else [])])
+
+
+def _node(event: dict[str, Any]) -> str:
+    names = [text(gpu) or text(mapping(gpu).get("name")) or "GPU" for gpu in listed(event.get("gpus"))]
+    if names:
+        return ", ".join(f"{number_of} × {name}" for name, number_of in Counter(names).items())
+    cpu = mapping(event.get("cpu"))
+    threads = whole(cpu.get("threads")) or whole(event.get("cpus"))
+    known = [text(cpu.get("model")), words.count(threads, "CPU") if threads else ""]
+    return ", ".join([*filter(None, known), "no GPU"]) if any(known) else ""
+
+
+def _when(run: RunHistory) -> str:
+    if run.first_time is None:
+        return ""
+    host = text(mapping(run.facts.starts[-1].get("environment")).get("host")) if run.facts.starts else ""
+    return _joined(words.when(run.first_time), f"on {host}" if host else "")

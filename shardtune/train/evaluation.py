@@ -1,0 +1,213 @@
+"""What is the loss of a model, with or without an adapter, where nothing is trained? As a run would measure it."""
+
+from __future__ import annotations
+
+import json
+import math
+import tempfile
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from peft import LoraConfig, PeftConfig
+from peft.utils.other import get_pattern_key
+from rich.console import Console
+from transformers import PrinterCallback
+
+from shardtune.adapters.peft_form import adapted_ranks
+from shardtune.checkpoint.adapter import AdapterMisfitError, put_adapter, read_adapter, refuse_misfit
+from shardtune.errors import ShardtuneError, UserInputError
+from shardtune.launch.evaluation import adapter_folder
+from shardtune.launch.exit_codes import DONE, INTERRUPTED, PREEMPTED
+from shardtune.observe import summary
+from shardtune.observe.events import EventLog
+from shardtune.parallel.exchange import from_outline, outline
+from shardtune.train.scene import Data, Scene
+from shardtune.train.settings import trainer_settings
+from shardtune.train.step_watch import ProgressWatch
+from shardtune.train.trainer import ShardedSFTTrainer, StopAtStep
+
+if TYPE_CHECKING:
+    from peft import PeftModel
+    from transformers import PreTrainedTokenizerBase
+
+    from shardtune.config.schema import RunConfig
+    from shardtune.launch.evaluation import Evaluation
+    from shardtune.parallel.processes import Processes
+    from shardtune.plan.steps import TrainingMath
+    from shardtune.train.interrupt import StopRequest
+    from shardtune.train.saving import CheckpointSaver
+    from shardtune.train.watchdog import Watchdog
+
+_SAME = ("peft_type", "bias", "use_dora", "modules_to_save", "trainable_token_indices")  # what they say is not in names
+
+
+@dataclass(frozen=True)
+class GivenAdapter:
+    """An adapter that fits: its tensors on rank 0, their shapes (`meta`) elsewhere."""
+
+    path: str
+    tensors: dict[str, torch.Tensor]
+
+
+def temporary_scene(asked: RunConfig, processes: Processes, evaluation: Evaluation, at_end: ExitStack) -> Scene:
+    """A place for a rank's files that is gone with the evaluation: only its result is wanted.
+
+    Raises:
+        UserInputError: there is nothing to evaluate on.
+    """
+    if asked.data.val_split is None:
+        raise UserInputError(
+            "There is nothing to evaluate on: data.val_split is null.",
+            fix="Set data.val_split, for instance -o data.val_split=validation, or =train for the training rows.",
+        )
+    folder = Path(at_end.enter_context(tempfile.TemporaryDirectory(prefix="shardtune-"))) / "eval-loss"
+    folder.mkdir()
+    console = Console(quiet=not processes.is_main, stderr=evaluation.as_json)
+    return Scene(processes, folder, console, EventLog(folder, processes.rank), asked)
+
+
+def evaluate_only(
+    scene: Scene,
+    config: RunConfig,
+    model: PeftModel,
+    tokenizer: PreTrainedTokenizerBase,
+    data: Data,
+    plan: TrainingMath,
+    saver: CheckpointSaver,
+    adapter: GivenAdapter | None,
+    stop: StopRequest,
+    watchdog: Watchdog,
+    *,
+    as_json: bool,
+) -> int:
+    """Evaluate once and say what came out; returns the exit code.
+
+    Without an adapter the fresh ones of the config are on the model, which change nothing: their B is zero.
+    """
+    assert data.val is not None
+    if adapter is not None:
+        put_adapter(model, adapter.tensors)
+    stopping = StopAtStep(stop, scene.processes)
+    trainer = ShardedSFTTrainer(
+        model=model,
+        args=trainer_settings(config, scene.folder, plan, on_cpu=scene.processes.device.type == "cpu"),
+        train_rows=data.train,
+        eval_rows=data.val,
+        collator=data.collator,
+        tokenizer=tokenizer,
+        processes=scene.processes,
+        saver=saver,
+        resumed=None,
+        callbacks=[ProgressWatch(watchdog)],
+    )
+    trainer.remove_callback(PrinterCallback)
+    trainer.stop_evaluating = stopping.now
+    measured = trainer.evaluate()
+    if stopping.stopped:
+        scene.console.print("Stopped on request; the evaluation was not finished.")
+        return INTERRUPTED if scene.processes.agree(stop.exit_code == INTERRUPTED) else PREEMPTED
+    loss = measured["eval_loss"]
+    if not math.isfinite(loss):
+        raise ShardtuneError(
+            f"Eval loss is {loss}.",
+            why="The model, or the adapter, computes numbers that are not finite on these rows.",
+            fix="Evaluate without --adapter to see which of them it is.",
+        )
+    counts = data.val.prepared.counts
+    result = {
+        "model": config.model.model_name_or_path,
+        "adapter": adapter.path if adapter is not None else None,
+        "eval_loss": loss,
+        "perplexity": math.exp(min(loss, 700.0)),  # beyond, a float has no number for it
+        "supervised_tokens": int(measured["eval_tokens"]),
+        "tokens": counts.tokens,
+        "rows": counts.rows,
+        "processes": scene.processes.world_size,
+    }
+    if scene.processes.is_main:
+        _say(scene, result, as_json=as_json)
+    return DONE
+
+
+def _say(scene: Scene, result: dict[str, Any], *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(result), flush=True)
+        return
+    summary.say(scene.console, "adapter", result["adapter"] or "none: the model as it is")
+    summary.say(scene.console, "eval", f"{result['rows']:,} rows, {result['supervised_tokens']:,} supervised tokens")
+    summary.say(scene.console, "loss", f"{result['eval_loss']:.4f}, perplexity {result['perplexity']:,.2f}")
+
+
+def read_given(processes: Processes, model: PeftModel, given: Path) -> GivenAdapter:
+    """Read a PEFT adapter and compare it with what the config means, before any weight of the model is read.
+
+    A collective; rank 0 alone reads, so that nodes need not share a disk.
+
+    Raises:
+        UserInputError: there is none, or it is of other settings than the config's; with the same words on every rank.
+    """
+    tensors: dict[str, torch.Tensor] = {}
+    found: dict[str, Any] = {}
+    if processes.is_main:
+        try:
+            folder = adapter_folder(given)
+            _refuse_other_settings(model, _read_config(folder), folder)
+            tensors = read_adapter(folder)
+            refuse_misfit(model, tensors)
+            found = {"path": str(folder), "tensors": {name: outline(tensor) for name, tensor in tensors.items()}}
+        except AdapterMisfitError as error:
+            what = f"--adapter: '{folder}' does not fit the model that the config describes."
+            found = {"error": [what, error.why, "Set lora.target_modules to what it was trained with."]}
+        except UserInputError as error:
+            found = {"error": [error.what, error.why, error.fix]}
+    found = processes.share_from_main(found)
+    if "error" in found:
+        what, why, fix = found["error"]
+        raise UserInputError(what, why=why, fix=fix)
+    return GivenAdapter(found["path"], tensors or {name: from_outline(one) for name, one in found["tensors"].items()})
+
+
+def _read_config(folder: Path) -> PeftConfig:
+    try:
+        return PeftConfig.from_pretrained(str(folder))
+    except (ValueError, KeyError, TypeError, OSError) as error:
+        raise UserInputError(
+            f"--adapter: the settings of '{folder}' cannot be read.",
+            why=str(error).splitlines()[0],
+            fix="Use an adapter that the installed PEFT can load.",
+        ) from error
+
+
+def _refuse_other_settings(model: PeftModel, given: PeftConfig, folder: Path) -> None:
+    """Tensors of the right names and shapes mean something else under another scale."""
+    own = model.peft_config["default"]
+    other = [
+        f"{name} is {getattr(given, name, None)!r} there and {getattr(own, name, None)!r} here"
+        for name in _SAME
+        if (getattr(given, name, None) or None) != (getattr(own, name, None) or None)
+    ]
+    if isinstance(given, LoraConfig) and not other:
+        ranks = adapted_ranks(model)
+        for number, name in enumerate(("rank", "scale (lora_alpha, use_rslora)")):
+            wrong = [
+                place for place, here in ranks.items() if not math.isclose(_ranks(given, place)[number], here[number])
+            ]
+            if wrong:
+                there, here = _ranks(given, wrong[0])[number], ranks[wrong[0]][number]
+                other.append(f"the {name} of {wrong[0]} is {there:g} there and {here:g} here")
+    if other:
+        raise UserInputError(
+            f"--adapter: '{folder}' was trained with other settings than the config has.",
+            why="; ".join(other) + ".",
+            fix="Set the `lora` section (and model.new_tokens) to what its adapter_config.json says.",
+        )
+
+
+def _ranks(config: LoraConfig, place: str) -> tuple[int, float]:
+    """Rank and scale of the adapter that PEFT would make at a place."""
+    rank = config.rank_pattern.get(get_pattern_key(config.rank_pattern.keys(), place), config.r)
+    alpha = config.alpha_pattern.get(get_pattern_key(config.alpha_pattern.keys(), place), config.lora_alpha)
+    return rank, alpha / (math.sqrt(rank) if config.use_rslora else rank)

@@ -1,0 +1,43 @@
+"""The quickstart, and what it says to type next."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import urllib.request
+
+from journey import Journey
+
+
+def test_what_the_quickstart_names_at_its_end_works_as_it_is_typed(journey: Journey) -> None:
+    done = journey.shardtune("quickstart", "--tiny", "--nproc", 1)
+    report, dashboard = (line[10:].split("      ")[0] for line in done.stdout.splitlines()[-2:])
+    assert report.startswith("shardtune report runs/quickstart/") and dashboard == "shardtune dashboard runs/quickstart"
+    journey.command(*shlex.split(report))
+    run = journey.folder / shlex.split(report)[-1]
+    assert "exact match" in (run / "report.html").read_text(encoding="utf-8")
+    for typed, name in ((dashboard, run.name), ("shardtune dashboard", f"quickstart/{run.name}")):
+        assert [(row["name"], row["status"]) for row in _listed(journey, typed)] == [(name, "done")]
+
+
+def _listed(journey: Journey, typed: str) -> list[dict]:
+    """The runs that a dashboard lists, and opens; it ends with the test."""
+    words = [*shlex.split(typed), "--port", "0"]
+    with subprocess.Popen(
+        words, cwd=journey.folder, env=journey.environment, stdout=subprocess.PIPE, text=True
+    ) as served:
+        try:
+            assert served.stdout is not None
+            address = served.stdout.readline().split()[-1]
+            rows = _get(f"{address}api/runs")["runs"]
+            for row in rows:
+                assert _get(f"{address}api/runs/{row['name']}")["title"] == row["name"].split("/")[-1]
+            return rows
+        finally:
+            served.terminate()
+
+
+def _get(address: str) -> dict:
+    with urllib.request.urlopen(address, timeout=60) as answer:
+        return json.load(answer)

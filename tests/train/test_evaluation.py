@@ -1,0 +1,97 @@
+"""Which adapters does `eval-loss` take? Those that mean under the config what they meant when they were trained."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from toys import toy_text_config
+from transformers import AutoModelForCausalLM
+
+from shardtune.adapters.lora import add_lora
+from shardtune.config.schema import DataSection, LoraSection, ModelSection, RunConfig
+from shardtune.errors import UserInputError
+from shardtune.launch.evaluation import Evaluation, adapter_folder
+from shardtune.parallel.processes import Processes
+from shardtune.train.evaluation import read_given, temporary_scene
+
+
+def toy() -> Any:
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(toy_text_config("llama"))
+
+
+@pytest.fixture
+def adapter(tmp_path: Path) -> Path:
+    """Made by PEFT, without any of ours."""
+    config = LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+    get_peft_model(toy(), config).save_pretrained(tmp_path / "adapter")
+    return tmp_path / "adapter"
+
+
+def read(processes: Processes, adapter: Path, **lora: Any) -> Any:
+    section = LoraSection(**{"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj"], **lora})
+    return read_given(processes, add_lora(toy(), section)[0], adapter)
+
+
+def test_a_plain_peft_adapter_with_the_same_settings_is_taken(processes: Processes, adapter: Path) -> None:
+    given = read(processes, adapter)
+    assert len(given.tensors) == 8 and given.path == str(adapter)
+
+
+def test_settings_that_mean_the_same_are_the_same(processes: Processes, adapter: Path) -> None:
+    config = json.loads((adapter / "adapter_config.json").read_text())
+    (adapter / "adapter_config.json").write_text(
+        json.dumps({**config, "r": 16, "rank_pattern": {"q_proj": 4, "v_proj": 4}})
+    )
+    assert read(processes, adapter)
+
+
+@pytest.mark.parametrize(
+    ("lora", "named"),
+    [
+        ({"lora_alpha": 16}, "scale (lora_alpha, use_rslora) of model.layers.0.self_attn.q_proj is 2 there and 4 here"),
+        ({"use_rslora": True}, "scale (lora_alpha, use_rslora) of model.layers.0.self_attn.q_proj is 2 there and 4"),
+        ({"r": 2, "lora_alpha": 4}, "rank of model.layers.0.self_attn.q_proj is 4 there and 2 here"),
+        ({"bias": "all"}, "bias is 'none' there and 'all' here"),
+        ({"target_modules": ["q_proj"]}, "layers.0.self_attn.v_proj.lora_A"),
+        ({"target_modules": ["q_proj", "v_proj", "k_proj"]}, "layers.0.self_attn.k_proj.lora_A"),
+    ],
+)
+def test_another_setting_is_refused_by_its_name(
+    processes: Processes, adapter: Path, lora: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(UserInputError, match="--adapter") as caught:
+        read(processes, adapter, **lora)
+    assert named in caught.value.why
+
+
+def test_an_adapter_of_another_kind_is_refused(processes: Processes, tmp_path: Path) -> None:
+    from peft import LoHaConfig
+
+    get_peft_model(toy(), LoHaConfig(target_modules=["q_proj"])).save_pretrained(tmp_path)
+    with pytest.raises(UserInputError) as caught:
+        read(processes, tmp_path)
+    assert "peft_type" in caught.value.why and "LOHA" in caught.value.why
+
+
+def test_a_runs_folder_stands_for_its_final_adapter_and_nothing_else_is_one(adapter: Path, tmp_path: Path) -> None:
+    adapter.rename(tmp_path / "final")
+    assert adapter_folder(tmp_path) == tmp_path / "final"
+    for wrong, told in ((tmp_path / "nowhere", "does not exist"), (tmp_path / "final" / "..", "holds no adapter")):
+        if wrong.exists():
+            (tmp_path / "final" / "adapter_model.safetensors").unlink()
+        with pytest.raises(UserInputError, match=told):
+            adapter_folder(wrong)
+
+
+def test_without_validation_rows_there_is_nothing_to_evaluate(processes: Processes) -> None:
+    from contextlib import ExitStack
+
+    config = RunConfig(model=ModelSection(model_name_or_path="m"), data=DataSection(dataset_name_or_path="d"))
+    with ExitStack() as at_end, pytest.raises(UserInputError, match=r"data\.val_split is null"):
+        temporary_scene(config, processes, Evaluation(), at_end)

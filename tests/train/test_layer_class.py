@@ -1,0 +1,71 @@
+"""A decoder layer's class copied from another model's accelerate file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from toys import toy_text_config
+from transformers import AutoModelForCausalLM, Mistral4ForCausalLM, PreTrainedModel
+
+from shardtune.config import ResolvedConfig, load_config
+from shardtune.errors import UserInputError
+from shardtune.model.assembly import Assembly
+from shardtune.model.blueprint import Blueprint
+from shardtune.model.families.registry import family_of
+from shardtune.parallel.shard import decoder_layers
+from shardtune.train.choices import settle_layer_class
+
+
+def resolved(folder: Path, classes: str) -> ResolvedConfig:
+    (folder / "fsdp.yaml").write_text(
+        f"distributed_type: FSDP\nfsdp_config: {{fsdp_transformer_layer_cls_to_wrap: {classes}}}\n"
+    )
+    (folder / "run.yaml").write_text("model: {model_name_or_path: m}\ndata: {dataset_name_or_path: d}\n")
+    return load_config(folder / "run.yaml", accelerate_config=folder / "fsdp.yaml", environ={})
+
+
+def toy(model_type: str) -> Blueprint:
+    config = toy_text_config(model_type)
+    with torch.device("meta"):
+        model: PreTrainedModel = (
+            Mistral4ForCausalLM(config) if model_type == "mistral4" else AutoModelForCausalLM.from_config(config)
+        )
+    return Blueprint(model, family_of(model), None, Assembly({}))
+
+
+@pytest.mark.parametrize(
+    ("model_type", "written", "meant"),
+    [
+        ("mistral4", "MistralDecoderLayer", "Mistral4DecoderLayer"),
+        ("mistral4", "LlamaDecoderLayer", "Mistral4DecoderLayer"),
+        ("llama", "MistralDecoderLayer", "LlamaDecoderLayer"),
+        ("llama", "BertLayer", "LlamaDecoderLayer"),
+        ("qwen2", "LlamaDecoderLayer", "Qwen2DecoderLayer"),  # whether or not it has a family file
+        ("llama", "[MistralDecoderLayer, LlamaDecoderLayer]", "LlamaDecoderLayer"),
+    ],
+)
+def test_it_means_the_decoder_layer_of_this_model_and_that_is_said(
+    tmp_path: Path, model_type: str, written: str, meant: str
+) -> None:
+    blueprint = toy(model_type)
+    after, notices = settle_layer_class(resolved(tmp_path, written), blueprint)
+    assert after.config.parallel.transformer_layer_cls_to_wrap == meant
+    assert after.origins["parallel.transformer_layer_cls_to_wrap"].source == "auto"
+    copied = written.strip("[]").split(",")[0]
+    assert len(notices) == 1 and f"{copied} is read as {meant}" in notices[0] and "fsdp.yaml" in notices[0]
+    assert len(decoder_layers(blueprint.model, after.config.parallel.transformer_layer_cls_to_wrap)) == 2
+
+
+def test_a_class_of_this_model_stays(tmp_path: Path) -> None:
+    before = resolved(tmp_path, "LlamaMLP")
+    assert settle_layer_class(before, toy("llama")) == (before, [])
+
+
+def test_a_class_that_is_no_decoder_layer_anywhere_is_refused(tmp_path: Path) -> None:
+    blueprint = toy("llama")
+    after, notices = settle_layer_class(resolved(tmp_path, "MyBlock"), blueprint)
+    assert notices == []
+    with pytest.raises(UserInputError, match="no module of class MyBlock"):
+        decoder_layers(blueprint.model, after.config.parallel.transformer_layer_cls_to_wrap)
