@@ -51,8 +51,11 @@ def introduce(scene: Scene, resolved: ResolvedConfig) -> None:
     write_config(scene, resolved)
     config = resolved.config
     _quieten_libraries(scene.console)
-    scene.console.print(f"[bold]shardtune[/] {__version__}  run {scene.folder.name}", highlight=False)
-    summary.say(scene.console, "folder", str(scene.folder))
+    if scene.temporary:
+        scene.console.print(f"[bold]shardtune[/] {__version__}  {scene.folder.name}", highlight=False)
+    else:
+        scene.console.print(f"[bold]shardtune[/] {__version__}  run {scene.folder.name}", highlight=False)
+        summary.say(scene.console, "folder", str(scene.folder))
     tell_machines(scene, workers=int(config.train.extra.get("dataloader_num_workers", 0)))
     notices = [*resolved.notices, slow_precision_notice(config.model.torch_dtype, scene.processes.device.type)]
     tell_notices(scene, [notice for notice in notices if notice], about="config")
