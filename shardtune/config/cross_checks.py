@@ -10,7 +10,7 @@ from string import Formatter
 from shardtune.config.schema import RunConfig
 from shardtune.config.suggestions import nearest
 from shardtune.config.target_words import EXPERTS, NO_DROPOUT, ROUTER, VOCABULARY, WORDS, entries_of
-from shardtune.config.trl_fields import TrlSourceError, check_extra, trl_fields
+from shardtune.config.trl_fields import check_extra
 
 # Their state is made of plain element-wise tensors that DTensor shards as it does the parameters.
 OPTIMIZERS = ("adamw_torch", "adamw_torch_fused", "sgd")
@@ -71,6 +71,15 @@ def offloaded_inputs(config: RunConfig) -> Iterator[Finding]:
         what = f"it moves the inputs of layers that are computed again as a whole, and gradient_checkpointing is {how}"
         fix = "set gradient_checkpointing: full, or remove offload_activations"
         yield Finding(("train.offload_activations", "train.gradient_checkpointing"), what, fix)
+
+
+def patterns_compile(config: RunConfig) -> Iterator[Finding]:
+    for pattern in config.model.ignore_tensors:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            what = f"'{pattern}' is not a valid regular expression ({error})"
+            yield Finding(("model.ignore_tensors",), what, r"write a literal bracket as \( or \[")
 
 
 def adapter_targets(config: RunConfig) -> Iterator[Finding]:
@@ -207,23 +216,24 @@ def template_names_columns(config: RunConfig) -> Iterator[Finding]:
             yield Finding(paths, f"{{{given}}} does not name a column", fix)
 
 
-def extra_is_known_to_trl(config: RunConfig) -> Iterator[Finding]:
-    if not config.train.extra:
-        return
-    try:
-        fields = trl_fields()
-    except TrlSourceError:
-        return  # `notices` says that nothing was checked
-    for name, value in config.train.extra.items():
-        wrong = check_extra(name, value, fields)
+def extra_has_an_effect(config: RunConfig) -> Iterator[Finding]:
+    extra = config.train.extra
+    for name, value in extra.items():
+        wrong = check_extra(name, value)
         if wrong:
             yield Finding((f"train.extra.{name}",), *wrong)
+    for name in ("dataloader_persistent_workers", "dataloader_prefetch_factor"):
+        if extra.get(name) and not extra.get("dataloader_num_workers"):
+            yield Finding(
+                (f"train.extra.{name}",), "there are no workers", "set train.extra.dataloader_num_workers too"
+            )
 
 
 CHECKS: tuple[Callable[[RunConfig], Iterator[Finding]], ...] = (
     half_precision,
     optimizer,
     offloaded_inputs,
+    patterns_compile,
     adapter_targets,
     dora,
     trained_in_full,
@@ -232,5 +242,5 @@ CHECKS: tuple[Callable[[RunConfig], Iterator[Finding]], ...] = (
     best_checkpoint,
     loss_fits_format,
     template_names_columns,
-    extra_is_known_to_trl,
+    extra_has_an_effect,
 )

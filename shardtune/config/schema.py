@@ -490,7 +490,7 @@ class TrainSection(Section):
     sample_tokens: Int = Field(default=64, ge=1, description="Longest answer to a sample, in tokens.")
     extra: dict[str, Any] = Field(
         default_factory=dict,
-        description="Further settings of TRL's SFTConfig, checked against the installed TRL and passed on as they are.",
+        description="Further settings of TRL's SFTConfig: those that have an effect; others are refused (see below).",
     )
 
 
