@@ -66,7 +66,7 @@ def temporary_scene(asked: RunConfig, processes: Processes, evaluation: Evaluati
     folder = Path(at_end.enter_context(tempfile.TemporaryDirectory(prefix="shardtune-"))) / "eval-loss"
     folder.mkdir()
     console = Console(quiet=not processes.is_main, stderr=evaluation.as_json)
-    return Scene(processes, folder, console, EventLog(folder, processes.rank), asked)
+    return Scene(processes, folder, console, EventLog(folder, processes.rank), asked, temporary=True)
 
 
 def evaluate_only(
