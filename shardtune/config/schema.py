@@ -200,6 +200,12 @@ class LoraSection(Section):
         description="Alpha of the adapters on routed experts; null = what gives them the scale of the others "
         "(lora_alpha × expert_r / r; with use_rslora, lora_alpha).",
     )
+    modules_to_save: Annotated[str | list[str], BeforeValidator(_comma_list)] = Field(
+        default_factory=list,
+        description="Names or regular expressions of layers that train in full, beside the adapters: embedding, output "
+        "head, norms. They are part of the adapter and of every checkpoint, in float32.",
+        examples=[["embed_tokens", "lm_head"]],
+    )
     bias: Literal["none", "all", "lora_only"] = Field(
         default="none",
         description="Which bias vectors train too: none, all of the model's, or those of adapted layers.",
@@ -484,7 +490,7 @@ class TrainSection(Section):
     sample_tokens: Int = Field(default=64, ge=1, description="Longest answer to a sample, in tokens.")
     extra: dict[str, Any] = Field(
         default_factory=dict,
-        description="Further settings of TRL's SFTConfig, checked against the installed TRL and passed on as they are.",
+        description="Further settings of TRL's SFTConfig: those that have an effect; others are refused (see below).",
     )
 
 

@@ -11,19 +11,18 @@ from pathlib import Path
 
 from shardtune.config import ResolvedConfig, load_config
 from shardtune.config.accelerate_file import neutralise
-from shardtune.data.source import check_dataset_path
 from shardtune.errors import UserInputError
 from shardtune.launch.accelerate_machines import other_process_count, refuse_lone_machine
 from shardtune.launch.defaults import banner, set_safe_defaults
 from shardtune.launch.ending import STOPPED_EARLY, as_rank
 from shardtune.launch.evaluation import Evaluation, adapter_folder
 from shardtune.launch.local import launch, process_count, threads_per_process
+from shardtune.launch.named_paths import check_inputs
 from shardtune.launch.network import read_network
 from shardtune.launch.parent_death import LAUNCHER_VARIABLE
 from shardtune.launch.place import Asked, Node, Worker, read_place, unused_master
 from shardtune.launch.run_folder import CHECKPOINTS, FOLDER_VARIABLE, RunFolder
 from shardtune.launch.which_run import choose_run
-from shardtune.model.locate import check_model_folder
 from shardtune.terminal import fitted
 from shardtune.train.interrupt import StopRequest
 
@@ -85,10 +84,8 @@ def _prepare(
     network = read_network(environ, node)
     resolved = load_config(config, overrides, accelerate_config, environ)
     refuse_lone_machine(resolved, environ, asked, config)
-    if node.node_rank == 0 or resolved.config.model.load == "read-all":  # others may get the model from rank 0
-        model = resolved.config.model
-        check_model_folder(model.model_name_or_path, weights=model.weights == "checkpoint")
-    check_dataset_path(resolved.config.data)
+    needs_model = node.node_rank == 0 or resolved.config.model.load == "read-all"  # others may get it from rank 0
+    check_inputs(resolved.config, model=needs_model)
     if evaluation is not None and evaluation.adapter is not None and node.node_rank == 0:
         adapter_folder(evaluation.adapter)
     nproc = _processes(node, resolved, force=force)

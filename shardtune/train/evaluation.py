@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from shardtune.train.saving import CheckpointSaver
     from shardtune.train.watchdog import Watchdog
 
-_SAME = ("peft_type", "bias", "use_dora", "modules_to_save", "trainable_token_indices")  # what they say is not in names
+_SAME = ("peft_type", "bias", "use_dora", "trainable_token_indices")  # of the others, names and shapes tell
 
 
 @dataclass(frozen=True)
