@@ -282,8 +282,8 @@ class DataSection(Section):
     )
     train_on: Literal["auto", "assistant", "completion", "all"] = Field(
         default="auto",
-        description="Which tokens carry loss: the assistant's turns with their end-of-turn token (chat), the answer "
-        "(prompt formats), or all. `auto` = assistant, completion or all, as the format suggests.",
+        description="Which tokens are supervised: the assistant's turns with their end-of-turn token (chat), the "
+        "answer (prompt formats), or all. `auto` = assistant, completion or all, as the format suggests.",
     )
     train_split: str = Field(
         default="train", min_length=1, description="Split to train on (slices such as train[:90%] work)."
