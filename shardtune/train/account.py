@@ -50,8 +50,11 @@ def introduce(scene: Scene, resolved: ResolvedConfig) -> None:
     write_config(scene, resolved)
     config = resolved.config
     _quieten_libraries(scene.console)
-    scene.console.print(f"[bold]shardtune[/] {__version__}  run {scene.folder.name}", highlight=False)
-    summary.say(scene.console, "folder", str(scene.folder))
+    if scene.temporary:
+        scene.console.print(f"[bold]shardtune[/] {__version__}  {scene.folder.name}", highlight=False)
+    else:
+        scene.console.print(f"[bold]shardtune[/] {__version__}  run {scene.folder.name}", highlight=False)
+        summary.say(scene.console, "folder", str(scene.folder))
     tell_machines(scene, workers=int(config.train.extra.get("dataloader_num_workers", 0)))
     tell_notices(scene, list(resolved.notices), about="config")
     if resolved.verdicts:

@@ -101,8 +101,8 @@ def settle_kernels(
     """Which fused code runs, and where it does not, why.
 
     Raises:
-        UserInputError: the fused loss was asked for, and this model cannot have it; or products in FP8, and nothing is
-            held in FP8.
+        UserInputError: the fused loss or selective recomputation was asked for, and this model cannot have it; or
+            products in FP8, and nothing is held in FP8.
     """
     train = resolved.config.train
     eager = "train.kernels is eager" if train.kernels == "eager" else None
@@ -113,6 +113,13 @@ def settle_kernels(
             "train.fused_loss is true, but the loss of this model cannot be fused with its head.",
             why=obstacle + ".",
             fix="Set train.fused_loss: auto or false.",
+        )
+    selective = family.why_not("selective", model.config) if train.gradient_checkpointing == "selective" else None
+    if selective is not None:
+        raise UserInputError(
+            f"train.gradient_checkpointing is selective, which {type(model).__name__} cannot have.",
+            why=selective[0].upper() + selective[1:] + ".",
+            fix="Set train.gradient_checkpointing: full.",
         )
     held = resolved.config.model.base_precision
     if train.fp8_compute is True and held != "fp8":
