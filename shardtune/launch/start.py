@@ -83,7 +83,8 @@ def _prepare(
     """Check what can be checked, choose the run's folder and hold it until `at_end`, and return what trains."""
     network = read_network(environ, node)
     resolved = load_config(config, overrides, accelerate_config, environ)
-    refuse_lone_machine(resolved, environ, asked, config)
+    if evaluation is None:  # a loss is the same on any number of processes
+        refuse_lone_machine(resolved, environ, asked, config)
     needs_model = node.node_rank == 0 or resolved.config.model.load == "read-all"  # others may get it from rank 0
     check_inputs(resolved.config, model=needs_model)
     if evaluation is not None and evaluation.adapter is not None and node.node_rank == 0:
@@ -140,7 +141,7 @@ def _work(
     def work(stop: StopRequest) -> int:
         resolved = load_config(config, overrides, accelerate_config, environ)
         neutralise(environ)  # what accelerate launch set is translated by now; the Trainer must not act on it too
-        if notice := other_process_count(resolved, place.world_size):
+        if evaluation is None and (notice := other_process_count(resolved, place.world_size)):
             resolved = replace(resolved, notices=(*resolved.notices, notice))
         from shardtune.train.run import train
 

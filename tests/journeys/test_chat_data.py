@@ -94,7 +94,7 @@ def sightings(numbers: range) -> list[list[Message]]:
 def test_a_real_model_learns_a_chat_file_and_writes_better_on_rows_it_never_saw(
     journey: Journey, smollm2: Path
 ) -> None:
-    train, validation = sightings(range(60)), sightings(range(60, 72))
+    train, validation = sightings(range(60)), sightings(range(60, 66))
     write_jsonl(journey.folder / "log.jsonl", [{"messages": messages} for messages in [*train, *validation]])
     write_config(
         journey, smollm2, train={"max_steps": 12, "learning_rate": 2e-3, "eval_steps": 12},

@@ -13,9 +13,9 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def results(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict]:
+def results(shared_environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict]:
     folder = tmp_path_factory.mktemp("sharded")
-    on_ranks(environment, Path(__file__).parent / "sharded_worker.py", [1, 2], folder, timeout=580)
+    on_ranks(shared_environment, Path(__file__).parent / "sharded_worker.py", [1, 2], folder, timeout=580)
     return {world: torch.load(folder / f"{world}.pt") for world in (1, 2)}
 
 
