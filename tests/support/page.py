@@ -40,7 +40,7 @@ _FEATURES = """
 ## Features
 
 Each pair was trained on toys for three steps; losses and the evaluation are those of the plain run: eager kernels, one
-row per sequence, nothing recomputed, one process. What needs a GPU is tested by {on_gpu}.
+row per sequence, nothing recomputed, one process. What needs a GPU is tested there ({on_gpu}).
 
 """
 
@@ -96,12 +96,13 @@ def _features() -> str:
 
 
 def _feature_table() -> str:
-    columns = [*HOW, *ON_GPU, *(name for name in WHAT if name != "LoRA")]
-    rows = list(_table("", columns))
-    for what in WHAT:
-        rows.append(_row(what, [_feature_cell(what, column) for column in columns]))
+    rows: list[str] = []
+    for columns in ([*HOW, *ON_GPU], [name for name in WHAT if name != "LoRA"]):
+        rows += _table("", columns)
+        rows += [_row(what, [_feature_cell(what, column) for column in columns]) for what in WHAT]
+        rows.append("")
     why = [f"- {' + '.join(sorted(pair))}: {reason}" for pair, reason in REFUSED.items()]
-    return "\n".join(rows) + "\n" + ("\nWhy not:\n\n" + "\n".join(why) + "\n" if why else "")
+    return "\n".join([*rows, "Why not:", "", *why] if why else rows[:-1]) + "\n"
 
 
 def _feature_cell(what: str, column: str) -> str:
