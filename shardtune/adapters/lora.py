@@ -14,6 +14,7 @@ from shardtune.adapters.coverage import Coverage, coverage_of
 from shardtune.adapters.experts import use_grouped_products, use_linear_products
 from shardtune.adapters.new_tokens import use_token_rows
 from shardtune.adapters.peft_form import check_as_meant, peft_config
+from shardtune.adapters.saved_modules import saved_modules
 from shardtune.adapters.targets import resolve_targets
 from shardtune.config.schema import LoraSection
 from shardtune.errors import UserInputError
@@ -40,8 +41,9 @@ def add_lora(
         new_tokens: Ids of tokens whose rows of the embedding and the head train.
     """
     resolution = resolve_targets(model, section, family or family_of(model))
+    saved = saved_modules(model, section, resolution.sites)
     _refuse_dora_on_float8(model, section, resolution.sites)
-    config = peft_config(model, section, resolution.sites, new_tokens)
+    config = peft_config(model, section, resolution.sites, new_tokens, saved)
     on_meta = any(p.is_meta for p in model.parameters())
     with warnings.catch_warnings():
         # PEFT looks for the patterns' keys among modules only; that ours matched parameters is checked below.

@@ -99,7 +99,7 @@ class ModelSection(Section):
     )
     torch_dtype: Literal["bfloat16", "float32", "auto"] = Field(
         default="bfloat16",
-        description="How the frozen weights are held, where they are not float8. `auto` keeps the checkpoint's own "
+        description="How the frozen weights are held, where they are not float8. `auto` takes the checkpoint's own "
         "dtype. On a CPU without bf16 units float32 is many times faster.",
     )
     base_precision: Literal["auto", "bf16", "fp8"] = Field(
@@ -201,6 +201,12 @@ class LoraSection(Section):
         description="Alpha of the adapters on routed experts; null = what gives them the scale of the others "
         "(lora_alpha × expert_r / r; with use_rslora, lora_alpha).",
     )
+    modules_to_save: Annotated[str | list[str], BeforeValidator(_comma_list)] = Field(
+        default_factory=list,
+        description="Names or regular expressions of layers that train in full, beside the adapters: embedding, output "
+        "head, norms. They are part of the adapter and of every checkpoint, in float32.",
+        examples=[["embed_tokens", "lm_head"]],
+    )
     bias: Literal["none", "all", "lora_only"] = Field(
         default="none",
         description="Which bias vectors train too: none, all of the model's, or those of adapted layers.",
@@ -276,8 +282,8 @@ class DataSection(Section):
     )
     train_on: Literal["auto", "assistant", "completion", "all"] = Field(
         default="auto",
-        description="Which tokens carry loss: the assistant's turns with their end-of-turn token (chat), the answer "
-        "(prompt formats), or all. `auto` = assistant, completion or all, as the format suggests.",
+        description="Which tokens are supervised: the assistant's turns with their end-of-turn token (chat), the "
+        "answer (prompt formats), or all. `auto` = assistant, completion or all, as the format suggests.",
     )
     train_split: str = Field(
         default="train", min_length=1, description="Split to train on (slices such as train[:90%] work)."
@@ -486,7 +492,7 @@ class TrainSection(Section):
     sample_tokens: Int = Field(default=64, ge=1, description="Longest answer to a sample, in tokens.")
     extra: dict[str, Any] = Field(
         default_factory=dict,
-        description="Further settings of TRL's SFTConfig, checked against the installed TRL and passed on as they are.",
+        description="Further settings of TRL's SFTConfig: those that have an effect; others are refused (see below).",
     )
 
 

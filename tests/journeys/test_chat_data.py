@@ -2,82 +2,108 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
-from conversations import Message, conversations
+from conversations import Message, as_sharegpt, conversations
+from data_story import LENGTH, check_run, counts, said_counts, write_config, write_jsonl
 from journey import Journey, read_events
-from reference import IGNORED, Example, chat_example, load, score
+from reference import Example, chat_example, load, score
 
-LENGTH = 160
 TRAIN, VALIDATION = conversations(34), conversations(6, first=100)
 
 
-def write_rows(journey: Journey, train: Sequence[dict[str, Any]], validation: Sequence[dict[str, Any]]) -> None:
-    for name, rows in (("train", train), ("validation", validation)):
-        path = journey.folder / "data" / f"{name}.jsonl"
-        path.parent.mkdir(exist_ok=True)
-        path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
-
-
-def write_config(journey: Journey, model: Path, **data: Any) -> Path:
-    return journey.write_config(
-        model={"model_name_or_path": str(model), "torch_dtype": "float32"},
-        lora={"r": 4, "target_modules": "all-linear"},
-        data={"dataset_name_or_path": "data", "val_split": "validation", "max_length": LENGTH, **data},
-        train={"max_steps": 3, "learning_rate": 1e-2, "per_device_train_batch_size": 4},
-    )
-
-
-def examples(model: Path, rows: Sequence[list[Message]]) -> list[Example]:
+def examples(model: Path, rows: Sequence[list[Message]], length: int = LENGTH) -> list[Example]:
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(model)
-    return [chat_example(tokenizer, messages).cut(LENGTH) for messages in rows]
-
-
-def counts(rows: Sequence[Example]) -> tuple[int, int, int]:
-    """Rows, tokens and supervised tokens."""
-    supervised = sum(label != IGNORED for row in rows for label in row.labels)
-    return len(rows), sum(len(row.ids) for row in rows), supervised
-
-
-def said_counts(run: Path, side: str = "train") -> tuple[int, int, int]:
-    said = read_events(run, "data")[-1][side]
-    return said["rows"], said["tokens"], said["supervised"]
-
-
-def check_run(run: Path, model: Path) -> None:
-    """What the run says of its data and its adapter is what plain code finds."""
-    assert said_counts(run) == counts(examples(model, TRAIN))
-    validation = examples(model, VALIDATION)
-    assert said_counts(run, "validation") == counts(validation)
-    plain = score(load(model, run / "final"), validation)
-    assert read_events(run, "eval")[-1]["loss"] == pytest.approx(plain.loss, abs=2e-5)
+    return [chat_example(tokenizer, messages).cut(length) for messages in rows]
 
 
 def test_chat_with_a_text_column_beside_it_trains_on_the_chat_and_so_does_the_runs_own_config(
     journey: Journey, chat_model: Path
 ) -> None:
-    rows = [
-        [{"id": n, "text": f"summary {n}", "messages": m} for n, m in enumerate(side)] for side in (TRAIN, VALIDATION)
-    ]
-    write_rows(journey, *rows)
+    for name, side in (("train", TRAIN), ("validation", VALIDATION)):
+        rows = [{"id": number, "text": f"summary {number}", "messages": each} for number, each in enumerate(side)]
+        write_jsonl(journey.folder / "data" / f"{name}.jsonl", rows)
     write_config(journey, chat_model)
     done = journey.shardtune("train", "run.yaml")
     told = "chat (column 'messages' holds messages in the OpenAI form; not read: 'text' (set data.format: text to train"
     assert told in " ".join(done.stdout.split())
     first = journey.only_run()
-    check_run(first, chat_model)
+    train, validation = examples(chat_model, TRAIN), examples(chat_model, VALIDATION)
+    check_run(first, chat_model, train, validation)
     inspected = journey.shardtune("data", "inspect", "run.yaml").stdout
-    assert f"tokens    {counts(examples(chat_model, TRAIN))[1]:,}, " in inspected
+    assert f"tokens    {counts(train)[1]:,}, " in inspected
 
-    journey.shardtune(
-        "train", first / "config.yaml", "--run-id", "again", env={"SHARDTUNE_CACHE": str(journey.home / "c")}
-    )
+    cold = {"SHARDTUNE_CACHE": str(journey.home / "elsewhere")}
+    journey.shardtune("train", first / "config.yaml", "--run-id", "again", env=cold)
     again = journey.folder / "runs" / "again"
-    check_run(again, chat_model)
+    check_run(again, chat_model, train, validation)
     assert [e["loss"] for e in read_events(again, "eval")] == [e["loss"] for e in read_events(first, "eval")]
+
+
+@pytest.mark.slow
+def test_sharegpt_with_system_prompts_in_a_column_trains_after_an_inspection_as_without(
+    journey: Journey, chat_model: Path
+) -> None:
+    for name, side in (("train", TRAIN), ("validation", VALIDATION)):
+        rows = []
+        for messages in side:
+            row = as_sharegpt(messages)
+            if row["conversations"][0]["from"] == "system":
+                row["system"] = row["conversations"].pop(0)["value"]
+            rows.append(row)
+        write_jsonl(journey.folder / "data" / f"{name}.jsonl", rows)
+    # An empty system prompt in a column is none: the template then writes its own.
+    spoken = [
+        [[m for m in messages if m["role"] != "system" or m["content"]] for messages in side]
+        for side in (TRAIN, VALIDATION)
+    ]
+    write_config(journey, chat_model)
+    assert "in the ShareGPT form, with 'system'" in journey.shardtune("data", "inspect", "run.yaml").stdout
+    journey.shardtune("train", "run.yaml")
+    check_run(journey.only_run(), chat_model, examples(chat_model, spoken[0]), examples(chat_model, spoken[1]))
+
+
+_ANIMALS = ["otter", "heron", "mole", "carp", "lynx", "toad", "wren", "ibex", "newt", "seal", "crow", "moth"]
+_PLACES = ["the weir", "platform 9", "a Kleingarten", "São Miguel", "the night bus", "row 42", "the old mill"]
+
+
+def sightings(numbers: range) -> list[list[Message]]:
+    """A made-up convention that no model knows: the record is written backwards, with a fixed code."""
+    rows = []
+    for number in numbers:
+        animal, place = _ANIMALS[number % len(_ANIMALS)], _PLACES[number % len(_PLACES)]
+        messages = [
+            {"role": "user", "content": f"Log it: I saw a {animal} near {place}."},
+            {"role": "assistant", "content": f"ZK-{len(animal)} | {place} <- {animal} | confirmed: ja"},
+        ]
+        if number % 5 == 0:
+            messages += [
+                {"role": "user", "content": "And again, twice."},
+                {"role": "assistant", "content": f"ZK-{len(animal)} | {place} <- {animal} | confirmed: ja, ja"},
+            ]
+        rows.append([{"role": "system", "content": "You keep the log."}, *messages] if number % 3 == 0 else messages)
+    return rows
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_a_real_model_learns_a_chat_file_and_writes_better_on_rows_it_never_saw(
+    journey: Journey, smollm2: Path
+) -> None:
+    train, validation = sightings(range(60)), sightings(range(60, 66))
+    write_jsonl(journey.folder / "log.jsonl", [{"messages": messages} for messages in [*train, *validation]])
+    write_config(
+        journey, smollm2, train={"max_steps": 12, "learning_rate": 2e-3, "eval_steps": 12},
+        dataset_name_or_path="log.jsonl", train_split="train[:60]", val_split="train[60:]",
+    )  # fmt: skip
+    journey.shardtune("train", "run.yaml", timeout=1500)
+    run = journey.only_run()
+    held_out = examples(smollm2, validation)
+    assert said_counts(run) == counts(examples(smollm2, train))
+    before, after = score(load(smollm2), held_out), score(load(smollm2, run / "final"), held_out)
+    assert after.loss < before.loss / 3, (before, after)
+    assert read_events(run, "eval")[-1]["loss"] == pytest.approx(after.loss, abs=1e-3)

@@ -33,7 +33,7 @@ def moe(kind: str, **changes: object) -> tuple[type, Any]:
 @pytest.fixture(scope="module", params=["mixtral", "qwen3_moe"])
 def runs(
     request: pytest.FixtureRequest,
-    environment: dict[str, str],
+    shared_environment: dict[str, str],
     toy_data: Path,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Path:
@@ -52,7 +52,7 @@ def runs(
             for kernels in ("auto", "eager")
         ]  # fmt: skip
         ports = json.dumps(free_ports(len(sessions)))
-        on_ranks(environment, RESUME_WORKER, nproc, config, ports, json.dumps(sessions), timeout=300)
+        on_ranks(shared_environment, RESUME_WORKER, nproc, config, ports, json.dumps(sessions), timeout=300)
     return folder
 
 
