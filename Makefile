@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Nothing here may ask a hub; a model or dataset that is not on this disk is an error, not a download.
 OFFLINE := HF_HUB_OFFLINE=1 HF_DATASETS_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 
-.PHONY: install quickstart test lint types slow soak namespaces browser reference speed-table clean
+.PHONY: install quickstart test lint types slow soak namespaces browser reference readme speed-table clean
 
 install: $(VENV)/.installed
 
@@ -59,7 +59,12 @@ reference: install
 	$(BIN)/shardtune config reference > docs/config-reference.md
 	$(BIN)/python -m shardtune.config.accelerate_file > docs/accelerate-files.md
 	$(BIN)/python -m shardtune.model.families.page > docs/families.md
+	$(BIN)/python tests/support/page.py > docs/support.md
 	$(BIN)/python -m shardtune.observe.schema > docs/events.md
+
+# The README's output of the quickstart, from a real one (about five minutes); a test fails when its lines are out of date.
+readme: $(VENV)/.weights
+	$(BIN)/python tests/readme_blocks.py
 
 # What `python benchmarks/gpu/speed.py --out runs/speed` has measured, as the README's table.
 SPEED ?= runs/speed/speed.json

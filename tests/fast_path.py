@@ -17,7 +17,6 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import Mistral4Config, Mistral4ForCausalLM, MistralConfig, MistralForCausalLM, PreTrainedModel
 
-from shardtune.adapters.experts import GroupedParamWrapper
 from shardtune.adapters.fused import use_fused_lora
 from shardtune.adapters.lora import add_lora
 from shardtune.config.schema import LoraSection, ParallelSection
@@ -119,7 +118,7 @@ def build(
         model.set_attn_implementation(varlen.NAME)
     else:
         for module in adapted.modules():
-            if isinstance(module, GroupedParamWrapper):
+            if isinstance(module, ParamWrapper):
                 module.__class__ = ParamWrapper  # as PEFT computes it: `W + B A` written out
     compute = dtype if dtype == torch.bfloat16 else None
     shard_model(adapted, ParallelSection(), mesh, compute, compiled=compiled)

@@ -90,8 +90,16 @@ def coverage_of(adapted: PeftModel, resolution: Resolution) -> Coverage:
     if token_rows:
         own = sum(p.numel() for name, p in adapted.named_parameters() if ".trainable_tokens_delta." in name)
         rows.append(TargetRow("new tokens", len(token_rows), own, covers=own, covers_active=own))
-    # The scales of a weight held in float8 are how it is stored, not more of the model.
-    counted = {name: p.numel() for name, p in adapted.named_parameters() if not name.endswith(SCALE_SUFFIX)}
+    in_full = {name: p.numel() for name, p in adapted.named_parameters() if ".modules_to_save." in name}
+    if in_full:
+        size = sum(in_full.values())
+        rows.append(TargetRow("in full", len({name.rpartition(".")[0] for name in in_full}), size, 0, size, size))
+    # The scales of a weight held in float8 are how it is stored, not more of the model; nor is what a layer that
+    # trains in full was before.
+    counted = {
+        name: p.numel() for name, p in adapted.named_parameters()
+        if not name.endswith(SCALE_SUFFIX) and ".original_module." not in name
+    }  # fmt: skip
     total = sum(counted.values())
     base = sum(size for name, size in counted.items() if not is_adapter(name))
     routed = sum(site.size for site in resolution.experts)

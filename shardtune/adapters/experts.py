@@ -1,7 +1,8 @@
-"""How does LoRA on routed experts compute? PEFT's parameters, names and files, with grouped low-rank products.
+"""How does LoRA on parameters compute? PEFT's parameters, names and files, with low-rank products.
 
-PEFT's own forward writes `W + scaling * B A` out for all experts, each time. Here its wrappers keep what they hold and
-what they save, and only their forward changes.
+PEFT's own forward writes `W + scaling * B A` out for all experts, each time; over a weight held in FP8 the adapter then
+has no effect and no gradient. Here its wrappers keep what they hold and what they save, and only their forward changes:
+grouped products for routed experts, two products for the weight of a linear layer.
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from peft.tuners.lora.layer import ParamWrapper
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from shardtune.errors import ShardtuneError
 from shardtune.kernels.experts import Activation
 from shardtune.kernels.fp8 import CODES
 from shardtune.model.experts import WEIGHTS, check_experts, compute_of, expert_weight
+from shardtune.model.quantized import Fp8Linear
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -46,17 +49,26 @@ def use_grouped_products(model: PeftModel) -> int:
     return len(wrappers)
 
 
-class GroupedParamWrapper(ParamWrapper):
-    """PEFT's wrapper of one expert parameter. The outermost of a nest computes for all of them."""
+def use_linear_products(model: PeftModel) -> int:
+    """Switch every adapter on the weight of a linear layer (PEFT's target_parameters) to products with its factors.
 
-    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        self._check_forward_args(x, *args, **kwargs)
-        kwargs.pop("adapter_names", None)
-        experts, factors = _active_factors(self)
-        if not factors:
-            return cast(Tensor, experts(x, *args, **kwargs))
-        return _forward(experts, factors, x, *args, **kwargs)
+    Dense layers and shared experts of some mixtures are adapted so, because PEFT takes their names for the experts'.
 
+    Returns:
+        How many layers have one.
+    """
+    found = [module for module in model.modules() if type(module) is ParamWrapper and _is_linear_weight(module)]
+    for wrapper in found:
+        wrapper.__class__ = LinearParamWrapper
+    return len(found)
+
+
+def _is_linear_weight(wrapper: ParamWrapper) -> bool:
+    # Not of a subclass, which may compute anything: Llama 4's router is one.
+    return type(wrapper.base_layer) in (nn.Linear, Fp8Linear) and wrapper.parameter_name == "weight"
+
+
+class _ProductWrapper(ParamWrapper):
     def merge(self, safe_merge: bool = False, adapter_names: list[str] | None = None) -> None:
         if self.get_param().dtype == CODES:
             # PEFT would add the adapter to the codes as if they were values.
@@ -67,8 +79,35 @@ class GroupedParamWrapper(ParamWrapper):
         super().merge(safe_merge=safe_merge, adapter_names=adapter_names)
 
 
+class LinearParamWrapper(_ProductWrapper):
+    """PEFT's wrapper of a linear layer's weight: the layer's output, and the adapter's beside it."""
+
+    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        if args or kwargs or self.disable_adapters or self.merged:
+            return cast(Tensor, super().forward(x, *args, **kwargs))
+        out = cast(Tensor, self.base_layer(x))
+        for name in self.active_adapters:
+            if name in self.lora_A:
+                a, b = self.lora_A[name].weight, self.lora_B[name].weight
+                low_rank = F.linear(F.linear(x.to(a.dtype), a), b) * self.scaling[name]
+                out = out + low_rank.to(out.dtype)
+        return out
+
+
+class GroupedParamWrapper(_ProductWrapper):
+    """PEFT's wrapper of one expert parameter. The outermost of a nest computes for all of them."""
+
+    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        self._check_forward_args(x, *args, **kwargs)
+        kwargs.pop("adapter_names", None)
+        experts, factors = _active_factors(self)
+        if not factors:
+            return cast(Tensor, experts(x, *args, **kwargs))
+        return _forward(experts, factors, x, *args, **kwargs)
+
+
 # PEFT finds its wrappers by this name when it puts a second adapter on a model.
-GroupedParamWrapper.__name__ = ParamWrapper.__name__
+GroupedParamWrapper.__name__ = LinearParamWrapper.__name__ = ParamWrapper.__name__
 
 _Factors = dict[str, tuple[tuple[Tensor, Tensor], float]]
 

@@ -11,8 +11,10 @@ from peft import get_peft_model
 from peft.tuners.lora import LoraLayer, ParamWrapper
 
 from shardtune.adapters.coverage import Coverage, coverage_of
+from shardtune.adapters.experts import use_grouped_products, use_linear_products
 from shardtune.adapters.new_tokens import use_token_rows
 from shardtune.adapters.peft_form import check_as_meant, peft_config
+from shardtune.adapters.saved_modules import saved_modules
 from shardtune.adapters.targets import resolve_targets
 from shardtune.config.schema import LoraSection
 from shardtune.errors import UserInputError
@@ -39,8 +41,9 @@ def add_lora(
         new_tokens: Ids of tokens whose rows of the embedding and the head train.
     """
     resolution = resolve_targets(model, section, family or family_of(model))
+    saved = saved_modules(model, section, resolution.sites)
     _refuse_dora_on_float8(model, section, resolution.sites)
-    config = peft_config(model, section, resolution.sites, new_tokens)
+    config = peft_config(model, section, resolution.sites, new_tokens, saved)
     on_meta = any(p.is_meta for p in model.parameters())
     with warnings.catch_warnings():
         # PEFT looks for the patterns' keys among modules only; that ours matched parameters is checked below.
@@ -52,9 +55,8 @@ def add_lora(
             parameter.data = parameter.data.float()  # FSDP2 wants one dtype for what trains in a unit
     check_as_meant(adapted, section, resolution.sites)
     _draw_again_on_float8(adapted)
+    use_linear_products(adapted)
     if any(site.role == "experts" and site.is_parameter for site in resolution.sites.values()):
-        from shardtune.adapters.experts import use_grouped_products
-
         use_grouped_products(adapted)
     use_token_rows(adapted)
     return adapted, coverage_of(adapted, resolution), resolution.notices

@@ -24,12 +24,17 @@ if TYPE_CHECKING:
 
 
 def peft_config(
-    model: PreTrainedModel, section: LoraSection, sites: dict[str, Site], new_tokens: Sequence[int] = ()
+    model: PreTrainedModel,
+    section: LoraSection,
+    sites: dict[str, Site],
+    new_tokens: Sequence[int],
+    saved: Sequence[str],
 ) -> LoraConfig:
     """PEFT's config for adapters on these sites, with names as short as they can be while meaning nothing else.
 
     Args:
         new_tokens: Ids of tokens whose rows train.
+        saved: Modules that train in full.
 
     Raises:
         UserInputError: a linear module that PEFT can only be told about by its weight, while dropout or DoRA is on.
@@ -55,6 +60,7 @@ def peft_config(
         use_rslora=section.use_rslora,
         use_dora=section.use_dora,
         init_lora_weights=section.init_lora_weights,
+        modules_to_save=_saved_names(model, saved) or None,
         trainable_token_indices=token_indices(model, new_tokens) if new_tokens else None,
     )
     # The name that PEFT sees: of the weight, where it was told of that.
@@ -65,6 +71,14 @@ def peft_config(
         {name: alpha_of(site, section) for name, site in seen.items()}, section.lora_alpha, names
     )
     return config
+
+
+def _saved_names(model: PreTrainedModel, saved: Sequence[str]) -> list[str]:
+    """PEFT compares ends of names as text, not part by part: `norm` would mean `input_layernorm` too."""
+    names = [name for name, _ in model.named_modules()]
+    short = shortest_suffixes(saved, names, parts=1)
+    reached = {name for name in names if any(name.endswith(suffix) for suffix in short)}
+    return short if reached == set(saved) else list(saved)
 
 
 def _pattern(values: dict[str, Number], usual: Number, names: Iterable[str]) -> dict[str, Number]:

@@ -65,6 +65,7 @@ VERDICTS: dict[str, Verdict] = {
     "lora.experts": _SHAPE,
     "lora.expert_r": _SHAPE,
     "lora.expert_alpha": _SHAPE,
+    "lora.modules_to_save": _SHAPE,
     "lora.bias": _SHAPE,
     "lora.task_type": _SHAPE,
     "lora.use_dora": _SHAPE,

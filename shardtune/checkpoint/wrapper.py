@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from peft.tuners.lora import LoraLayer, ParamWrapper
+from peft.utils.other import ModulesToSaveWrapper
 
 from shardtune.checkpoint.adapter import frozen_config, write_adapter_files
 from shardtune.model.families.family import Wrapper
@@ -35,6 +36,8 @@ def write_for_wrapper(model: PeftModel, tensors: dict[str, torch.Tensor], folder
     served = [served_name(name, wrapper.served) for name in modules]
     config.target_modules = _pattern(served) if served else None
     config.target_parameters = [served_name(name, wrapper.served) for name in parameters] or None
+    saved = [name.removeprefix(_OUTER) for name, m in model.named_modules() if isinstance(m, ModulesToSaveWrapper)]
+    config.modules_to_save = [served_name(name, wrapper.served) for name in saved] or None
     if config.trainable_token_indices:
         config.trainable_token_indices = {
             served_name(name, wrapper.served): ids for name, ids in config.trainable_token_indices.items()

@@ -64,7 +64,7 @@ def inspect(
     ] = None,
     html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write the same as a page.")] = None,
 ) -> None:
-    """Say what is trained on: format, lengths, which tokens carry loss, and what is wrong with it.
+    """Say what is trained on: format, lengths, which tokens are supervised, and what is wrong with it.
 
     Exit codes: 0 fine, perhaps with warnings; 2 wrong input, or data that `train` would refuse.
     """

@@ -10,7 +10,7 @@ from string import Formatter
 from shardtune.config.schema import RunConfig
 from shardtune.config.suggestions import nearest
 from shardtune.config.target_words import EXPERTS, NO_DROPOUT, ROUTER, VOCABULARY, WORDS, entries_of
-from shardtune.config.trl_fields import TrlSourceError, check_extra, trl_fields
+from shardtune.config.trl_fields import check_extra
 
 # Their state is made of plain element-wise tensors that DTensor shards as it does the parameters.
 OPTIMIZERS = ("adamw_torch", "adamw_torch_fused", "sgd")
@@ -73,6 +73,15 @@ def offloaded_inputs(config: RunConfig) -> Iterator[Finding]:
         yield Finding(("train.offload_activations", "train.gradient_checkpointing"), what, fix)
 
 
+def patterns_compile(config: RunConfig) -> Iterator[Finding]:
+    for pattern in config.model.ignore_tensors:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            what = f"'{pattern}' is not a valid regular expression ({error})"
+            yield Finding(("model.ignore_tensors",), what, r"write a literal bracket as \( or \[")
+
+
 def adapter_targets(config: RunConfig) -> Iterator[Finding]:
     """What the words of lora.target_modules say without a look at the model."""
     lora = config.lora
@@ -89,7 +98,7 @@ def adapter_targets(config: RunConfig) -> Iterator[Finding]:
                 f"'{entry}' gets no adapter: the loss multiplies by the head's weight itself, and an adapter on an "
                 "embedding has no fused or sharded form here"
             )
-            fix = "remove it; tokens that the model shall learn go to model.new_tokens"
+            fix = "remove it; model.new_tokens learns new tokens, lora.modules_to_save trains all of its rows"
             yield Finding((me,), what, fix)
     if EXPERTS in entries and lora.experts is False:
         what = "it names the routed experts, but lora.experts is false"
@@ -114,11 +123,23 @@ def dora(config: RunConfig) -> Iterator[Finding]:
         yield Finding(("lora.use_dora", "lora.target_modules", "lora.experts"), what, fix)
 
 
+def trained_in_full(config: RunConfig) -> Iterator[Finding]:
+    if config.lora.modules_to_save and config.train.bf16 is False and config.model.torch_dtype == "bfloat16":
+        what = "what trains in full is held in float32, and without train.bf16 it would meet the model's bfloat16"
+        paths = ("lora.modules_to_save", "train.bf16", "model.torch_dtype")
+        yield Finding(paths, what, "set train.bf16: auto, or model.torch_dtype: float32")
+
+
 def new_tokens(config: RunConfig) -> Iterator[Finding]:
     tokens = config.model.new_tokens
     twice = sorted({token for token in tokens if tokens.count(token) > 1})
     if twice:
         yield Finding(("model.new_tokens",), f"named twice: {', '.join(twice)}", "name each once")
+    whole = [name for name in entries_of(config.lora.modules_to_save) if tokens and name in VOCABULARY]
+    if whole:
+        what = f"lora.modules_to_save trains all rows of {whole[0]}, and new tokens some of them"
+        fix = "remove it from lora.modules_to_save: the rows of new tokens train"
+        yield Finding(("model.new_tokens", "lora.modules_to_save"), what, fix)
     blank = [token for token in tokens if not token.strip()]
     if blank:
         yield Finding(("model.new_tokens",), f"{blank[0]!r} is blank", "use a text that stands out, such as <|tool|>")
@@ -195,29 +216,31 @@ def template_names_columns(config: RunConfig) -> Iterator[Finding]:
             yield Finding(paths, f"{{{given}}} does not name a column", fix)
 
 
-def extra_is_known_to_trl(config: RunConfig) -> Iterator[Finding]:
-    if not config.train.extra:
-        return
-    try:
-        fields = trl_fields()
-    except TrlSourceError:
-        return  # `notices` says that nothing was checked
-    for name, value in config.train.extra.items():
-        wrong = check_extra(name, value, fields)
+def extra_has_an_effect(config: RunConfig) -> Iterator[Finding]:
+    extra = config.train.extra
+    for name, value in extra.items():
+        wrong = check_extra(name, value)
         if wrong:
             yield Finding((f"train.extra.{name}",), *wrong)
+    for name in ("dataloader_persistent_workers", "dataloader_prefetch_factor"):
+        if extra.get(name) and not extra.get("dataloader_num_workers"):
+            yield Finding(
+                (f"train.extra.{name}",), "there are no workers", "set train.extra.dataloader_num_workers too"
+            )
 
 
 CHECKS: tuple[Callable[[RunConfig], Iterator[Finding]], ...] = (
     half_precision,
     optimizer,
     offloaded_inputs,
+    patterns_compile,
     adapter_targets,
     dora,
+    trained_in_full,
     new_tokens,
     evaluation_needs_rows,
     best_checkpoint,
     loss_fits_format,
     template_names_columns,
-    extra_is_known_to_trl,
+    extra_has_an_effect,
 )

@@ -21,7 +21,7 @@ from shardtune.config.suggestions import (
     suggest_in_section,
     suggest_top_level,
 )
-from shardtune.config.trl_fields import OWNED, TrlSourceError, trl_fields
+from shardtune.config.trl_fields import ALLOWED, REFUSED
 from shardtune.config.unsupported import why_unsupported
 from shardtune.config.yaml_reader import Node
 
@@ -240,12 +240,6 @@ def _extra_hint(key: str) -> str:
     """A setting of TRL that stands in `train` needs only to move."""
     if key in FOREIGN_KEYS or any(key in section.model_fields for section in section_fields().values()):
         return ""
-    try:
-        known = trl_fields()
-    except TrlSourceError:
-        return ""
-    if key not in known:
-        return ""
-    if key in OWNED:
-        return f"it is a setting of TRL that cannot be passed on: {OWNED[key]}"
-    return f"it is a setting of TRL: put it under `train.extra`, as `extra: {{{key}: …}}`"
+    if key in REFUSED:
+        return f"it is a setting of TRL that cannot be passed on: {REFUSED[key]}"
+    return f"it is a setting of TRL: put it under `train.extra`, as `extra: {{{key}: …}}`" if key in ALLOWED else ""

@@ -8,7 +8,6 @@ from pathlib import Path
 from shardtune.config.cross_checks import effective_eval_strategy
 from shardtune.config.references import as_text, written_settings
 from shardtune.config.schema import ClusterSection, RunConfig
-from shardtune.config.trl_fields import TrlSourceError, trl_fields
 
 
 def notices(config: RunConfig, given: Collection[str]) -> Iterator[str]:
@@ -78,8 +77,3 @@ def _elsewhere(config: RunConfig, given: Collection[str]) -> Iterator[str]:
         yield "train.ddp_find_unused_parameters has no effect: it belongs to DDP, and sharding is FSDP2."
     if config.cluster != ClusterSection() and any(path.startswith("cluster.") for path in given):
         yield "the section `cluster` is not read by `train`; it describes the job for a scheduler."
-    if config.train.extra:
-        try:
-            trl_fields()
-        except TrlSourceError as error:
-            yield f"train.extra could not be checked against TRL: {error}."

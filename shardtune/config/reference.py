@@ -11,7 +11,7 @@ from shardtune.config.expected import expected
 from shardtune.config.render import flow
 from shardtune.config.schema import Section
 from shardtune.config.suggestions import section_fields
-from shardtune.config.trl_fields import OWNED
+from shardtune.config.trl_fields import ALLOWED, REFUSED
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -43,7 +43,8 @@ _EXTRA = """\
 
 ## `train.extra`
 
-Settings of TRL's `SFTConfig` (and of transformers' `TrainingArguments` below it) that shardtune does not have itself:
+Settings of TRL's `SFTConfig` (and of transformers' `TrainingArguments` below it) that shardtune does not have itself,
+and that have an effect here:
 
 ```yaml
 train:
@@ -52,7 +53,13 @@ train:
     dataloader_num_workers: 2
 ```
 
-Names and types are checked against the installed TRL. These are refused, because shardtune decides them:
+| setting | value |
+|---|---|
+"""
+
+_REFUSED = """\
+
+These are refused, because they would do nothing or because shardtune decides them:
 
 | setting | why |
 |---|---|
@@ -66,7 +73,9 @@ def reference_page() -> str:
         parts.append(f"\n## `{name}`\n\n{section.__doc__}\n\n| key | value | default | meaning |\n|---|---|---|---|\n")
         parts += _rows(section)
     parts.append(_EXTRA)
-    parts += [f"| `{name}` | {_cell(why)} |\n" for name, why in OWNED.items()]
+    parts += [f"| `{name}` | {_cell(extra.words())} |\n" for name, extra in ALLOWED.items()]
+    parts.append(_REFUSED)
+    parts += [f"| `{name}` | {_cell(why)} |\n" for name, why in REFUSED.items()]
     return "".join(parts)
 
 

@@ -99,7 +99,7 @@ class ModelSection(Section):
     )
     torch_dtype: Literal["bfloat16", "float32", "auto"] = Field(
         default="bfloat16",
-        description="How the frozen weights are held, where they are not float8. `auto` keeps the checkpoint's own "
+        description="How the frozen weights are held, where they are not float8. `auto` takes the checkpoint's own "
         "dtype. On a CPU without bf16 units float32 is many times faster.",
     )
     base_precision: Literal["auto", "bf16", "fp8"] = Field(
@@ -137,8 +137,9 @@ class ModelSection(Section):
         "auto", "eager", "sdpa", "flash_attention_2", "flash_attention_3", "shardtune_varlen", "shardtune_whole_rows"
     ] = Field(
         default="auto",
-        description="Attention code of transformers. `auto` = sdpa; on a GPU variable-length attention for packed rows "
-        "(shardtune_varlen), or sdpa that never asks for a mask (shardtune_whole_rows).",
+        description="Attention code of transformers. `auto` = sdpa, or eager where the model has no sdpa; on a GPU "
+        "variable-length attention for packed rows (shardtune_varlen), or sdpa that never asks for a mask "
+        "(shardtune_whole_rows).",
     )
     trust_remote_code: bool = Field(
         default=False, description="Run Python code that ships with the checkpoint. Only for sources you trust."
@@ -199,6 +200,12 @@ class LoraSection(Section):
         default=None,
         description="Alpha of the adapters on routed experts; null = what gives them the scale of the others "
         "(lora_alpha × expert_r / r; with use_rslora, lora_alpha).",
+    )
+    modules_to_save: Annotated[str | list[str], BeforeValidator(_comma_list)] = Field(
+        default_factory=list,
+        description="Names or regular expressions of layers that train in full, beside the adapters: embedding, output "
+        "head, norms. They are part of the adapter and of every checkpoint, in float32.",
+        examples=[["embed_tokens", "lm_head"]],
     )
     bias: Literal["none", "all", "lora_only"] = Field(
         default="none",
@@ -275,8 +282,8 @@ class DataSection(Section):
     )
     train_on: Literal["auto", "assistant", "completion", "all"] = Field(
         default="auto",
-        description="Which tokens carry loss: the assistant's turns with their end-of-turn token (chat), the answer "
-        "(prompt formats), or all. `auto` = assistant, completion or all, as the format suggests.",
+        description="Which tokens are supervised: the assistant's turns with their end-of-turn token (chat), the "
+        "answer (prompt formats), or all. `auto` = assistant, completion or all, as the format suggests.",
     )
     train_split: str = Field(
         default="train", min_length=1, description="Split to train on (slices such as train[:90%] work)."
@@ -387,13 +394,13 @@ class TrainSection(Section):
     fused_experts: bool | Literal["auto"] = Field(
         default="auto",
         description="Routed experts as grouped products: tokens are sorted by expert once. Without it, transformers' "
-        "own code, and one expert after the other where they are adapted or held in FP8. `auto` = where their layout "
-        "is supported, unless kernels is eager.",
+        "own code, and one expert after the other where they are adapted or held in FP8. `auto` = where the model's "
+        "family is known to compute the same so, unless kernels is eager.",
     )
     fused_loss: bool | Literal["auto"] = Field(
         default="auto",
         description="Head and loss together, without ever holding the logits, and of supervised tokens alone. `auto` = "
-        "where nothing stands between the model's head and its loss, unless kernels is eager.",
+        "where the model's family is known to have nothing between its head and its loss, unless kernels is eager.",
     )
     fp8_compute: bool | Literal["auto"] = Field(
         default="auto",
@@ -405,12 +412,13 @@ class TrainSection(Section):
     compile: bool | Literal["auto"] = Field(
         default="auto",
         description="Compile each decoder layer with torch.compile, at the first step. `auto` = on a GPU in half "
-        "precision, unless kernels is eager.",
+        "precision, for families that are known to compute the same so, unless kernels is eager.",
     )
     packing: bool | Literal["auto"] = Field(
         default="auto",
         description="Several rows in one sequence of max_length, kept apart in attention and positions. `auto` = on "
-        "where the attention code keeps them apart; off on a GPU where rows fill max_length by themselves.",
+        "where every layer of the model is known to keep them apart; off on a GPU where rows fill max_length by "
+        "themselves.",
     )
     logging_steps: Int = Field(default=25, ge=1, description="A line of loss, speed and time left every so many steps.")
     eval_strategy: AutoStrategy = Field(
@@ -484,7 +492,7 @@ class TrainSection(Section):
     sample_tokens: Int = Field(default=64, ge=1, description="Longest answer to a sample, in tokens.")
     extra: dict[str, Any] = Field(
         default_factory=dict,
-        description="Further settings of TRL's SFTConfig, checked against the installed TRL and passed on as they are.",
+        description="Further settings of TRL's SFTConfig: those that have an effect; others are refused (see below).",
     )
 
 

@@ -1,31 +1,88 @@
-"""Which settings does the installed TRL know, and which of them may be passed on through `train.extra`?
+"""Which settings of TRL may be passed on through `train.extra`? Those that have an effect here, and no other.
 
-TRL's dataclass is read as source text: importing it imports torch (seconds), and a config check must answer at once.
+One table of what is allowed and one of what is refused, with the reason; a test asks the installed TRL for its fields,
+so that one a new version adds is decided there instead of being accepted and doing nothing.
 """
 
 from __future__ import annotations
 
-import ast
-import importlib.util
-from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 from shardtune.config.problems import shown
 from shardtune.config.suggestions import FOREIGN_KEYS, nearest, section_fields
 
-_SIMPLE: dict[str, type] = {"bool": bool, "int": int, "float": float, "str": str, "dict": dict, "list": list}
+_SIMPLE: dict[str, type] = {"bool": bool, "int": int, "float": float, "str": str, "dict": dict}
 _WORDS = {"bool": "true or false", "int": "a whole number", "float": "a number", "str": "text", "dict": "a mapping",
-          "list": "a list", "None": "null"}  # fmt: skip
+          "None": "null"}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Extra:
+    """A setting of TRL that is passed on: its types, the words it takes if these are few, and its range."""
+
+    kinds: tuple[str, ...]
+    choices: tuple[str, ...] = ()
+    least: float | None = None
+    below: float | None = None
+
+    def fits(self, value: Any) -> bool:
+        if value is None:
+            return "None" in self.kinds
+        if not any(_is(value, kind) for kind in self.kinds) or (self.choices and value not in self.choices):
+            return False
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return True
+        return (self.least is None or value >= self.least) and (self.below is None or value < self.below)
+
+    def words(self) -> str:
+        if self.choices:
+            return "one of: " + ", ".join(self.choices)
+        limits = [f"at least {self.least:g}"] if self.least is not None else []
+        limits += [f"below {self.below:g}"] if self.below is not None else []
+        return ", ".join([", or ".join(_WORDS[kind] for kind in self.kinds), *limits])
+
+
+# What each changes is measured in tests/train/test_extra.py.
+ALLOWED: dict[str, Extra] = {
+    "adam_beta1": Extra(("float",), least=0, below=1),
+    "adam_beta2": Extra(("float",), least=0, below=1),
+    "adam_epsilon": Extra(("float",), least=0),
+    "lr_scheduler_kwargs": Extra(("dict", "None")),
+    "neftune_noise_alpha": Extra(("float", "None"), least=0),
+    "router_aux_loss_coef": Extra(("float", "None"), least=0),
+    "full_determinism": Extra(("bool",)),
+    "tf32": Extra(("bool", "None")),
+    "torch_empty_cache_steps": Extra(("int", "None"), least=1),
+    "data_seed": Extra(("int", "None"), least=0),
+    "dataloader_num_workers": Extra(("int",), least=0),
+    "dataloader_pin_memory": Extra(("bool",)),
+    "dataloader_persistent_workers": Extra(("bool",)),
+    "dataloader_prefetch_factor": Extra(("int", "None"), least=1),
+    "eval_delay": Extra(("float",), least=0),
+    "eval_on_start": Extra(("bool",)),
+    "logging_first_step": Extra(("bool",)),
+    "logging_strategy": Extra(("str",), choices=("no", "steps", "epoch")),
+    # Read by trackers (train.report_to).
+    "run_name": Extra(("str", "None")),
+    "project": Extra(("str",)),
+    "trackio_space_id": Extra(("str", "None")),
+    "trackio_bucket_id": Extra(("str", "None")),
+    "trackio_static_space_id": Extra(("str", "bool", "None")),
+}
 
 _PREPARES_DATA = "shardtune tokenises the data itself, so TRL would never read it"
 _SHARDS = "shardtune shards the model itself, before TRL sees it"
 _STORES = "shardtune writes and restores checkpoints itself"
 
-# Settings of TRL that shardtune decides: passing them on would do nothing, or undo what makes a sharded run right.
-OWNED: dict[str, str] = {
+_TRACKS = "shardtune writes its own log lines, from rank 0; -v says more"
+_EVALUATES = "shardtune evaluates itself: the loss per supervised token over all ranks, and nothing else"
+_ORDERS = "rows are dealt out in an order given by `train.seed`, each once an epoch"
+_PUSHES = "nothing would be pushed: shardtune writes the adapter to final/; upload it from there (`hf upload`)"
+_FUSES = "shardtune has fused code of its own: `train.kernels`"
+
+# Settings of TRL that do nothing here, or would undo what makes a sharded run right: each with what to use instead.
+REFUSED: dict[str, str] = {
     # The model arrives loaded, adapted and sharded.
     "model_init_kwargs": "shardtune loads the model; use the section `model`",
     "fsdp": f"{_SHARDS}; use the section `parallel`",
@@ -72,6 +129,41 @@ OWNED: dict[str, str] = {
     "restore_callback_states_from_checkpoint": _STORES,
     "metric_for_best_model": "the best checkpoint is the one with the lowest validation loss",
     "greater_is_better": "the best checkpoint is the one with the lowest validation loss",
+    # The loss is fused with the head: there are no logits to smooth or to weigh.
+    "loss_type": "the loss is the negative log-likelihood of the supervised tokens; others are not built in",
+    "label_smoothing_factor": "the loss is fused with the head, which gives no logits to smooth",
+    "use_liger_kernel": _FUSES,
+    "liger_kernel_config": _FUSES,
+    "optim_args": "the optimizers of `train.optim` do not read it; use adam_beta1, adam_beta2 and adam_epsilon",
+    # Batches.
+    "train_sampling_strategy": f"{_ORDERS}; `train.packing` saves the padding that grouping by length is for",
+    "length_column_name": _ORDERS,
+    "dataloader_drop_last": _ORDERS,
+    "dataloader_in_order": _ORDERS,
+    "dataloader_multiprocessing_context": "workers are forked: they share the memory-mapped rows",
+    "pad_to_multiple_of": "rows are filled up to `data.max_length` where compiled code wants one shape",
+    "label_names": "the rows hold exactly the columns the model takes",
+    # Evaluation.
+    "prediction_loss_only": _EVALUATES,
+    "eval_do_concat_batches": _EVALUATES,
+    "eval_use_gather_object": _EVALUATES,
+    "eval_accumulation_steps": _EVALUATES,
+    "include_for_metrics": _EVALUATES,
+    "batch_eval_metrics": _EVALUATES,
+    # What is logged.
+    "logging_nan_inf_filter": "it shows an old loss while NaN reaches the weights; use the section `guards`",
+    "log_on_each_node": _TRACKS,
+    "log_level": _TRACKS,
+    "log_level_replica": _TRACKS,
+    "include_num_input_tokens_seen": "tokens are always counted: `tokens` in the events",
+    "skip_memory_metrics": "memory is always measured: the `profile` events",
+    "debug": "the section `guards` looks at loss and gradients of each step",
+    "push_to_hub": _PUSHES,
+    "hub_model_id": _PUSHES,
+    "hub_private_repo": _PUSHES,
+    "hub_strategy": _PUSHES,
+    "hub_always_push": _PUSHES,
+    "hub_revision": _PUSHES,
     # Processes and devices.
     "use_cpu": "use `parallel.device: cpu`",
     "local_rank": "the launcher gives each process its rank",
@@ -92,7 +184,7 @@ OWNED: dict[str, str] = {
 # Settings that older versions had; people still copy them.
 _REMOVED = {
     "logging_dir": "transformers no longer has it; trackers write to the run folder",
-    "group_by_length": "transformers now calls it `train_sampling_strategy: group_by_length`",
+    "group_by_length": "rows are dealt out in a random order; `train.packing` saves the padding that grouping is for",
     "overwrite_output_dir": "each run gets a folder of its own, nothing is overwritten",
     "save_safetensors": "transformers no longer has it; weights are always written as safetensors",
     "neftune_alpha": "TRL calls it `neftune_noise_alpha`",
@@ -101,59 +193,33 @@ _REMOVED = {
 }
 
 
-class TrlSourceError(LookupError):
-    """TRL's dataclass could not be read (not installed, or laid out differently)."""
-
-
-@dataclass(frozen=True)
-class TrlField:
-    """A setting of SFTConfig: its simple types (empty = unknown, anything goes) and its choices, if it has any."""
-
-    name: str
-    kinds: tuple[str, ...]
-    choices: tuple[str, ...] = ()
-
-    def fits(self, value: Any) -> bool:
-        if value is None:
-            return not self.kinds or "None" in self.kinds
-        if self.choices and isinstance(value, str):
-            return value in self.choices
-        return not self.kinds or any(_is(value, kind) for kind in self.kinds)
-
-    def words(self) -> str:
-        if self.choices:
-            return "one of: " + ", ".join(self.choices)
-        return ", or ".join(_WORDS[kind] for kind in self.kinds)
-
-
-def check_extra(name: str, value: Any, fields: Mapping[str, TrlField]) -> tuple[str, str] | None:
+def check_extra(name: str, value: Any) -> tuple[str, str] | None:
     """What is wrong with `train.extra.<name>: value`?
 
     Returns:
         (what, fix), or None when TRL can have it.
     """
+    if name in REFUSED:
+        return "this setting cannot be passed on", REFUSED[name]
     owners = [section for section, model in section_fields().items() if name in model.model_fields]
-    if owners and name in fields:
+    if owners:
         return "shardtune has a setting of its own for this", f"set `{owners[0]}.{name}`"
-    if name in OWNED:
-        return "this setting cannot be passed on", OWNED[name]
-    if name not in fields:
-        return "TRL's SFTConfig has no such setting", _meant(name, fields)
-    field = fields[name]
-    if field.fits(value):
+    if name not in ALLOWED:
+        return "TRL has no such setting that could be passed on", _meant(name)
+    extra = ALLOWED[name]
+    if extra.fits(value):
         return None
-    close = nearest(value, field.choices) if isinstance(value, str) else None
-    return f"expected {field.words()}; got {shown(value)}", f"did you mean `{close}`?" if close else ""
+    close = nearest(value, extra.choices) if isinstance(value, str) else None
+    return f"expected {extra.words()}; got {shown(value)}", f"did you mean `{close}`?" if close else ""
 
 
-def _meant(name: str, fields: Mapping[str, TrlField]) -> str:
+def _meant(name: str) -> str:
     if name in _REMOVED:
         return _REMOVED[name]
-    own = [f"{section}.{name}" for section, model in section_fields().items() if name in model.model_fields]
-    if own or name in FOREIGN_KEYS:
-        return f"set `{own[0] if own else FOREIGN_KEYS[name]}`"
-    close = nearest(name, fields)
-    return f"did you mean `{close}`?" if close else "see the documentation of trl.SFTConfig for the names it has"
+    if name in FOREIGN_KEYS:
+        return f"set `{FOREIGN_KEYS[name]}`"
+    close = nearest(name, ALLOWED)
+    return f"did you mean `{close}`?" if close else "docs/config-reference.md lists what can be"
 
 
 def _is(value: Any, kind: str) -> bool:
@@ -162,93 +228,3 @@ def _is(value: Any, kind: str) -> bool:
     if kind == "float":
         return isinstance(value, int | float)
     return kind in _SIMPLE and isinstance(value, _SIMPLE[kind])
-
-
-@cache
-def trl_fields() -> dict[str, TrlField]:
-    """The settings of the installed `trl.SFTConfig`, those of its base classes included.
-
-    Raises:
-        TrlSourceError: TRL is not installed, or its source is not laid out as expected.
-    """
-    return _class_fields(_package("trl") / "trainer" / "sft_config.py", "SFTConfig")
-
-
-def _package(name: str) -> Path:
-    spec = importlib.util.find_spec(name)  # finds the folder; imports nothing
-    if spec is None or spec.origin is None:
-        raise TrlSourceError(f"the package {name} is not installed")
-    return Path(spec.origin).parent
-
-
-def _class_fields(path: Path, name: str) -> dict[str, TrlField]:
-    try:
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-    except (OSError, SyntaxError) as error:
-        raise TrlSourceError(f"{path} cannot be read: {error}") from error
-    found = next((node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name), None)
-    if found is None:
-        raise TrlSourceError(f"{path} has no class {name}")
-    fields: dict[str, TrlField] = {}
-    for base in reversed(found.bases):
-        fields.update(_class_fields(*_base(ast.unparse(base), tree, path)))
-    for statement in found.body:
-        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
-            fields[statement.target.id] = _field(statement, statement.target.id)
-    return fields
-
-
-def _base(name: str, tree: ast.Module, path: Path) -> tuple[Path, str]:
-    """Where is a base class written? In this file, in a module beside it, or it is transformers' own."""
-    if name.rpartition(".")[2] == "TrainingArguments":
-        return _package("transformers") / "training_args.py", "TrainingArguments"
-    if any(isinstance(node, ast.ClassDef) and node.name == name for node in tree.body):
-        return path, name
-    for node in tree.body:
-        if isinstance(node, ast.ImportFrom) and node.module and node.level:
-            for alias in node.names:
-                if (alias.asname or alias.name) == name:
-                    folder = path.parents[node.level - 1]
-                    return folder.joinpath(*node.module.split(".")).with_suffix(".py"), alias.name
-    raise TrlSourceError(f"the base class {name} in {path} is not understood")
-
-
-def _field(statement: ast.AnnAssign, name: str) -> TrlField:
-    kinds = tuple(dict.fromkeys(_kinds(statement.annotation)))
-    # An enum beside `str` adds nothing YAML can say; an annotation of nothing but unknown names says nothing.
-    known = tuple(kind for kind in kinds if kind in _WORDS)
-    return TrlField(name, known if set(known) - {"None"} else (), _choices(statement.value))
-
-
-def _kinds(annotation: ast.expr) -> list[str]:
-    match annotation:
-        case ast.BinOp(left=left, right=right):
-            return _kinds(left) + _kinds(right)
-        case ast.Constant(value=None):
-            return ["None"]
-        case ast.Name(id="Any"):
-            return []
-        case ast.Name(id=name):
-            return [name]
-        case ast.Subscript(value=ast.Name(id="Optional"), slice=inner):
-            return [*_kinds(inner), "None"]
-        case ast.Subscript(value=ast.Name(id="Union"), slice=ast.Tuple(elts=parts)):
-            return [kind for part in parts for kind in _kinds(part)]
-        case ast.Subscript(value=ast.Name(id="Literal"), slice=inner):
-            words = inner.elts if isinstance(inner, ast.Tuple) else [inner]
-            return [type(word.value).__name__ for word in words if isinstance(word, ast.Constant)]
-        case ast.Subscript(value=container):
-            return _kinds(container)
-    return []
-
-
-def _choices(value: ast.expr | None) -> tuple[str, ...]:
-    """The `choices` a dataclass field names in its metadata."""
-    if not isinstance(value, ast.Call):
-        return ()
-    for keyword in value.keywords:
-        if keyword.arg == "metadata" and isinstance(keyword.value, ast.Dict):
-            for key, choices in zip(keyword.value.keys, keyword.value.values, strict=True):
-                if isinstance(key, ast.Constant) and key.value == "choices" and isinstance(choices, ast.List):
-                    return tuple(str(word.value) for word in choices.elts if isinstance(word, ast.Constant))
-    return ()

@@ -36,10 +36,6 @@ UNSUPPORTED: dict[str, tuple[str, str]] = {
         "only LoRA is trained: its adapters are what is sharded, fused, checkpointed and proven here",
         "remove it; for as few parameters as VeRA or LoHa have, set a small r",
     ),
-    "modules_to_save": (
-        "no part of the model is trained in full: its weights are frozen, sharded, and left out of every checkpoint",
-        "for new tokens use model.new_tokens; for more capacity a higher r, or target_modules: all-linear",
-    ),
     "layers_pattern": ("not needed: layers_to_transform counts the decoder layers, known by their class", "remove it"),
     "target_parameters": (
         "fused expert tensors and routers are named in target_modules, as linear layers are",

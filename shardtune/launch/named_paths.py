@@ -53,27 +53,50 @@ def _is_hub_dataset(name: str) -> bool:
     return not looks_local(name) and DataFile.of(name) is None and not any(sign in name for sign in "*?[")
 
 
+def check_inputs(config: RunConfig, *, model: bool = True) -> None:
+    """Raise if the model or the data is not where the config says.
+
+    Args:
+        model: Whether this machine needs the model's folder.
+    """
+    checks = [_checks(config)["data.dataset_name_or_path"]]
+    if model:
+        checks.insert(0, _checks(config)["model.model_name_or_path"])
+    for check in checks:
+        if error := _error(check):
+            raise error
+
+
 def _errors(config: RunConfig) -> Iterator[tuple[str, UserInputError]]:
-    model, data, train = config.model, config.data, config.train
-    checks: list[tuple[str, Callable[[], None]]] = [
-        (
-            "model.model_name_or_path",
-            lambda: check_model_folder(model.model_name_or_path, weights=model.weights == "checkpoint"),
-        ),
-        ("model.tokenizer_name_or_path", lambda: check_tokenizer_folder(model)),
-        ("data.dataset_name_or_path", lambda: check_dataset_path(data)),
-        ("data.chat_template", lambda: _check_template(data.chat_template)),
-        ("data.cache_dir", lambda: check_writable("data.cache_dir", data.cache_dir)),
-        ("train.output_dir", lambda: check_writable("train.output_dir", train.output_dir)),
-        ("train.resume", lambda: _check_resume(train.resume)),
-    ]
-    for key, check in checks:
-        try:
-            check()
-        except UserInputError as error:
+    for key, check in _checks(config).items():
+        if error := _error(check):
             yield key, error
-        except OSError as error:  # a name that is too long, a folder that may not be entered
-            yield key, UserInputError(f"It cannot be looked at: {error.strerror} ({error.filename}).")
+
+
+def _error(check: Callable[[], None]) -> UserInputError | None:
+    try:
+        check()
+    except UserInputError as error:
+        return error
+    except OSError as error:  # a name that is too long, a folder that may not be entered
+        return UserInputError(f"It cannot be looked at: {error.strerror} ({error.filename}).")
+    return None
+
+
+def _checks(config: RunConfig) -> dict[str, Callable[[], None]]:
+    model, data, train = config.model, config.data, config.train
+    return {
+        "model.model_name_or_path": lambda: check_model_folder(
+            model.model_name_or_path, weights=model.weights == "checkpoint"
+        ),
+        "model.tokenizer_name_or_path": lambda: check_tokenizer_folder(model),
+        "data.dataset_name_or_path": lambda: check_dataset_path(data),
+        "data.chat_template": lambda: _check_template(data.chat_template),
+        "data.cache_dir": lambda: check_writable("data.cache_dir", data.cache_dir),
+        "train.output_dir": lambda: check_writable("train.output_dir", train.output_dir),
+        "train.fallback_dir": lambda: check_writable("train.fallback_dir", train.fallback_dir),
+        "train.resume": lambda: _check_resume(train.resume),
+    }
 
 
 def _check_template(template: str | None) -> None:

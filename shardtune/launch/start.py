@@ -11,19 +11,18 @@ from pathlib import Path
 
 from shardtune.config import ResolvedConfig, load_config
 from shardtune.config.accelerate_file import neutralise
-from shardtune.data.source import check_dataset_path
 from shardtune.errors import UserInputError
 from shardtune.launch.accelerate_machines import other_process_count, refuse_lone_machine
 from shardtune.launch.defaults import banner, set_safe_defaults
 from shardtune.launch.ending import STOPPED_EARLY, as_rank
 from shardtune.launch.evaluation import Evaluation, adapter_folder
 from shardtune.launch.local import launch, process_count, threads_per_process
+from shardtune.launch.named_paths import check_inputs
 from shardtune.launch.network import read_network
 from shardtune.launch.parent_death import LAUNCHER_VARIABLE
 from shardtune.launch.place import Asked, Node, Worker, read_place, unused_master
 from shardtune.launch.run_folder import CHECKPOINTS, FOLDER_VARIABLE, RunFolder
 from shardtune.launch.which_run import choose_run
-from shardtune.model.locate import check_model_folder
 from shardtune.terminal import fitted
 from shardtune.train.interrupt import StopRequest
 
@@ -84,11 +83,10 @@ def _prepare(
     """Check what can be checked, choose the run's folder and hold it until `at_end`, and return what trains."""
     network = read_network(environ, node)
     resolved = load_config(config, overrides, accelerate_config, environ)
-    refuse_lone_machine(resolved, environ, asked, config)
-    if node.node_rank == 0 or resolved.config.model.load == "read-all":  # others may get the model from rank 0
-        model = resolved.config.model
-        check_model_folder(model.model_name_or_path, weights=model.weights == "checkpoint")
-    check_dataset_path(resolved.config.data)
+    if evaluation is None:  # a loss is the same on any number of processes
+        refuse_lone_machine(resolved, environ, asked, config)
+    needs_model = node.node_rank == 0 or resolved.config.model.load == "read-all"  # others may get it from rank 0
+    check_inputs(resolved.config, model=needs_model)
     if evaluation is not None and evaluation.adapter is not None and node.node_rank == 0:
         adapter_folder(evaluation.adapter)
     nproc = _processes(node, resolved, force=force)
@@ -143,7 +141,7 @@ def _work(
     def work(stop: StopRequest) -> int:
         resolved = load_config(config, overrides, accelerate_config, environ)
         neutralise(environ)  # what accelerate launch set is translated by now; the Trainer must not act on it too
-        if notice := other_process_count(resolved, place.world_size):
+        if evaluation is None and (notice := other_process_count(resolved, place.world_size)):
             resolved = replace(resolved, notices=(*resolved.notices, notice))
         from shardtune.train.run import train
 

@@ -146,7 +146,7 @@ def _build(
         raise _too_old(section.model_name_or_path, family)
     if hasattr(config, "quantization_config"):
         del config.quantization_config  # we read the codes ourselves; Trainer refuses a model that says it is quantised
-    dtype = _DTYPES.get(section.torch_dtype) or _dtype(config.dtype) or _commonest(stored)
+    dtype = _DTYPES.get(section.torch_dtype) or _own_dtype(config, stored)
     # Ours are put in place when it is known how rows are laid out (train/attention.py).
     ours = section.attn_implementation in ("auto", varlen.NAME, whole_rows.NAME)
     # None: sdpa where the architecture has it, else eager (gpt-oss, Gemma 2).
@@ -175,9 +175,11 @@ def _build(
     return model
 
 
-def _dtype(named: torch.dtype | str | None) -> torch.dtype | None:
-    found: torch.dtype | None = getattr(torch, named) if isinstance(named, str) else named
-    return found
+def _own_dtype(config: PretrainedConfig, stored: Mapping[str, StoredTensor]) -> torch.dtype:
+    """The checkpoint's own, by its config or its files; bfloat16 for float16, which would need loss scaling."""
+    named = config.dtype
+    found: torch.dtype = (getattr(torch, named) if isinstance(named, str) else named) or _commonest(stored)
+    return torch.float32 if found in (torch.float32, torch.float64) else torch.bfloat16
 
 
 def _commonest(stored: Mapping[str, StoredTensor]) -> torch.dtype:

@@ -99,9 +99,10 @@ def slots(model: nn.Module, assembly: Assembly) -> list[Slot]:
     Raises:
         ShardtuneError: the model has a parameter that the assembly does not know.
     """
-    held = {bare_name(name): tensor for name, tensor in _tensors(model)}
+    named = [(bare_name(name), tensor) for name, tensor in _tensors(model)]
+    held = dict(named)
     found = []
-    for name, tensor in held.items():
+    for name, tensor in named:  # what trains in full is there twice, as it was and as it becomes
         weight = name.removesuffix(SCALE)
         if name not in assembly.pieces and weight != name and weight in held:
             if weight in assembly.quantised:  # otherwise filled together with the weight it belongs to
@@ -135,7 +136,10 @@ def jobs(own: list[Slot], reader: ShardReader) -> list[Job]:
 
 def bare_name(name: str) -> str:
     """A parameter's name in the model as transformers builds it."""
-    return name.removeprefix("base_model.model.").replace(".token_adapter", "").replace(".base_layer", "")
+    bare = name.removeprefix("base_model.model.")
+    for around in (".token_adapter", ".base_layer", ".original_module", ".modules_to_save.default"):
+        bare = bare.replace(around, "")
+    return bare
 
 
 def is_adapter(name: str) -> bool:

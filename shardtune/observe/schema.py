@@ -109,7 +109,7 @@ _SECONDS = {
     "collective": Field("number", "Waiting for other ranks; in none of the other phases", optional=True),
 }
 _TOKENS = {
-    "supervised": Field("integer", "Tokens that carry loss"),
+    "supervised": Field("integer", "Tokens that enter the loss"),
     "real": Field("integer", "Tokens of documents"),
     "padded": Field("integer", "Padding, computed in vain"),
 }

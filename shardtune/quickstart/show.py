@@ -115,8 +115,8 @@ def _tell(console: Console, before: Score, after: Score, final: Path, seconds: f
     say(console, "adapter", str(final))
     say(console, "time", f"{clock(seconds)} in all")
     run = final.parent
-    say(console, "next", f"shardtune report {_typed(run)}      writes {_typed(run / 'report.html')}")
-    say(console, "", f"shardtune dashboard {_typed(run.parent)}      serves all runs there in a browser")
+    say(console, "report", f"shardtune report {_typed(run)}")
+    say(console, "live", f"shardtune dashboard {_typed(run.parent)}")
 
 
 def _typed(path: Path) -> str:

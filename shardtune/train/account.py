@@ -19,7 +19,6 @@ from shardtune.data.inspect import format_found, format_line
 from shardtune.launch.run_folder import CHECKPOINTS, RECORD
 from shardtune.launch.which_run import record_finish, record_start
 from shardtune.observe import environment, summary
-from shardtune.train.choices import slow_precision_notice
 from shardtune.train.machines import tell_machines
 from shardtune.train.run_files import expendable, write_run_file
 from shardtune.train.scene import Data, Scene
@@ -51,11 +50,13 @@ def introduce(scene: Scene, resolved: ResolvedConfig) -> None:
     write_config(scene, resolved)
     config = resolved.config
     _quieten_libraries(scene.console)
-    scene.console.print(f"[bold]shardtune[/] {__version__}  run {scene.folder.name}", highlight=False)
-    summary.say(scene.console, "folder", str(scene.folder))
+    if scene.temporary:
+        scene.console.print(f"[bold]shardtune[/] {__version__}  {scene.folder.name}", highlight=False)
+    else:
+        scene.console.print(f"[bold]shardtune[/] {__version__}  run {scene.folder.name}", highlight=False)
+        summary.say(scene.console, "folder", str(scene.folder))
     tell_machines(scene, workers=int(config.train.extra.get("dataloader_num_workers", 0)))
-    notices = [*resolved.notices, slow_precision_notice(config.model.torch_dtype, scene.processes.device.type)]
-    tell_notices(scene, [notice for notice in notices if notice], about="config")
+    tell_notices(scene, list(resolved.notices), about="config")
     if resolved.verdicts:
         _tell_verdicts(scene, resolved.verdicts)
 

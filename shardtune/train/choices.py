@@ -40,13 +40,32 @@ def settle_autos(resolved: ResolvedConfig, *, device: str, processes_here: int) 
         resolved = resolved.with_auto("parallel.device", device, f"torch sees {device}")
     if config.parallel.nproc == "auto":
         resolved = resolved.with_auto("parallel.nproc", processes_here, "processes started on this machine")
-    if config.train.bf16 == "auto":
-        held = config.model.torch_dtype
-        resolved = resolved.with_auto("train.bf16", held == "bfloat16", f"the model is held in {held}")
     if config.train.eval_strategy == "auto":
         given = config.data.val_split is not None
         resolved = resolved.with_auto(
             "train.eval_strategy", "steps" if given else "no", f"data.val_split is {'given' if given else 'null'}"
+        )
+    return resolved
+
+
+def settle_dtype(resolved: ResolvedConfig, blueprint: Blueprint) -> ResolvedConfig:
+    """What weights are held in, by the checkpoint where `auto` leaves it to that, and what products are computed in.
+
+    Raises:
+        UserInputError: biases would train in float32 beside weights that compute in bfloat16.
+    """
+    held = str(blueprint.model.dtype).removeprefix("torch.")
+    if resolved.config.model.torch_dtype == "auto":
+        why = "the checkpoint's own dtype, or bfloat16 where that is float16"
+        resolved = resolved.with_auto("model.torch_dtype", held, why)
+    if resolved.config.train.bf16 == "auto":
+        resolved = resolved.with_auto("train.bf16", held == "bfloat16", f"the model is held in {held}")
+    config = resolved.config
+    if config.lora.bias != "none" and held == "bfloat16" and not config.train.bf16:
+        raise UserInputError(
+            f"lora.bias is {config.lora.bias}, but train.bf16 is false with weights in bfloat16.",
+            why="What trains is float32, and a bias is added to a product of its weight's dtype.",
+            fix="Set train.bf16: true, or model.torch_dtype: float32.",
         )
     return resolved
 
@@ -82,8 +101,8 @@ def settle_kernels(
     """Which fused code runs, and where it does not, why.
 
     Raises:
-        UserInputError: the fused loss was asked for, and this model cannot have it; or products in FP8, and nothing is
-            held in FP8.
+        UserInputError: the fused loss or selective recomputation was asked for, and this model cannot have it; or
+            products in FP8, and nothing is held in FP8.
     """
     train = resolved.config.train
     eager = "train.kernels is eager" if train.kernels == "eager" else None
@@ -94,6 +113,13 @@ def settle_kernels(
             "train.fused_loss is true, but the loss of this model cannot be fused with its head.",
             why=obstacle + ".",
             fix="Set train.fused_loss: auto or false.",
+        )
+    selective = family.why_not("selective", model.config) if train.gradient_checkpointing == "selective" else None
+    if selective is not None:
+        raise UserInputError(
+            f"train.gradient_checkpointing is selective, which {type(model).__name__} cannot have.",
+            why=selective[0].upper() + selective[1:] + ".",
+            fix="Set train.gradient_checkpointing: full.",
         )
     held = resolved.config.model.base_precision
     if train.fp8_compute is True and held != "fp8":

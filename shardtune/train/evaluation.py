@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from shardtune.train.saving import CheckpointSaver
     from shardtune.train.watchdog import Watchdog
 
-_SAME = ("peft_type", "bias", "use_dora", "modules_to_save", "trainable_token_indices")  # what they say is not in names
+_SAME = ("peft_type", "bias", "use_dora", "trainable_token_indices")  # of the others, names and shapes tell
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def temporary_scene(asked: RunConfig, processes: Processes, evaluation: Evaluati
     folder = Path(at_end.enter_context(tempfile.TemporaryDirectory(prefix="shardtune-"))) / "eval-loss"
     folder.mkdir()
     console = Console(quiet=not processes.is_main, stderr=evaluation.as_json)
-    return Scene(processes, folder, console, EventLog(folder, processes.rank), asked)
+    return Scene(processes, folder, console, EventLog(folder, processes.rank), asked, temporary=True)
 
 
 def evaluate_only(

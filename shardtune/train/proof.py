@@ -173,8 +173,13 @@ def _owned(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
 
 def _may_wait(name: str, steps: int) -> bool:
     """Whether a gradient of zero is no sign of trouble: A before B has changed, experts without a token, a new token
-    that no row of the step had."""
-    return ".experts." in name or ".trainable_tokens_delta." in name or (".lora_A." in name and steps == 0)
+    or a row of a trained embedding that the step did not have."""
+    return (
+        ".experts." in name
+        or ".modules_to_save." in name
+        or ".trainable_tokens_delta." in name
+        or (".lora_A." in name and steps == 0)
+    )
 
 
 def _too_small(parameter: torch.Tensor, optimizer: Optimizer) -> bool:

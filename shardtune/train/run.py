@@ -56,9 +56,11 @@ from shardtune.train.choices import (
     fp8_compute_notice,
     fuse,
     settle_autos,
+    settle_dtype,
     settle_kernels,
     settle_layer_class,
     settle_precision,
+    slow_precision_notice,
 )
 from shardtune.train.evaluation import evaluate_only, read_given, temporary_scene
 from shardtune.train.final import write_final
@@ -139,6 +141,9 @@ def train(
             warn_of_random_weights(scene)
         checkpoint = find_checkpoint(config.model, processes)
         blueprint = draw_up(config.model, checkpoint.folder, checkpoint.stored)
+        resolved = settle_dtype(resolved, blueprint)
+        if slow := slow_precision_notice(resolved.config.model.torch_dtype, processes.device.type):
+            tell_notices(scene, [slow], about="config")
         resolved = settle_precision(resolved, blueprint, processes)
         if resolved.config.model.base_precision == "fp8":
             hold_in_fp8(blueprint.model, fp8_blocks(blueprint))

@@ -47,6 +47,7 @@ class Scene:
     console: Console  # quiet on all ranks but 0
     events: EventLog
     asked: RunConfig  # the config as it was given, before any `auto` was settled
+    temporary: bool = False  # the folder goes when this process ends
 
 
 def open_scene(asked: RunConfig, processes: Processes, run_id: str | None, at_end: ExitStack) -> Scene:

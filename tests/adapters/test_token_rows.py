@@ -28,7 +28,7 @@ def loss_and_gradients(model: Any) -> tuple[float, dict[str, torch.Tensor]]:
     ids = torch.tensor([[5, 70, 3, 9, 71, 70, 2], [71, 11, 12, 13, 14, 15, 2]])
     loss = model(input_ids=ids, labels=ids).loss
     loss.backward()
-    return float(loss), {name: p.grad for name, p in model.named_parameters() if p.requires_grad}
+    return float(loss.detach()), {name: p.grad for name, p in model.named_parameters() if p.requires_grad}
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,7 @@ def test_names_separated_by_commas_are_a_list(load: Load) -> None:
         ("lora.target_modules=[q", "-o lora.target_modules=[q lora.target_modules not valid YAML"),
         ("extends=x.yaml", "`extends` works in files, not in overrides"),
         ("train.fp16=true", "-o train.fp16=true train.fp16 fp16 is not supported"),
-        ("train.extra.foo_bar=1", "-o train.extra.foo_bar=1 train.extra.foo_bar TRL's SFTConfig has no such setting"),
+        ("train.extra.foo_bar=1", "-o train.extra.foo_bar=1 train.extra.foo_bar TRL has no such setting that could be passed on"),
     ],
 )  # fmt: skip
 def test_a_wrong_override_is_quoted_in_the_report(report: Report, override: str, expected: str) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from shardtune.config import load_config, render_yaml
-from shardtune.config.redact import hide_text, is_secret, redacted, redacted_settings
+from shardtune.config.redact import hide_text, hide_values, is_secret, redacted, redacted_settings
 
 SECRET = "hunter2-very-secret"
 
@@ -31,6 +31,8 @@ def test_a_secret_is_in_no_kept_config_and_everything_else_is(config: Path) -> N
         assert SECRET not in text and "hf_abcdefghij" not in text
         assert "PLAIN" in text and "kept" in text and "host/rows.jsonl" in text
     assert "DB_PASSWORD" in render_yaml(redacted(resolved))
+    typed = f"shardtune train run.yaml -o 'cluster.env={{DB_PASSWORD: {SECRET}, PLAIN: kept}}'"  # a name inside a value
+    assert hide_values(typed, resolved.config) == typed.replace(SECRET, "***")
 
 
 @pytest.mark.parametrize("name", ["HF_TOKEN", "hub_token", "token", "OPENAI_API_KEY", "apikey", "PGPASSWORD_FILE.password",

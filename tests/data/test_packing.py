@@ -107,3 +107,8 @@ def test_a_million_rows_are_packed_within_a_minute_on_one_core() -> None:
     packs = pack(lengths, 4096)
     assert time.process_time() - began < 60
     assert packs.efficiency(lengths, 4096) >= 0.97
+
+
+def test_a_length_that_no_row_comes_near_costs_nothing() -> None:
+    packs = pack(np.array([5, 3, 9]), 2**40)
+    assert len(packs) == 1 and packs.members(0).tolist() == [2, 0, 1]

@@ -72,7 +72,7 @@ def test_the_fp8_wrapper_with_the_classic_seven_names_and_a_copied_fsdp_file(
     write_rows(journey)
     write_run(
         journey, folder, model={"base_precision": "fp8"}, lora={"target_modules": SEVEN},
-        train={"max_steps": 12, "per_device_train_batch_size": 4, "learning_rate": 2e-2, "logging_steps": 1},
+        train={"per_device_train_batch_size": 4, "learning_rate": 2e-2},
     )  # fmt: skip
     (journey.folder / "fsdp.yaml").write_text(FSDP)
     done = journey.shardtune("train", "run.yaml", "--accelerate-config", "fsdp.yaml")
@@ -96,7 +96,7 @@ def test_adapters_on_routed_experts_are_plain_peft_adapters(journey: Journey, tm
     write_rows(journey)
     write_run(
         journey, model, lora={"target_modules": ["attention", "experts"], "expert_r": 2},
-        train={"max_steps": 12, "per_device_train_batch_size": 4, "learning_rate": 2e-2, "logging_steps": 1},
+        train={"per_device_train_batch_size": 4, "learning_rate": 2e-2},
     )  # fmt: skip
     journey.shardtune("train", "run.yaml", "--nproc", 2)
     run = journey.only_run()

@@ -16,7 +16,7 @@ from journey import Journey, read_events
 from reversing import check_run, write_rows, write_run
 
 # As they circulate: from the time of FSDP1, and as `accelerate config` writes it today. Both offload to the host, which
-# has no effect without a GPU.
+# has no effect without a GPU (an FSDP2 file given to `train` is in test_accelerate_offload.py).
 FSDP1 = """\
 compute_environment: LOCAL_MACHINE
 debug: false
@@ -67,7 +67,7 @@ use_cpu: false
 def here(journey: Journey, toy_model: Path) -> Journey:
     """Data and a config for two processes: the same eight rows a step however they are started."""
     write_rows(journey)
-    write_run(journey, toy_model, train={"max_steps": 12, "per_device_train_batch_size": 4, "logging_steps": 1})
+    write_run(journey, toy_model, train={"per_device_train_batch_size": 4})
     return journey
 
 
@@ -88,16 +88,8 @@ def test_a_copied_fsdp1_file_trains_with_offload_and_anothers_layer_class(here: 
 
 
 @pytest.mark.slow
-def test_an_fsdp2_file_in_the_config_trains(here: Journey, toy_model: Path) -> None:
-    (here.folder / "fsdp.yaml").write_text(FSDP2)
-    here.shardtune("train", "run.yaml", "-o", "parallel.accelerate_config=fsdp.yaml")
-    check_two_processes(here, toy_model)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("file", [FSDP1, FSDP2], ids=["fsdp1", "fsdp2"])
-def test_accelerate_launch_starts_it_where_it_started_the_script(here: Journey, toy_model: Path, file: str) -> None:
-    (here.folder / "fsdp.yaml").write_text(file + f"main_process_port: {free_port()}\n")
+def test_accelerate_launch_starts_it_where_it_started_the_script(here: Journey, toy_model: Path) -> None:
+    (here.folder / "fsdp.yaml").write_text(FSDP2 + f"main_process_port: {free_port()}\n")
     here.command("accelerate", "launch", "--config_file", "fsdp.yaml", "-m", "shardtune", "train", "run.yaml")
     check_two_processes(here, toy_model)
 
@@ -115,7 +107,7 @@ def test_torchrun_starts_it(here: Journey, toy_model: Path) -> None:
 def test_three_nodes_meet_by_what_a_wrapper_script_exports(journey: Journey, toy_model: Path) -> None:
     """`export RANK=… MASTER_ADDR=… MASTER_PORT=…` on each machine, and one command for all."""
     write_rows(journey)
-    write_run(journey, toy_model, train={"max_steps": 12, "per_device_train_batch_size": 3, "logging_steps": 1})
+    write_run(journey, toy_model, train={"per_device_train_batch_size": 3})
     port = str(free_port())
     command = ["shardtune", "train", "run.yaml", "--nnodes", "3", "--run-id", "three"]
     nodes = [

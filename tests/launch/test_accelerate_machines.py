@@ -70,3 +70,10 @@ def test_alone_on_purpose_it_trains_and_says_what_that_does_to_the_batch(shardtu
     )
     assert result.returncode == 0, result.stderr
     assert "16 rows a step instead of 48" in " ".join(result.stdout.split())
+
+
+@pytest.mark.slow
+def test_an_evaluation_is_the_same_on_any_number_of_machines(shardtune: Command, config: Path) -> None:
+    file = config.parent / "fsdp.yaml"
+    result = shardtune("eval-loss", config, "--accelerate-config", file, "-o", "data.val_split=validation", "--json")
+    assert result.returncode == 0, result.stderr

@@ -7,6 +7,8 @@ import json
 from pathlib import Path
 
 import pytest
+import readme_blocks
+from readme_blocks import README
 from running import Command, events
 
 
@@ -33,6 +35,7 @@ def test_tiny_takes_the_whole_path_on_two_sharded_processes(shardtune: Command, 
     assert max(map(len, result.stdout.splitlines())) < 140  # only the lines with paths may be longer than the terminal
     lines = result.stdout.splitlines()
     assert next(i for i, line in enumerate(lines) if line.startswith("step 1/")) <= 24, "one screen before step 1"
+    assert readme_blocks.stale(README.read_text(encoding="utf-8"), result.stdout) == [], "run `make readme`"
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ from typing import Any
 import fast_path
 import pytest
 import torch
+from expert_toys import quantise
 from support.twins import (
     TYPES,
     adapted,
@@ -23,15 +24,28 @@ from support.twins import (
     toy,
 )
 
+from shardtune.adapters.fused import use_fused_lora
 from shardtune.errors import ShardtuneError, UserInputError
-from shardtune.kernels import varlen, whole_rows
-from shardtune.model.experts import fused_experts
+from shardtune.kernels import fp8, varlen, whole_rows
+from shardtune.model.assembly import Assembly
+from shardtune.model.blueprint import Blueprint
+from shardtune.model.experts import SCALE_SUFFIX, fused_experts
+from shardtune.model.families.generic import decoder_layers
 from shardtune.model.families.registry import family_for, family_of
+from shardtune.model.quantized import hold_in_fp8
+from shardtune.parallel.recompute import keep_products
 from shardtune.train.attention import settle_packing
-from shardtune.train.choices import fuse, settle_kernels
+from shardtune.train.choices import fp8_blocks, fuse, settle_kernels
 from shardtune.train.fused_loss import use_fused_loss
 
 CPU = torch.device("cpu")
+# What takes a second for each: a few of them in the fast tests.
+FEW_FAST = [kind if kind in ("llama", "deepseek_v3") else pytest.param(kind, marks=pytest.mark.slow) for kind in TYPES]
+# Layers that take the keys and values of another one.
+SHARED: dict[str, dict[str, Any]] = {"gemma4_text": {"num_hidden_layers": 3, "num_kv_shared_layers": 1, "layer_types": ["sliding_attention", "full_attention", "full_attention"]}}  # fmt: skip
+MIXTURES: dict[str, dict[str, Any]] = {
+    "gemma4_text": {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 16},
+}
 
 
 def claims(path: str) -> list[str]:
@@ -137,6 +151,39 @@ def test_adapters_on_experts_have_the_gradients_of_peft_or_are_refused(kind: str
     assert differences(one_by_one(adapted(base, experts=True)), meant) == {}
 
 
-MIXTURES: dict[str, dict[str, Any]] = {
-    "gemma4_text": {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 16},
-}
+@pytest.mark.parametrize("kind", FEW_FAST)
+def test_a_base_held_in_fp8_trains_as_its_dequantised_twin_or_is_refused(kind: str) -> None:
+    held, twin = toy(kind), toy(kind)
+    family = family_of(held)
+    blocks = fp8_blocks(Blueprint(held, family, None, Assembly({})))
+    if family.experts and "fused_experts" not in family.proven:
+        with pytest.raises(ShardtuneError, match="cannot be adapted or held in FP8"):
+            hold_in_fp8(held, blocks)
+        return
+    values = {name: quantise(held.get_parameter(name), block) for name, block in blocks.items()}
+    hold_in_fp8(held, blocks)
+    with torch.no_grad():
+        for name, (codes, scale) in values.items():
+            held.get_parameter(name).copy_(codes)
+            held.get_parameter(name + SCALE_SUFFIX).copy_(scale)
+            twin.get_parameter(name).copy_(fp8.dequantize(codes, scale, blocks[name], torch.float32))
+    model = adapted(held)
+    use_fused_lora(model)
+    assert differences(one_by_one(model), one_by_one(as_peft_computes(adapted(twin)))) == {}
+
+
+@pytest.mark.parametrize("kept", ["layer inputs", "products"])
+@pytest.mark.parametrize("kind", FEW_FAST)
+def test_what_is_computed_again_in_the_backward_pass_gives_the_same_gradients(kind: str, kept: str) -> None:
+    base = toy(kind, **SHARED.get(kind, {}))
+    model = adapted(base).train()
+    meant = one_by_one(model)
+    if kept == "products":
+        keep_products(decoder_layers(base))
+        if "selective" in family_of(base).unfit:
+            with pytest.raises(RuntimeError, match="mutated"):
+                one_by_one(model)
+            return
+    else:
+        base.gradient_checkpointing_enable({"use_reentrant": False})
+    assert differences(one_by_one(model), meant) == {}

@@ -11,11 +11,9 @@ import numpy as np
 import torch
 import transformers
 from peft import PeftModel
-from peft.tuners.lora.layer import Linear as LoraLinear
 from peft.tuners.lora.layer import ParamWrapper
 from toys import toy_text_config
 
-from shardtune.adapters.experts import GroupedParamWrapper
 from shardtune.adapters.lora import add_lora
 from shardtune.config.schema import LoraSection
 from shardtune.data.collate import REAL_TOKENS, Collator
@@ -60,11 +58,10 @@ def adapted(model: transformers.PreTrainedModel, *, experts: bool = False, targe
 
 
 def as_peft_computes(peft: PeftModel) -> PeftModel:
-    """Our ways of computing adapters on experts taken back: `W + B A` written out, by PEFT."""
+    """Our ways of computing adapters on parameters taken back: `W + B A` written out, by PEFT."""
     for module in peft.modules():
-        if isinstance(module, GroupedParamWrapper):
+        if isinstance(module, ParamWrapper):
             module.__class__ = ParamWrapper
-        assert type(module) is not LoraLinear or type(module).forward is LoraLinear.forward
     return peft
 
 

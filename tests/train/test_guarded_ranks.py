@@ -40,7 +40,7 @@ def test_a_loss_that_is_no_number_on_one_rank_stops_both_and_names_its_rows(
     order = torch.randperm(50, generator=torch.Generator().manual_seed(42)).tolist()
     # step 3 of 8 rows: two micro-batches of 2 ranks × 2 rows; rank 1 has the last two rows of the second
     rows = [f"train:{row}" for row in order[16 + 6 : 16 + 8]]
-    assert "The loss of step 3 is no number: nan on rank 1." in ended.stderr
+    assert "Loss is not finite at step 3: NaN on rank 1." in ended.stderr
     assert f"Rank 1. Rows: {', '.join(rows)}." in " ".join(ended.stderr.split())
     run = config.parent / "runs" / "r"
     (event,) = events(run, "guard")

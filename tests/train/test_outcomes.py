@@ -48,7 +48,7 @@ def test_a_loss_that_is_no_number_stops_the_run_and_writes_no_final(
     )
     result = shardtune("train", config, "--run-id", "one", "--nproc", 2)
     assert result.returncode == 1
-    assert "is no number: nan on rank 0, nan on rank 1" in result.stderr and "train.learning_rate" in result.stderr
+    assert "NaN on rank 0, NaN on rank 1" in result.stderr and "train.learning_rate" in result.stderr
     assert "Traceback" not in result.stderr
     assert not (tmp_path / "runs" / "one" / "final").exists()
 

@@ -18,6 +18,6 @@ FAMILY = Family(
         "Kernels read the weight of mamba.out_proj without calling it: an adapter there would not train.",
         "Logits are multiplied by lm_head_multiplier: the loss is fused with the head only where that is 1.",
     ),
-    proven=frozenset({"fused_loss"}),
+    proven=frozenset({"fused_loss", "selective"}),
     unfit={"packing": "state-space layers carry a state along the whole row, whatever documents it holds"},
 )

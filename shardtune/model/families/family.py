@@ -13,8 +13,8 @@ _NOTHING: Mapping[str, tuple[str, ...]] = MappingProxyType({})
 # - packing: several documents in one row, as transformers computes such a row (eager and sdpa attention);
 # - varlen: `kernels.varlen` for packed rows; whole_rows: `kernels.whole_rows` for others;
 # - fused_loss: the head and the loss together (`train.fused_loss`); fused_experts: grouped products (`model.experts`);
-# - compile: each decoder layer compiled.
-FastPath = Literal["packing", "varlen", "whole_rows", "fused_loss", "fused_experts", "compile"]
+# - compile: each decoder layer compiled; selective: a layer's products kept, the rest computed again.
+FastPath = Literal["packing", "varlen", "whole_rows", "fused_loss", "fused_experts", "compile", "selective"]
 # Of a decoder whose tokens see each other through softmax attention alone, under masks that transformers makes from
 # `position_ids`, and that adds nothing to the attention scores.
 SOFTMAX_ATTENTION: frozenset[FastPath] = frozenset(get_args(FastPath))
@@ -25,6 +25,7 @@ _CLAIMS: Mapping[FastPath, str] = {
     "fused_loss": "its loss follows from its head alone",
     "fused_experts": "grouped products compute its experts",
     "compile": "its layers compute the same when compiled",
+    "selective": "keeping the products of its layers leaves its gradients as they are",
 }
 _KNOWN_LAYERS = frozenset({"full_attention", "sliding_attention"})
 

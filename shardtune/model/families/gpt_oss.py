@@ -26,6 +26,7 @@ FAMILY = Family(
         "packing": "transformers makes its attention masks without position_ids, so documents are not told apart",
         "varlen": _SINKS,
         "whole_rows": _SINKS,
+        "selective": "its experts add biases in place to the products that would be kept",
         "fused_experts": "experts have biases and are stored as (experts, in, out)",
     },
 )

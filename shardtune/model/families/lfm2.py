@@ -25,6 +25,6 @@ FAMILY = Family(
         "down_proj": ("feed_forward.w2",),
     },
     pitfalls=("The output head shares the weight of the embedding.",),
-    proven=frozenset({"fused_loss"}),
+    proven=frozenset({"fused_loss", "selective"}),
     unfit={"packing": "convolutions read the tokens before them, also those of another document"},
 )

@@ -25,7 +25,7 @@ FAMILY = Family(
     pitfalls=(
         "Routed experts are (experts, in, out) and scale their inputs: they are neither adapted nor held in FP8.",
     ),
-    proven=frozenset({"fused_loss"}),
+    proven=frozenset({"fused_loss", "selective"}),
     unfit={
         "packing": "chunks of attention, and the scaling of queries, count from the beginning of the row",
         "fused_experts": "the inputs of an expert are scaled, not its outputs",

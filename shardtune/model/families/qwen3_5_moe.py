@@ -30,6 +30,6 @@ FAMILY = Family(
         "Without the packages flash-linear-attention and causal-conv1d transformers computes the delta nets in plain "
         "torch, many times slower.",
     ),
-    proven=frozenset({"fused_loss", "fused_experts"}),
+    proven=frozenset({"fused_loss", "fused_experts", "selective"}),
     unfit={"packing": "gated delta nets carry a state along the whole row, whatever documents it holds"},
 )

@@ -108,7 +108,7 @@ class Guards(TrainerCallback):
     def evaluated(self, step: int, loss: float) -> None:
         """A validation loss that is no number ends the run, whatever is done about steps: no row is to blame."""
         if not math.isfinite(loss):
-            text = f"The validation loss is {loss} at step {step}; the run is stopped."
+            text = f"The validation loss is {_called(loss)} at step {step}; the run is stopped."
             alarm = Alarm("non_finite", step, text, value=loss)
             self.stop(alarm, "Lower train.learning_rate; checkpoints of steps with a finite validation loss are good.")
 
@@ -132,11 +132,11 @@ class Guards(TrainerCallback):
             "guards.non_finite: skip-step or rollback goes on without them."
         )
         if ranks:
-            values = ", ".join(f"{seen.losses[rank]:g} on rank {rank}" for rank in ranks)
-            text = f"The loss of step {seen.step} is no number: {values}."
+            values = ", ".join(f"{_called(seen.losses[rank])} on rank {rank}" for rank in ranks)
+            text = f"Loss is not finite at step {seen.step}: {values}."
             return Alarm("non_finite", seen.step, text, value=seen.losses[ranks[0]], ranks=ranks, fix=fix)
         if norm is not None and not math.isfinite(norm):
-            text = f"The gradient of step {seen.step} is no number (norm {norm:g}), while every rank's loss is one."
+            text = f"The gradient norm is {_called(norm)} at step {seen.step}, and every rank's loss is finite."
             return Alarm("non_finite", seen.step, text, value=norm, fix=fix)
         return None
 
@@ -216,6 +216,10 @@ class Guards(TrainerCallback):
         self.passed_over |= set(saved["passed_over"])
         self.skips, self.in_a_row, self._warned = saved["skips"], saved["in_a_row"], dict(saved["warned"])
         self.rollbacks = max(self.rollbacks, saved["rollbacks"])
+
+
+def _called(value: float) -> str:
+    return "NaN" if math.isnan(value) else "infinite"
 
 
 def _why(alarm: Alarm) -> str:

@@ -45,7 +45,7 @@ def test_an_event_has_what_means_something_and_nothing_else(guards: Guards, tmp_
 
 def test_a_validation_loss_that_is_no_number_stops_the_run(guards: Guards, tmp_path: Path) -> None:
     guards.evaluated(10, 2.5)
-    with pytest.raises(GuardStop, match="validation loss is nan at step 20"):
+    with pytest.raises(GuardStop, match="validation loss is NaN at step 20"):
         guards.evaluated(20, math.nan)
     assert events(tmp_path, "guard")[0]["action"] == "stop"
 

@@ -1,0 +1,41 @@
+"""Which features work together? The table that the tests run and docs/support.md is made from; a row is one line."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+# What trains: overrides of the config. A toy with biases is trained, or a mixture of experts where experts are adapted.
+WHAT: dict[str, list[str]] = {
+    "LoRA": [],
+    "rsLoRA": ["lora.use_rslora=true"],
+    "DoRA": ["lora.use_dora=true"],
+    "biases": ["lora.bias=all"],
+    "new tokens": ["model.new_tokens=[<|a|>,<|b|>]"],
+    "layers_to_transform": ["lora.layers_to_transform=[1]"],
+    "rank_pattern": ["lora.rank_pattern={q_proj: 2}"],
+    "expert LoRA": ["lora.experts=true"],
+    "FP8 base": ["model.base_precision=fp8"],
+}
+# How it is computed: none of it may change a number.
+HOW: dict[str, list[str]] = {
+    "packing": ["train.packing=true"],
+    "fused kernels": ["train.kernels=auto"],
+    "activation checkpointing: full": ["train.gradient_checkpointing=full"],
+    "activation checkpointing: selective": ["train.gradient_checkpointing=selective"],
+    "resume": [],
+    "two processes": ["train.per_device_train_batch_size=4"],
+}
+PLAIN = ["train.kernels=eager", "train.packing=false", "train.gradient_checkpointing=none"]
+FAST = ["train.kernels=auto", "train.packing=auto", "train.gradient_checkpointing=full"]
+# Pairs that are refused, and what the message says.
+REFUSED: dict[frozenset[str], str] = {}
+# What runs on a GPU alone, and is tested there for LoRA alone.
+ON_GPU = ("compiled layers", "offload_activations", "offload_params")
+
+Cell = tuple[str, str]
+PAIRS: list[Cell] = list(combinations([name for name in WHAT if name != "LoRA"], 2))
+CELLS: list[Cell] = [*((what, how) for what in WHAT for how in HOW), *PAIRS]
+
+
+def is_refused(cell: Cell) -> bool:
+    return frozenset(cell) in REFUSED

@@ -1,0 +1,118 @@
+"""What does docs/support.md say? What the tests beside this file run, as tables: `python tests/support/page.py`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE.parent), str(HERE.parent.parent)]  # run as a script
+
+from support.features import HOW, ON_GPU, REFUSED, WHAT  # noqa: E402
+
+from shardtune.model.families.family import Family  # noqa: E402
+from shardtune.model.families.registry import families  # noqa: E402
+
+YES, NO, OPEN, NONE = "✓", "refused", "untested", "–"
+_HEAD = """\
+# What works together
+
+Generated from the tests by `make reference`: the tables below are those that `tests/support/` runs, and a test fails
+when this page is out of date. ✓ means that a test compares numbers: losses and the gradients of every adapter against
+plain transformers and PEFT. "refused" means that the run ends before it starts, with the reason and what to set
+instead, or that `auto` takes the plain code and says so. "untested" means just that.
+
+## Model families
+
+- packed: several documents in a row compute what each computes alone. Otherwise `train.packing: auto` is off.
+- varlen: variable-length attention for packed rows on a GPU (`shardtune_varlen`). Otherwise `auto` takes sdpa or eager.
+- compiled: decoder layers through `torch.compile` on a GPU, with everything else that a run has there. Otherwise
+  `train.compile: auto` is off.
+- FP8: the base held in float8 (`model.base_precision: fp8`). Expert LoRA: adapters on routed experts (`lora.experts`).
+- sharded: two processes compute the gradients of one.
+
+{gpu}
+
+"""
+_FEATURES = """
+## Features
+
+Each pair was trained on toys for three steps; losses and the evaluation are those of the plain run: eager kernels, one
+row per sequence, nothing recomputed, one process.
+
+"""
+
+
+def support_page() -> str:
+    """docs/support.md."""
+    recorded = json.loads((HERE / "gpu.json").read_text(encoding="utf-8"))
+    by = recorded["by"]
+    gpu = (
+        f"Columns varlen and compiled: `tests/gpu/test_families_gpu.py` on {by['gpu']}, torch {by['torch']}."
+        if by
+        else "Columns varlen and compiled are filled in by `tests/gpu/test_families_gpu.py` on a GPU."
+    )
+    return _HEAD.format(gpu=gpu) + "\n".join(_family_table(recorded)) + "\n" + _reasons() + _FEATURES + _feature_table()
+
+
+def _family_table(recorded: dict[str, list[str]]) -> Iterator[str]:
+    yield from _table("model type", ["packed", "varlen", "compiled", "FP8", "expert LoRA", "sharded"])
+    for family in families():
+        for kind in family.model_types:
+            yield _row(f"`{kind}`", _family_cells(family, kind, recorded))
+
+
+def _family_cells(family: Family, kind: str, recorded: dict[str, list[str]]) -> list[str]:
+    def on_gpu(path: str) -> str:
+        return YES if kind in recorded[path] else OPEN
+
+    held = not family.experts or "fused_experts" in family.proven
+    return [
+        YES if "packing" in family.proven else NO,
+        on_gpu("varlen") if "varlen" in family.proven else NO,
+        on_gpu("compile"),
+        YES if held else NO,
+        (YES if held else NO) if family.experts else NONE,
+        YES,
+    ]
+
+
+def _reasons() -> str:
+    lines = [f"- {family.name}, {path}: {why}." for family in families() for path, why in family.unfit.items()]
+    return (
+        "\nWhy not:\n\n"
+        + "\n".join(lines)
+        + "\n\nAn architecture that is not listed is inspected, and gets none of it.\n"
+    )
+
+
+def _feature_table() -> str:
+    columns = [*HOW, *ON_GPU, *(name for name in WHAT if name != "LoRA")]
+    rows = list(_table("", columns))
+    for what in WHAT:
+        rows.append(_row(what, [_feature_cell(what, column) for column in columns]))
+    why = [f"- {' + '.join(sorted(pair))}: {reason}" for pair, reason in REFUSED.items()]
+    return "\n".join(rows) + "\n" + ("\nWhy not:\n\n" + "\n".join(why) + "\n" if why else "")
+
+
+def _feature_cell(what: str, column: str) -> str:
+    if what == column:
+        return YES
+    if column in ON_GPU:
+        return OPEN
+    return NO if frozenset({what, column}) in REFUSED else YES
+
+
+def _table(first: str, columns: list[str]) -> Iterator[str]:
+    yield _row(first, columns)
+    yield _row("---", ["---"] * len(columns))
+
+
+def _row(first: str, cells: list[str]) -> str:
+    return f"| {' | '.join([first, *cells])} |"
+
+
+if __name__ == "__main__":
+    print(support_page(), end="")
