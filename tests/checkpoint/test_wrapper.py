@@ -10,7 +10,7 @@ import pytest
 import torch
 from peft import PeftModel
 from peft.tuners.lora import LoraLayer
-from running import Command
+from running import Command, events
 from toys import toy_config, toy_wrapper
 from transformers import Mistral3ForConditionalGeneration
 
@@ -76,4 +76,4 @@ def test_the_adapter_of_a_model_without_a_wrapper_stands_alone(
     assert result.returncode == 0, result.stderr
     (run,) = (tmp_path / "runs").iterdir()
     assert not (run / "final" / FOLDER).exists()
-    assert "proof" in result.stdout
+    assert events(run, "proof")
