@@ -101,26 +101,14 @@ def settle_kernels(
     """Which fused code runs, and where it does not, why.
 
     Raises:
-        UserInputError: the fused loss or selective recomputation was asked for, and this model cannot have it; or
-            products in FP8, and nothing is held in FP8.
+        UserInputError: something was asked for that this model cannot have, or products in FP8, and nothing is held in
+            FP8.
     """
     train = resolved.config.train
     eager = "train.kernels is eager" if train.kernels == "eager" else None
     coefficient = router_loss.coefficient(model, train.extra.get("router_aux_loss_coef"))
     obstacle = why_not_fused(model, family, coefficient)
-    if train.fused_loss is True and obstacle is not None:
-        raise UserInputError(
-            "train.fused_loss is true, but the loss of this model cannot be fused with its head.",
-            why=obstacle + ".",
-            fix="Set train.fused_loss: auto or false.",
-        )
-    selective = family.why_not("selective", model.config) if train.gradient_checkpointing == "selective" else None
-    if selective is not None:
-        raise UserInputError(
-            f"train.gradient_checkpointing is selective, which {type(model).__name__} cannot have.",
-            why=selective[0].upper() + selective[1:] + ".",
-            fix="Set train.gradient_checkpointing: full.",
-        )
+    _refuse_impossible(train, model, family, loss_obstacle=obstacle)
     held = resolved.config.model.base_precision
     if train.fp8_compute is True and held != "fp8":
         raise UserInputError(
@@ -142,6 +130,24 @@ def settle_kernels(
         if getattr(train, key) == "auto":
             resolved = resolved.with_auto(f"train.{key}", why is None, why or "this machine and model have it")
     return resolved
+
+
+def _refuse_impossible(
+    train: TrainSection, model: PreTrainedModel, family: Family, *, loss_obstacle: str | None
+) -> None:
+    """What is asked for by name, and would not compute what the model means, or do nothing."""
+    selective = family.why_not("selective", model.config)
+    for key, asked, why, instead in (
+        ("fused_loss", True, loss_obstacle, "auto or false"),
+        ("fused_experts", True, family.unfit.get("fused_experts"), "auto or false"),
+        ("gradient_checkpointing", "selective", selective, "full"),
+    ):
+        if getattr(train, key) == asked and why is not None:
+            raise UserInputError(
+                f"train.{key} is {str(asked).lower()}, which {type(model).__name__} cannot have.",
+                why=why[0].upper() + why[1:] + ".",
+                fix=f"Set train.{key}: {instead}.",
+            )
 
 
 @dataclass(frozen=True)

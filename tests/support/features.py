@@ -25,17 +25,21 @@ HOW: dict[str, list[str]] = {
     "resume": [],
     "two processes": ["train.per_device_train_batch_size=4"],
 }
+RUNS = ("resume", "two processes")  # compared as whole runs
 PLAIN = ["train.kernels=eager", "train.packing=false", "train.gradient_checkpointing=none"]
 FAST = ["train.kernels=auto", "train.packing=auto", "train.gradient_checkpointing=full"]
 # Pairs that are refused, and what the message says.
-REFUSED: dict[frozenset[str], str] = {}
-# What runs on a GPU alone, and is tested there for LoRA alone.
-ON_GPU = ("compiled layers", "offload_activations", "offload_params")
+REFUSED: dict[frozenset[str], str] = {
+    frozenset({"DoRA", "expert LoRA"}): "PEFT has no DoRA for routed experts and routers",
+    frozenset({"DoRA", "FP8 base"}): "DoRA takes the length of every row of a weight in each pass",
+}
+# What runs on a GPU alone: its tests, and what they train with it.
+ON_GPU: dict[str, tuple[str, set[str]]] = {
+    "compiled layers": ("test_fast_path.py", {"LoRA", "expert LoRA"}),
+    "offload_activations": ("test_offload_gpu.py", {"LoRA"}),
+    "offload_params": ("test_offload_params_gpu.py", {"LoRA", "biases", "expert LoRA", "FP8 base"}),
+}
 
 Cell = tuple[str, str]
 PAIRS: list[Cell] = list(combinations([name for name in WHAT if name != "LoRA"], 2))
 CELLS: list[Cell] = [*((what, how) for what in WHAT for how in HOW), *PAIRS]
-
-
-def is_refused(cell: Cell) -> bool:
-    return frozenset(cell) in REFUSED

@@ -40,7 +40,7 @@ _FEATURES = """
 ## Features
 
 Each pair was trained on toys for three steps; losses and the evaluation are those of the plain run: eager kernels, one
-row per sequence, nothing recomputed, one process.
+row per sequence, nothing recomputed, one process. What needs a GPU is tested there ({on_gpu}).
 
 """
 
@@ -54,7 +54,9 @@ def support_page() -> str:
         if by
         else "Columns varlen and compiled are filled in by `tests/gpu/test_families_gpu.py` on a GPU."
     )
-    return _HEAD.format(gpu=gpu) + "\n".join(_family_table(recorded)) + "\n" + _reasons() + _FEATURES + _feature_table()
+    return (
+        _HEAD.format(gpu=gpu) + "\n".join(_family_table(recorded)) + "\n" + _reasons() + _features() + _feature_table()
+    )
 
 
 def _family_table(recorded: dict[str, list[str]]) -> Iterator[str]:
@@ -88,20 +90,26 @@ def _reasons() -> str:
     )
 
 
+def _features() -> str:
+    tests = "; ".join(f"{name}: `tests/gpu/{file}`" for name, (file, _) in ON_GPU.items())
+    return _FEATURES.format(on_gpu=tests)
+
+
 def _feature_table() -> str:
-    columns = [*HOW, *ON_GPU, *(name for name in WHAT if name != "LoRA")]
-    rows = list(_table("", columns))
-    for what in WHAT:
-        rows.append(_row(what, [_feature_cell(what, column) for column in columns]))
+    rows: list[str] = []
+    for columns in ([*HOW, *ON_GPU], [name for name in WHAT if name != "LoRA"]):
+        rows += _table("", columns)
+        rows += [_row(what, [_feature_cell(what, column) for column in columns]) for what in WHAT]
+        rows.append("")
     why = [f"- {' + '.join(sorted(pair))}: {reason}" for pair, reason in REFUSED.items()]
-    return "\n".join(rows) + "\n" + ("\nWhy not:\n\n" + "\n".join(why) + "\n" if why else "")
+    return "\n".join([*rows, "Why not:", "", *why] if why else rows[:-1]) + "\n"
 
 
 def _feature_cell(what: str, column: str) -> str:
     if what == column:
         return YES
     if column in ON_GPU:
-        return OPEN
+        return YES if what in ON_GPU[column][1] else OPEN
     return NO if frozenset({what, column}) in REFUSED else YES
 
 

@@ -1,84 +1,106 @@
-"""Does each pair of features train, with the losses of plain transformers and PEFT code? Or is it refused, as the table says?
+"""Does each pair of features compute the loss and gradients of plain transformers and PEFT? Or is it refused, as stated?
 
-All rows are one batch, so that packing and processes change how a step is computed, and never what it is.
+In one process, on toys: what is compared is what a run builds, before the first step.
 """
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
-from ranks import free_ports, on_ranks
-from running import events
-from support.features import CELLS, FAST, HOW, PAIRS, PLAIN, REFUSED, WHAT, Cell
-from toys import save_toy, toy_config, toy_rows, toy_text_config
+import torch
+from expert_toys import quantise
+from peft import PeftModel
+from support.features import CELLS, FAST, HOW, PLAIN, REFUSED, RUNS, WHAT, Cell
+from support.twins import (
+    any_config,
+    as_peft_computes,
+    batch_of,
+    differences,
+    documents,
+    loss_and_gradients,
+    move,
+    one_by_one,
+    toy,
+)
 
-pytestmark = pytest.mark.slow
-Session = tuple[str, str, list[str]]
+from shardtune.adapters.lora import add_lora
+from shardtune.config import ResolvedConfig
+from shardtune.errors import ShardtuneError
+from shardtune.kernels import fp8
+from shardtune.model.assembly import Assembly
+from shardtune.model.blueprint import Blueprint
+from shardtune.model.experts import SCALE_SUFFIX
+from shardtune.model.families.generic import decoder_layers
+from shardtune.model.families.registry import family_of
+from shardtune.model.quantized import hold_in_fp8
+from shardtune.parallel.recompute import keep_products
+from shardtune.train.attention import settle_packing
+from shardtune.train.choices import fp8_blocks, fuse, settle_kernels
+from shardtune.train.fused_loss import use_fused_loss
 
-
-def sessions() -> dict[int, list[Session]]:
-    """By number of processes: names, models and overrides of the runs."""
-
-    def one(name: str, *features: str, more: list[str]) -> Session:
-        model = "mixture" if "expert LoRA" in features else "dense"
-        return name, model, [*(item for feature in features for item in WHAT[feature]), *more]
-
-    alone = [one(f"{what} plain", what, more=PLAIN) for what in WHAT]
-    for what in WHAT:
-        alone += [one(f"{what} + {how}", what, more=[*PLAIN, *HOW[how]]) for how in HOW if how != "two processes"]
-    for first, second in PAIRS:
-        alone.append(one(f"{first} + {second} plain", first, second, more=PLAIN))
-        alone.append(one(f"{first} + {second}", first, second, more=FAST))
-    shared = [one(f"{what} + two processes", what, more=[*PLAIN, *HOW["two processes"]]) for what in WHAT]
-    return {1: alone, 2: shared}
-
-
-@pytest.fixture(scope="module")
-def runs(shared_environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    import transformers
-
-    folder = tmp_path_factory.mktemp("features")
-    data = toy_rows(folder / "data", rows=8, val_rows=5)
-    biased = {"attention_bias": True, "mlp_bias": True}
-    save_toy(transformers.LlamaForCausalLM, toy_text_config("llama", **biased), folder / "dense")
-    save_toy(transformers.MixtralForCausalLM, toy_text_config("mixtral"), folder / "mixture")
-    for model in ("dense", "mixture"):
-        made = toy_config(
-            folder, folder / model, data, lora={"target_modules": "all-linear"}, data={"val_split": "validation"},
-            train={
-                "max_steps": 3, "per_device_train_batch_size": 8, "eval_steps": 3, "save_strategy": "steps",
-                "save_steps": 2, "extra": {"router_aux_loss_coef": 0.0},
-            },
-        )  # fmt: skip
-        made.rename(folder / f"{model}.yaml")
-    worker = Path(__file__).parent / "features_worker.py"
-    for world, asked in sessions().items():
-        ports = json.dumps(free_ports(len(asked)))
-        on_ranks(shared_environment, worker, world, folder, ports, json.dumps(asked), timeout=590)
-    return folder
+NEW_TOKENS = sorted({int(ids[0]) for ids, _ in documents()})  # that stand in the rows
+CPU = torch.device("cpu")
 
 
-def numbers(runs: Path, name: str, world: int = 1) -> list[float]:
-    outcome = json.loads((runs / f"{world}.json").read_text())[name]
-    assert not outcome.startswith("refused"), outcome
-    run = runs / "runs" / outcome
-    losses = {event["step"]: event["loss"] for event in events(run, "step")}
-    assert sorted(losses) == [1, 2, 3]
-    return [*(losses[step] for step in (1, 2, 3)), events(run, "eval")[-1]["loss"]]
-
-
-@pytest.mark.parametrize("cell", [cell for cell in CELLS if frozenset(cell) not in REFUSED], ids=" + ".join)
-def test_the_pair_trains_with_the_losses_of_plain_code(runs: Path, cell: Cell) -> None:
+def config_of(folder: Path, cell: Cell) -> ResolvedConfig:
     first, second = cell
-    world = 2 if second == "two processes" else 1
-    plain = numbers(runs, f"{first} plain" if second in HOW else f"{first} + {second} plain")
-    assert numbers(runs, f"{first} + {second}", world) == pytest.approx(plain, rel=5e-4)
-    assert plain[-2] < plain[0]  # it learns
+    how = [*PLAIN, *HOW[second]] if second in HOW else [*WHAT[second], *FAST]
+    dropout = "lora.lora_dropout=0"
+    return any_config(folder, "lora.r=2", "lora.target_modules=all-linear", dropout, *WHAT[first], *how)
 
 
-@pytest.mark.parametrize("cell", [cell for cell in CELLS if frozenset(cell) in REFUSED], ids=" + ".join)
-def test_the_pair_is_refused_with_its_reason(runs: Path, cell: Cell) -> None:
-    outcome = json.loads((runs / "1.json").read_text())[" + ".join(cell)]
-    assert outcome.startswith("refused") and REFUSED[frozenset(cell)] in outcome
+def build(config: ResolvedConfig, cell: Cell, *, dequantised: bool = False) -> PeftModel:
+    """The adapted toy that a config describes; what it holds in FP8 perhaps as the values that stand for."""
+    biased = {"attention_bias": True, "mlp_bias": True}
+    base = toy("mixtral") if "expert LoRA" in cell else toy("llama", **biased)
+    if config.config.model.base_precision == "fp8":
+        blocks = fp8_blocks(Blueprint(base, family_of(base), None, Assembly({})))
+        codes = {name: quantise(base.get_parameter(name), block) for name, block in blocks.items()}
+        if not dequantised:
+            hold_in_fp8(base, blocks)
+        with torch.no_grad():
+            for name, (code, scale) in codes.items():
+                value = fp8.dequantize(code, scale, blocks[name], torch.float32) if dequantised else code
+                base.get_parameter(name).copy_(value)
+                if not dequantised:
+                    base.get_parameter(name + SCALE_SUFFIX).copy_(scale)
+    model, _, _ = add_lora(base, config.config.lora, None, tuple(NEW_TOKENS) if config.config.model.new_tokens else ())
+    return move(model)
+
+
+def as_a_run_computes(model: PeftModel, resolved: ResolvedConfig) -> dict[str, torch.Tensor]:
+    base = model.get_base_model()
+    family = family_of(base)
+    settled = settle_packing(settle_kernels(resolved, base, family, CPU), base, family, CPU, filled=0.5)
+    train = settled.config.train
+    fuse(model, train)
+    if train.fused_loss:
+        use_fused_loss(base, causal=True)
+    if train.gradient_checkpointing == "selective":
+        keep_products(decoder_layers(base))
+    elif train.gradient_checkpointing:
+        base.gradient_checkpointing_enable({"use_reentrant": False})
+    one, two, three, four = documents()
+    rows = [[one, two], [three, four]] if train.packing else [[row] for row in (one, two, three, four)]
+    batch = batch_of("packed" if train.packing else "padded", rows, fused_loss=bool(train.fused_loss))
+    return loss_and_gradients(model.train(), batch)
+
+
+HERE = [cell for cell in CELLS if cell[1] not in RUNS]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cell", [cell for cell in HERE if frozenset(cell) not in REFUSED], ids=" + ".join)
+def test_a_pair_computes_what_plain_transformers_and_peft_compute(cell: Cell, tmp_path: Path) -> None:
+    resolved = config_of(tmp_path, cell)
+    meant = one_by_one(as_peft_computes(build(resolved, cell, dequantised=True)))
+    assert differences(as_a_run_computes(build(resolved, cell), resolved), meant) == {}
+
+
+@pytest.mark.parametrize("cell", [cell for cell in HERE if frozenset(cell) in REFUSED], ids=" + ".join)
+def test_a_pair_that_cannot_be_is_refused_with_its_reason(cell: Cell, tmp_path: Path) -> None:
+    with pytest.raises(ShardtuneError) as refused:
+        resolved = config_of(tmp_path, cell)
+        as_a_run_computes(build(resolved, cell), resolved)
+    assert REFUSED[frozenset(cell)] in " ".join(str(refused.value).split())

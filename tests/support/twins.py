@@ -49,11 +49,17 @@ def adapted(model: transformers.PreTrainedModel, *, experts: bool = False, targe
     """LoRA as a run puts it on, with factors that do something."""
     section = LoraSection(r=2, lora_alpha=4, lora_dropout=0.0, target_modules=targets, experts=experts)
     peft, _, _ = add_lora(model, section)
+    return move(peft)
+
+
+def move(peft: PeftModel) -> PeftModel:
+    """Away from where training begins, where an adapter does nothing."""
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
-        for parameter in peft.parameters():
+        for name, parameter in peft.named_parameters():
             if parameter.requires_grad:
-                parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.1)
+                drawn = torch.randn(parameter.shape, generator=generator) * 0.1
+                parameter.copy_(drawn if "lora_A" in name or "lora_B" in name else parameter + drawn)
     return peft
 
 

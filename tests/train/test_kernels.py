@@ -232,6 +232,40 @@ def test_a_model_with_something_between_head_and_loss_keeps_its_own_loss(tmp_pat
     assert "trained" in str(why_not(plain, family_of(plain)))
 
 
+@pytest.mark.parametrize(
+    ("kind", "asked", "why"),
+    [
+        ("gpt_oss", "train.gradient_checkpointing=selective", "Its experts add biases in place"),
+        ("gpt_oss", "train.fused_experts=true", "Experts have biases"),
+        ("starcoder2", "train.gradient_checkpointing=selective", "There is no family file for starcoder2"),
+    ],
+)
+def test_asking_for_code_that_does_not_compute_a_model_is_refused(
+    tmp_path: Path, toy_model: Path, toy_data: Path, kind: str, asked: str, why: str
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_config(toy_text_config(kind)).requires_grad_(False)
+    resolved = load_config(toy_config(tmp_path, toy_model, toy_data), [asked])
+    with pytest.raises(UserInputError, match="cannot have") as refused:
+        settle_kernels(resolved, model, family_of(model), torch.device("cpu"))
+    assert refused.value.why.startswith(why)
+
+
+def test_nothing_fused_is_chosen_for_an_architecture_without_a_file(
+    tmp_path: Path, toy_model: Path, toy_data: Path
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_config(toy_text_config("olmoe", num_experts=4)).requires_grad_(False)
+    resolved = load_config(toy_config(tmp_path, toy_model, toy_data), ["train.bf16=true"])
+    settled = settle_kernels(resolved, model, family_of(model), torch.device("cuda"))
+    for key in ("fused_loss", "fused_experts", "compile"):
+        assert getattr(settled.config.train, key) is False
+        assert "no family file for olmoe" in settled.origins[f"train.{key}"].where
+    assert settled.config.train.fused_lora is True  # known layer by layer
+
+
 def test_asking_for_a_fused_loss_that_cannot_be_is_answered(toy_data: Path, tmp_path: Path) -> None:
     from transformers import Gemma3ForCausalLM
 
@@ -239,7 +273,7 @@ def test_asking_for_a_fused_loss_that_cannot_be_is_answered(toy_data: Path, tmp_
         Gemma3ForCausalLM, toy_text_config("gemma3_text", final_logit_softcapping=30.0), tmp_path / "model"
     )
     config = toy_config(tmp_path, model, toy_data, train={"max_steps": 1})
-    with pytest.raises(UserInputError, match="cannot be fused") as refused:
+    with pytest.raises(UserInputError, match="fused_loss is true, which Gemma3ForCausalLM cannot have") as refused:
         run(config, "train.fused_loss=true")
     assert "final_logit_softcapping" in refused.value.why
     assert run(config, run_id="auto") == 0

@@ -142,6 +142,13 @@ def test_a_known_model_is_not_inspected() -> None:
         assert family_of(transformers.LlamaForCausalLM(toy_text_config("llama"))) is family_for("llama")
 
 
+def test_code_that_ships_with_a_checkpoint_is_inspected_whatever_it_calls_itself() -> None:
+    remote = type("LlamaForCausalLM", (transformers.LlamaForCausalLM,), {"__module__": "transformers_modules.llama"})
+    with torch.device("meta"):
+        family = family_of(remote(toy_text_config("llama")))
+    assert family.inspected and not family.proven
+
+
 def test_the_wrapper_is_known_for_the_text_models_it_packages() -> None:
     for text in ("mistral4", "mistral", "ministral3"):
         wrapper = wrapper_for("mistral3", text)

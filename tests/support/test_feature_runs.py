@@ -1,0 +1,68 @@
+"""Does each feature train over two processes, and through a crash, with the losses of an undisturbed run on one?
+
+All rows are one batch, so that processes change how a step is computed, and never what it is.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from ranks import free_ports, on_ranks
+from running import events
+from support.features import HOW, PLAIN, REFUSED, RUNS, WHAT
+from toys import save_toy, toy_config, toy_rows, toy_text_config
+
+pytestmark = pytest.mark.slow
+CELLS = [(what, how) for what in WHAT for how in RUNS if frozenset({what, how}) not in REFUSED]
+Session = tuple[str, str, list[str]]
+
+
+def sessions(*hows: str) -> list[Session]:
+    """Names, models and overrides of the runs."""
+    return [
+        (f"{what} {how}", "mixture" if what == "expert LoRA" else "dense", [*WHAT[what], *PLAIN, *HOW.get(how, [])])
+        for what in WHAT
+        for how in hows
+    ]
+
+
+@pytest.fixture(scope="module")
+def runs(shared_environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    import transformers
+
+    folder = tmp_path_factory.mktemp("features")
+    data = toy_rows(folder / "data", rows=8, val_rows=5)
+    biased = {"attention_bias": True, "mlp_bias": True}
+    save_toy(transformers.LlamaForCausalLM, toy_text_config("llama", **biased), folder / "dense")
+    save_toy(transformers.MixtralForCausalLM, toy_text_config("mixtral"), folder / "mixture")
+    for model in ("dense", "mixture"):
+        made = toy_config(
+            folder, folder / model, data, lora={"target_modules": "all-linear"}, data={"val_split": "validation"},
+            train={
+                "max_steps": 3, "per_device_train_batch_size": 8, "eval_steps": 3, "save_strategy": "steps",
+                "save_steps": 2,
+            },
+        )  # fmt: skip
+        made.rename(folder / f"{model}.yaml")
+    worker = Path(__file__).parent / "features_worker.py"
+    for world, asked in ((1, sessions("plain", "resume")), (2, sessions("two processes"))):
+        ports = json.dumps(free_ports(len(asked)))
+        on_ranks(shared_environment, worker, world, folder, ports, json.dumps(asked), timeout=590)
+    return folder / "runs"
+
+
+def numbers(run: Path) -> list[float]:
+    losses = {event["step"]: event["loss"] for event in events(run, "step")}
+    assert sorted(losses) == [1, 2, 3]
+    return [*(losses[step] for step in (1, 2, 3)), events(run, "eval")[-1]["loss"]]
+
+
+@pytest.mark.parametrize("cell", CELLS, ids=" + ".join)
+def test_a_feature_trains_with_the_losses_of_one_undisturbed_process(runs: Path, cell: tuple[str, str]) -> None:
+    what, how = cell
+    plain = numbers(runs / f"{what} plain")
+    assert numbers(runs / f"{what} {how}") == pytest.approx(plain, rel=5e-4)
+    assert plain[2] < plain[0]  # it learns
+    assert how != "resume" or len(events(runs / f"{what} {how}", "resume")) == 1
