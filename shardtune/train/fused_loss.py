@@ -61,15 +61,16 @@ def why_not(model: PreTrainedModel, family: Family, router_coefficient: float = 
     return None
 
 
-def use_fused_loss(model: PreTrainedModel, *, causal: bool) -> None:
+def use_fused_loss(model: PreTrainedModel, *, causal: bool, router_coefficient: float = 0.0) -> None:
     """From now on a batch with `supervised` and `targets` is answered with the summed loss, and no logits.
 
     Args:
         causal: No token sees one behind it. Padding stands at the end of rows, so such a model needs no mask for it,
             and without one attention takes its fastest kernel, whatever the rows' lengths.
+        router_coefficient: With any but 0 a batch may ask for the routers' auxiliary loss too (`output_router_logits`).
     """
     stock = model.forward
-    routers = RouterLoss(model) if router_loss.why_not(model) is None else None
+    routers = RouterLoss(model) if router_coefficient else None
 
     @functools.wraps(type(model).forward)
     def forward(self: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:

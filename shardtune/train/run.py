@@ -158,10 +158,11 @@ def train(
         if resolved.config.train.fp8_compute:
             tell_notices(scene, [fp8_compute_notice(*multiply_codes(model), processes.device)], about="fp8_compute")
         fused = fuse(model, resolved.config.train)
+        router_coefficient = coefficient(blueprint.model, config.train.extra.get("router_aux_loss_coef"))
         if resolved.config.train.fused_loss:
             causal = blueprint.family.why_not("packing", blueprint.model.config) is None
-            use_fused_loss(blueprint.model, causal=causal)
-        tell_router_loss(scene, coefficient(blueprint.model, config.train.extra.get("router_aux_loss_coef")))
+            use_fused_loss(blueprint.model, causal=causal, router_coefficient=router_coefficient)
+        tell_router_loss(scene, router_coefficient)
         tell_notices(scene, notices)
         prepared = _prepare_data(scene, config, tokenizer)
         watchdog.enter(LOADING)

@@ -148,7 +148,7 @@ def test_compiled_and_recomputed_layers_give_the_same_loss_and_gradients(
             out = model(input_ids=ids, output_router_logits=True)
             loss = torch.nn.functional.cross_entropy(out.logits[0, where], ids[0, where + 1], reduction="sum")
         else:
-            use_fused_loss(model, causal=True)
+            use_fused_loss(model, causal=True, router_coefficient=1.0)
             layers = list(model.model.layers)
             if recomputed == "selective":
                 keep_products(layers)
