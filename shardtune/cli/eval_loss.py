@@ -8,7 +8,19 @@ from typing import Annotated
 
 import typer
 
-from shardtune.cli.options import AccelerateConfig, Config, Overrides
+from shardtune.cli.options import (
+    AccelerateConfig,
+    Config,
+    Force,
+    InsecureNetwork,
+    MasterAddr,
+    MasterPort,
+    Nnodes,
+    NodeRank,
+    Nproc,
+    Overrides,
+    Verbose,
+)
 
 
 def eval_loss(
@@ -24,13 +36,15 @@ def eval_loss(
     ] = None,
     override: Overrides = None,
     as_json: Annotated[bool, typer.Option("--json", help="The result as one JSON object on stdout.")] = False,
-    nproc: Annotated[
-        str, typer.Option("--nproc", metavar="N|auto", help="Processes on this machine; auto = one per GPU, else one.")
-    ] = "",
+    nproc: Nproc = "",
     accelerate_config: AccelerateConfig = None,
-    force: Annotated[
-        bool, typer.Option("--force", help="Start more processes than this machine has memory or cores for.")
-    ] = False,
+    nnodes: Nnodes = None,
+    node_rank: NodeRank = None,
+    master_addr: MasterAddr = None,
+    master_port: MasterPort = None,
+    insecure_network: InsecureNetwork = False,
+    force: Force = False,
+    verbose: Verbose = False,
 ) -> None:
     """The loss of a model on the validation rows (data.val_split), as a training of the same CONFIG measures it.
 
@@ -40,20 +54,21 @@ def eval_loss(
     """
     from shardtune.launch.ending import leave
     from shardtune.launch.evaluation import Evaluation
+    from shardtune.launch.network import INSECURE_VARIABLE
+    from shardtune.launch.place import Asked
     from shardtune.launch.start import start
     from shardtune.observe.output import unstoppable_output
+    from shardtune.observe.summary import VERBOSE_VARIABLE
 
     overrides = [*(override or ()), "train.report_to=none"]
     if nproc:
         overrides.append(f"parallel.nproc={nproc}")
+    if verbose:
+        os.environ[VERBOSE_VARIABLE] = "1"
+    if insecure_network:
+        os.environ[INSECURE_VARIABLE] = "1"
+    asked = Asked(nnodes, node_rank, master_addr, master_port)
+    wanted = Evaluation(adapter, as_json)
     with unstoppable_output():
-        code = start(
-            config,
-            overrides,
-            accelerate_config,
-            None,
-            os.environ,
-            force=force,
-            evaluation=Evaluation(adapter, as_json),
-        )
+        code = start(config, overrides, accelerate_config, None, os.environ, asked, force=force, evaluation=wanted)
     leave(code)

@@ -43,6 +43,28 @@ AccelerateConfig = Annotated[
         "--accelerate-config", metavar="FILE", help="Translate an accelerate FSDP file; every key gets a verdict."
     ),
 ]
+# Where it runs.
+Nproc = Annotated[
+    str, typer.Option("--nproc", metavar="N|auto", help="Processes on this machine; auto = one per GPU, else one.")
+]
+Nnodes = Annotated[
+    int | None, typer.Option("--nnodes", metavar="N", min=1, help="Machines; start the same command on each.")
+]
+NodeRank = Annotated[int | None, typer.Option("--node-rank", metavar="R", help="Number of this machine, from 0.")]
+MasterAddr = Annotated[str | None, typer.Option("--master-addr", metavar="HOST", help="Address of machine 0.")]
+MasterPort = Annotated[
+    int | None,
+    typer.Option("--master-port", metavar="PORT", min=0, max=65535, help="Port machine 0 listens on; default 29500."),
+]
+InsecureNetwork = Annotated[
+    bool,
+    typer.Option(
+        "--insecure-network",
+        help="Let several machines meet without SHARDTUNE_SECRET, on a network where everyone is trusted.",
+    ),
+]
+Force = Annotated[bool, typer.Option("--force", help="Start more processes than this machine has memory or cores for.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Print all that is known before the first step.")]
 
 
 class ConfigCommand(TyperCommand):

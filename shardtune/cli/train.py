@@ -7,15 +7,25 @@ from typing import Annotated
 
 import typer
 
-from shardtune.cli.options import AccelerateConfig, Config, Overrides
+from shardtune.cli.options import (
+    AccelerateConfig,
+    Config,
+    Force,
+    InsecureNetwork,
+    MasterAddr,
+    MasterPort,
+    Nnodes,
+    NodeRank,
+    Nproc,
+    Overrides,
+    Verbose,
+)
 
 
 def train(
     config: Config,
     override: Overrides = None,
-    nproc: Annotated[
-        str, typer.Option("--nproc", metavar="N|auto", help="Processes on this machine; auto = one per GPU, else one.")
-    ] = "",
+    nproc: Nproc = "",
     accelerate_config: AccelerateConfig = None,
     debug_freq: Annotated[
         int | None, typer.Option("--debug-freq", metavar="N", help="Short for -o train.debug_freq=N.")
@@ -26,28 +36,11 @@ def train(
             "--run-id", metavar="NAME", help="Folder of the run under train.output_dir; default: date and time."
         ),
     ] = None,
-    nnodes: Annotated[
-        int | None, typer.Option("--nnodes", metavar="N", min=1, help="Machines; start the same command on each.")
-    ] = None,
-    node_rank: Annotated[
-        int | None, typer.Option("--node-rank", metavar="R", help="Number of this machine, from 0.")
-    ] = None,
-    master_addr: Annotated[
-        str | None, typer.Option("--master-addr", metavar="HOST", help="Address of machine 0.")
-    ] = None,
-    master_port: Annotated[
-        int | None,
-        typer.Option(
-            "--master-port", metavar="PORT", min=0, max=65535, help="Port machine 0 listens on; default 29500."
-        ),
-    ] = None,
-    insecure_network: Annotated[
-        bool,
-        typer.Option(
-            "--insecure-network",
-            help="Let several machines meet without SHARDTUNE_SECRET, on a network where everyone is trusted.",
-        ),
-    ] = False,
+    nnodes: Nnodes = None,
+    node_rank: NodeRank = None,
+    master_addr: MasterAddr = None,
+    master_port: MasterPort = None,
+    insecure_network: InsecureNetwork = False,
     max_restarts: Annotated[
         int | None, typer.Option("--max-restarts", metavar="N", help="Short for -o parallel.max_restarts=N.")
     ] = None,
@@ -55,12 +48,8 @@ def train(
         str | None,
         typer.Option("--resume", metavar="auto|latest|best|never|PATH", help="Short for -o train.resume=…."),
     ] = None,
-    force: Annotated[
-        bool, typer.Option("--force", help="Start more processes than this machine has memory or cores for.")
-    ] = False,
-    verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Print all that is known before the first step.")
-    ] = False,
+    force: Force = False,
+    verbose: Verbose = False,
 ) -> None:
     """Train a LoRA adapter as CONFIG says, sharded over the processes of this machine, or of several.
 

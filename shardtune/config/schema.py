@@ -99,8 +99,8 @@ class ModelSection(Section):
     )
     torch_dtype: Literal["bfloat16", "float32", "auto"] = Field(
         default="bfloat16",
-        description="How the frozen weights are held, where they are not float8. `auto` takes the checkpoint's own "
-        "dtype. On a CPU without bf16 units float32 is many times faster.",
+        description="How the frozen weights are held, where they are not float8. `auto` keeps the checkpoint's own "
+        "dtype (bfloat16 for float16). On a CPU without bf16 units float32 is many times faster.",
     )
     base_precision: Literal["auto", "bf16", "fp8"] = Field(
         default="auto",

@@ -310,7 +310,7 @@ class _Job:
         raise UserInputError(
             f"No row of the split '{split}' is left to train on ({counts['read']} were read).",
             why="; ".join(f"{number} {what}" for what, number in reasons.items() if number) + ".",
-            fix=_advice(self.choices[0], counts, self.samples[0]),
+            fix=_advice(self.choices[0], counts, self.samples[0] if side == "train" else ()),
         )
 
     def _write_set(self, folder: Path, recipes: Sequence[Recipe], overlap: int) -> None:
@@ -337,7 +337,7 @@ def _advice(choice: FormatChoice, counts: Mapping[str, int], sample: Sequence[Ro
         found = roles(row.get(choice.columns[choice.columns[0] == "prompt"]) for row in sample)
         return (
             "Give each conversation a turn with the role assistant (in ShareGPT's form: gpt), or set data.train_on: "
-            f"all to learn every turn. The roles found are: {', '.join(found)}."
+            "all to learn every turn." + (f" The roles found are: {', '.join(found)}." if found else "")
         )
     if counts["dropped_unsupervised"] or counts["dropped_long"]:
         return "Raise data.max_length: prompts fill it, or rows are longer."

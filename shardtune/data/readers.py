@@ -99,7 +99,7 @@ class DataFile:
         Raises:
             UserInputError: more than one other sign does.
         """
-        if ".tsv" in Path(self.name).suffixes:
+        if ".tsv" in Path(self.name.lower().partition("?")[0]).suffixes:
             return "\t"
         with self.open() as (stream, _):
             lines = list(islice(_csv_text(stream), _LINES_LOOKED_AT))

@@ -64,7 +64,7 @@ def cause_of(findings: Sequence[Finding], nnodes: int) -> Cause:
             first = min(found, key=lambda finding: (finding.time, -1 if finding.rank is None else finding.rank))
             others = [finding for finding in findings if finding is not first]
             return Cause(_told(first, others, nnodes), _code(first), first.kind not in _FINAL, first)
-    return Cause("error: A worker ended without a word.", FAILED, True, None)
+    return Cause("error: A worker ended without an error message.", FAILED, True, None)
 
 
 def _code(finding: Finding) -> int:
@@ -84,7 +84,7 @@ def _told(first: Finding, others: Sequence[Finding], nnodes: int) -> str:
     if first.kind == "killed":
         return _killed(who, first, doing)
     if first.kind == "exited":
-        return three_parts(f"{who} ended with exit code {first.exit_code} without a word{doing}.")
+        return three_parts(f"{who} ended with exit code {first.exit_code} and no error message{doing}.")
     if first.kind == "lost":
         return three_parts(
             f"{first.text}",

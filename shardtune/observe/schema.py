@@ -102,7 +102,7 @@ ENVELOPE: Mapping[str, Field] = {
 
 _SECONDS = {
     "step": Field("number", "From the end of the step before to the end of this one; no evaluation, no saving"),
-    "data": Field("number", "The device stood still for batches", optional=True),
+    "data": Field("number", "The device waited for batches", optional=True),
     "forward": Field("number", "Forward passes of all micro-batches", optional=True),
     "backward": Field("number", "Backward passes, recomputation in them", optional=True),
     "optimizer": Field("number", "Clipping and the optimizer's step", optional=True),
@@ -111,7 +111,7 @@ _SECONDS = {
 _TOKENS = {
     "supervised": Field("integer", "Tokens that enter the loss"),
     "real": Field("integer", "Tokens of documents"),
-    "padded": Field("integer", "Padding, computed in vain"),
+    "padded": Field("integer", "Padding, computed and not used"),
 }
 _MEMORY = {
     "allocated": Field("integer", "Bytes in tensors when the step ended"),
@@ -156,7 +156,7 @@ EVENTS: Mapping[str, Event] = {
         "train": Field("object", "What became of the rows"),
         "validation": Field("object", "Likewise; null without validation rows", null=True),
     }),
-    "notice": Event("Something was understood or chosen that one might not expect.", "the rank it concerns", {
+    "notice": Event("An interpretation or a choice that one might not expect.", "the rank it concerns", {
         "about": _ABOUT, "text": _TEXT,
     }),
     "warning": Event("Something is likely wrong, and the run goes on.", "the rank it concerns", {
@@ -216,7 +216,7 @@ EVENTS: Mapping[str, Event] = {
         "step": _STEP,
         "path": Field("text", "Its folder"),
         "bytes": Field("integer", "Its size"),
-        "seconds": Field("number", "Training stood still"),
+        "seconds": Field("number", "Training waited"),
         "background_seconds": Field("number", "Written beside the training"),
     }),
     "checkpoint_failed": Event("A checkpoint could not be written; those before are good.", "rank 0", {
@@ -224,9 +224,9 @@ EVENTS: Mapping[str, Event] = {
         "error": Field("text", "What the system said"),
         "in_a_row": Field("integer", "Failures since the last good one"),
         "bytes": Field("integer", "It would have had", optional=True),
-        "seconds": Field("number", "Training stood still", optional=True),
+        "seconds": Field("number", "Training waited", optional=True),
     }),
-    "proof": Event("It was looked at whether the right weights train.", "every rank, in the first steps", {
+    "proof": Event("Checked: adapters change, frozen weights do not.", "every rank, in the first steps", {
         "ok": Field("flag", "They do"),
         "step": _STEP,
         "proven": Field("integer", "Adapter shards that got a gradient and changed", optional=True),

@@ -209,9 +209,7 @@ def tell_end(
     if eval_loss is not None:
         text += f", eval loss {eval_loss:.4f}" + (f" (best, step {best.step})" if best is not None else "")
     summary.say(scene.console, "done", text)
-    summary.say(
-        scene.console, "adapter", f"{adapter} (of RANDOM weights: good for nothing)" if on_random else str(adapter)
-    )
+    summary.say(scene.console, "adapter", f"{adapter} (of RANDOM weights: of no use)" if on_random else str(adapter))
 
 
 def tell_finish(scene: Scene) -> None:

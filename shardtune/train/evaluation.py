@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import signal
 import tempfile
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -108,7 +109,7 @@ def evaluate_only(
     measured = trainer.evaluate()
     if stopping.stopped:
         scene.console.print("Stopped on request; the evaluation was not finished.")
-        return INTERRUPTED if scene.processes.agree(stop.exit_code == INTERRUPTED) else PREEMPTED
+        return INTERRUPTED if scene.processes.agree(stop.signal == signal.SIGINT) else PREEMPTED
     loss = measured["eval_loss"]
     if not math.isfinite(loss):
         raise ShardtuneError(

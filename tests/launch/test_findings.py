@@ -35,7 +35,7 @@ def test_a_mistake_all_ranks_see_is_told_once_as_it_is_and_not_tried_again() -> 
         ("stopped", 76, "was stopped (SIGSTOP or a debugger) while saving"),
         ("stalled", 76, "hung while saving"),
         ("silent", 76, "does not react at all"),
-        ("exited", 137, "ended with exit code 137 without a word"),
+        ("exited", 137, "ended with exit code 137 and no error message"),
     ],
 )
 def test_a_cause_explains_those_who_waited_for_it_whenever_they_noticed(kind: str, code: int, words: str) -> None:

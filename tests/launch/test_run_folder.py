@@ -4,8 +4,8 @@ import multiprocessing
 import os
 import re
 import stat
-import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -37,27 +37,29 @@ def test_a_run_gets_an_empty_folder_of_its_own_and_holds_it(tmp_path: Path) -> N
     assert list(held.path.iterdir()) == []
 
 
-def _ask_for_one_name(output_dir: Path, at: float, answers: multiprocessing.SimpleQueue) -> None:
-    time.sleep(max(0.0, at - time.monotonic()))
+def _ask_for_one_name(output_dir: Path, start: Any, answers: multiprocessing.SimpleQueue, done: Any) -> None:
+    start.wait()  # both are there
     try:
         held = create_run_folder(str(output_dir), "same")
     except UserInputError as error:
         answers.put(error.what)
     else:
         answers.put("mine")
-        time.sleep(0.3)  # as a run that goes on: the other must not get it in the meantime
+        done.wait()  # as a run that goes on: the other must not get it in the meantime
         held.lease.release()
 
 
 def test_of_two_processes_that_ask_for_one_name_at_once_one_gets_it(tmp_path: Path) -> None:
     fork = multiprocessing.get_context("fork")
     for number in range(40):
-        answers, at = fork.SimpleQueue(), time.monotonic() + 0.02
+        answers, start, done = fork.SimpleQueue(), fork.Barrier(2), fork.Event()
         output_dir = tmp_path / str(number)
-        both = [fork.Process(target=_ask_for_one_name, args=(output_dir, at, answers)) for _ in range(2)]
+        arguments = (output_dir, start, answers, done)
+        both = [fork.Process(target=_ask_for_one_name, args=arguments) for _ in range(2)]
         for process in both:
             process.start()
         told = sorted(answers.get() for _ in both)
+        done.set()
         for process in both:
             process.join()
         assert told.count("mine") == 1 and "same" in next(text for text in told if text != "mine"), told

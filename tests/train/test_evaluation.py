@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import json
+import signal
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from peft import LoraConfig, get_peft_model
-from toys import toy_text_config
+from toys import toy_config, toy_text_config
 from transformers import AutoModelForCausalLM
 
 from shardtune.adapters.lora import add_lora
+from shardtune.config import load_config
 from shardtune.config.schema import DataSection, LoraSection, ModelSection, RunConfig
 from shardtune.errors import UserInputError
 from shardtune.launch.evaluation import Evaluation, adapter_folder
+from shardtune.launch.exit_codes import INTERRUPTED
 from shardtune.parallel.processes import Processes
 from shardtune.train.evaluation import read_given, temporary_scene
+from shardtune.train.interrupt import StopRequest
+from shardtune.train.run import train
 
 
 def toy() -> Any:
@@ -95,3 +102,21 @@ def test_without_validation_rows_there_is_nothing_to_evaluate(processes: Process
     config = RunConfig(model=ModelSection(model_name_or_path="m"), data=DataSection(dataset_name_or_path="d"))
     with ExitStack() as at_end, pytest.raises(UserInputError, match=r"data\.val_split is null"):
         temporary_scene(config, processes, Evaluation(), at_end)
+
+
+def test_an_evaluation_that_is_interrupted_says_so_with_its_exit_code_and_leaves_nothing(
+    toy_model: Path, toy_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    (tmp_path / "tmp").mkdir()
+    config = toy_config(tmp_path, toy_model, toy_data, data={"val_split": "validation"})
+    stop = StopRequest()
+    monkeypatch.setattr(stop, "wait_for_step", lambda: setattr(stop, "signal", signal.SIGINT))
+    try:
+        assert train(load_config(config, environ={}), stop=stop, evaluation=Evaluation()) == INTERRUPTED
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+    assert "the evaluation was not finished" in capsys.readouterr().out
+    assert not (tmp_path / "runs").exists() and not list((tmp_path / "tmp").glob("shardtune-*"))

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from ranks import free_ports, on_ranks
 from running import Command, events
 from toys import mixtral_config, qwen3_moe_config, save_toy, toy_config, toy_text_config
@@ -59,6 +60,8 @@ def runs(
 @pytest.mark.slow
 @pytest.mark.parametrize("other", ["eager-1", "auto-2", "eager-2"])
 def test_fused_and_eager_train_the_same_on_one_and_two_processes(runs: Path, other: str) -> None:
+    settled = yaml.safe_load((runs / "runs" / other / "config.yaml").read_text())
+    assert settled["train"]["fused_loss"] is other.startswith("auto")
     for kind, number in (("step", "loss"), ("step", "grad_norm"), ("eval", "loss")):
         meant, found = ([e[number] for e in events(runs / "runs" / name, kind)] for name in ("auto-1", other))
         assert found == pytest.approx(meant, rel=2e-5), (kind, number)

@@ -16,6 +16,7 @@ from shardtune.train.guards.alarm import Alarm, GuardStop, RollBack, rows_told
 from shardtune.train.guards.curve import Curve
 from shardtune.train.guards.looks import Looks
 from shardtune.train.guards.numbers import Seen, Undo, drop_if_not_finite, exchange
+from shardtune.train.guards.weights import not_finite
 
 if TYPE_CHECKING:
     from transformers import TrainerControl, TrainerState
@@ -110,13 +111,17 @@ class Guards(TrainerCallback):
         if not math.isfinite(loss):
             text = f"The validation loss is {_called(loss)} at step {step}; the run is stopped."
             alarm = Alarm("non_finite", step, text, value=loss)
+            self._stop_if_weights_are_to_blame(alarm)
             self.stop(alarm, "Lower train.learning_rate; checkpoints of steps with a finite validation loss are good.")
 
     # What is done about it.
 
     def _judge(self, seen: Seen) -> None:
         norm = None if seen.norm is None else seen.norm.value()
-        alarm = self._non_finite(seen, norm) or self.curve.spike(seen.step, seen.loss, norm)
+        alarm = self._non_finite(seen, norm)
+        if alarm is not None:
+            self._stop_if_weights_are_to_blame(alarm)
+        alarm = alarm or self.curve.spike(seen.step, seen.loss, norm)
         if alarm is not None and self._act(self._with_rows(alarm, seen)) == "skip-step":
             return
         self.in_a_row = 0
@@ -139,6 +144,33 @@ class Guards(TrainerCallback):
             text = f"The gradient norm is {_called(norm)} at step {seen.step}, and every rank's loss is finite."
             return Alarm("non_finite", seen.step, text, value=norm, fix=fix)
         return None
+
+    def _stop_if_weights_are_to_blame(self, alarm: Alarm) -> None:
+        """Where weights were NaN or Inf before the first step, neither rows nor the learning rate are. A collective.
+
+        An adapter that has become so later was spoilt by a step, as any other loss that is no number.
+        """
+        found = self.processes.all_gather(not_finite(self.trainer.model))
+        frozen, trained = (
+            [(name, rank) for rank, names in enumerate(found) for name, trains in names.items() if trains is which]
+            for which in (False, True)
+        )
+        resumed = self.trainer.resumed
+        if not frozen and (not trained or alarm.step > (resumed.step if resumed is not None else 0) + 1):
+            return
+        name, rank = (frozen or trained)[0]
+        count = len({name for name, _ in frozen or trained})
+        fix = (
+            "The checkpoint is damaged, or overflowed when it was converted: download or convert it again, and look at "
+            "this tensor. No learning rate and no other rows help."
+            if frozen
+            else "The checkpoint the run goes on from holds it: set it aside and go on from the one before, or begin "
+            "anew (--resume never)."
+        )
+        more = f" and {count - 1} other tensors hold" if count > 1 else " holds"
+        kind = "the model's weights" if frozen else "the adapter that was loaded"
+        text = f"{alarm.text} It comes from {kind}: '{name}'{more} NaN or Inf (seen on rank {rank})."
+        self.stop(Alarm(alarm.guard, alarm.step, text, value=alarm.value), fix)
 
     def _with_rows(self, alarm: Alarm, seen: Seen) -> Alarm:
         """The rows of the step; of a loss that is no number, those of the first such micro-batch on each rank."""

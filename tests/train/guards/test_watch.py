@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 from rich.console import Console
 from running import events
+from torch import nn
 
 from shardtune.config.schema import GuardsSection, ParallelSection
 from shardtune.observe.events import EventLog
@@ -23,7 +26,9 @@ def guards(tmp_path: Path) -> Iterator[Guards]:
     settings = GuardsSection()
     with join(ParallelSection(device="cpu")) as processes:
         looks = Looks(settings, processes, None, every=25)
-        yield Guards(settings, Console(record=True, width=200), EventLog(tmp_path, 0), processes, looks)
+        watch = Guards(settings, Console(record=True, width=200), EventLog(tmp_path, 0), processes, looks)
+        watch._trainer = SimpleNamespace(model=nn.Linear(2, 2), resumed=None)  # type: ignore[assignment]
+        yield watch
 
 
 def test_a_warning_is_not_repeated_in_every_step(guards: Guards, tmp_path: Path) -> None:
@@ -48,6 +53,16 @@ def test_a_validation_loss_that_is_no_number_stops_the_run(guards: Guards, tmp_p
     with pytest.raises(GuardStop, match="validation loss is NaN at step 20"):
         guards.evaluated(20, math.nan)
     assert events(tmp_path, "guard")[0]["action"] == "stop"
+
+
+def test_an_adapter_that_was_no_number_when_the_run_went_on_is_told_from_one_that_became_so(guards: Guards) -> None:
+    with torch.no_grad():
+        guards.trainer.model.weight[1, 1] = math.inf
+    guards.trainer.resumed = SimpleNamespace(step=4)  # type: ignore[assignment]
+    guards._stop_if_weights_are_to_blame(Alarm("non_finite", 6, "The loss of step 6 is no number."))
+    with pytest.raises(GuardStop, match="the adapter that was loaded: 'weight' holds NaN or Inf") as stopped:
+        guards._stop_if_weights_are_to_blame(Alarm("non_finite", 5, "The loss of step 5 is no number."))
+    assert "go on from the one before" in stopped.value.fix
 
 
 def test_only_skipping_steps_makes_a_gpu_wait_for_the_norm(guards: Guards) -> None:
