@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import sys
-from types import ModuleType
 from typing import Any
 
 import pytest
 
+from shardtune.adapters import lora
+
 
 @pytest.fixture
 def grouped(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """PEFT's own computation of expert adapters, as whoever loads the adapter elsewhere has it; lists the models."""
+    """PEFT's own computation of adapters on parameters, as whoever loads them elsewhere has it; lists the models whose
+    experts have some."""
     switched: list[Any] = []
-    stand_in = ModuleType("shardtune.adapters.experts")
-    stand_in.use_grouped_products = lambda model: switched.append(model) or 0  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "shardtune.adapters.experts", stand_in)
+    monkeypatch.setattr(lora, "use_grouped_products", lambda model: switched.append(model) or 0)
+    monkeypatch.setattr(lora, "use_linear_products", lambda model: 0)
     return switched

@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 
 import pytest
-from ranks import free_ports, on_ranks
+from ranks import on_ranks
 from running import events
 from support.features import HOW, PLAIN, REFUSED, RUNS, WHAT
 from toys import save_toy, toy_config, toy_rows, toy_text_config
@@ -19,10 +19,15 @@ CELLS = [(what, how) for what in WHAT for how in RUNS if frozenset({what, how}) 
 Session = tuple[str, str, list[str]]
 
 
+def named(what: str, how: str) -> str:
+    """What the run of a cell is called."""
+    return f"{what} {how}".replace(" ", "-")
+
+
 def sessions(*hows: str) -> list[Session]:
     """Names, models and overrides of the runs."""
     return [
-        (f"{what} {how}", "mixture" if what == "expert LoRA" else "dense", [*WHAT[what], *PLAIN, *HOW.get(how, [])])
+        (named(what, how), "mixture" if what == "expert LoRA" else "dense", [*WHAT[what], *PLAIN, *HOW.get(how, [])])
         for what in WHAT
         for how in hows
     ]
@@ -48,8 +53,7 @@ def runs(shared_environment: dict[str, str], tmp_path_factory: pytest.TempPathFa
         made.rename(folder / f"{model}.yaml")
     worker = Path(__file__).parent / "features_worker.py"
     for world, asked in ((1, sessions("plain", "resume")), (2, sessions("two processes"))):
-        ports = json.dumps(free_ports(len(asked)))
-        on_ranks(shared_environment, worker, world, folder, ports, json.dumps(asked), timeout=590)
+        on_ranks(shared_environment, worker, world, folder, json.dumps(asked), timeout=590)
     return folder / "runs"
 
 
@@ -62,7 +66,7 @@ def numbers(run: Path) -> list[float]:
 @pytest.mark.parametrize("cell", CELLS, ids=" + ".join)
 def test_a_feature_trains_with_the_losses_of_one_undisturbed_process(runs: Path, cell: tuple[str, str]) -> None:
     what, how = cell
-    plain = numbers(runs / f"{what} plain")
-    assert numbers(runs / f"{what} {how}") == pytest.approx(plain, rel=5e-4)
+    plain = numbers(runs / named(what, "plain"))
+    assert numbers(runs / named(what, how)) == pytest.approx(plain, rel=5e-4)
     assert plain[2] < plain[0]  # it learns
-    assert how != "resume" or len(events(runs / f"{what} {how}", "resume")) == 1
+    assert how != "resume" or len(events(runs / named(what, how), "resume")) == 1
