@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import atexit
+import multiprocessing
 import os
+import signal
 import sys
 import threading
 import time
@@ -16,6 +18,7 @@ from shardtune.train.interrupt import StopRequest, ignore_stop_signals
 
 STOPPED_EARLY = "Stopped on request before the first step; there is nothing to save."
 _THREADS_SECONDS = 60.0  # for threads that are not daemons, such as one that writes a checkpoint
+_UPLOAD_SECONDS = 600.0  # for trackers, which upload what they have at exit
 
 
 def as_rank(rank: int, world_size: int, work: Callable[[StopRequest], int]) -> int:
@@ -50,6 +53,13 @@ def leave(code: int) -> NoReturn:
     for thread in threading.enumerate():
         if thread is not threading.current_thread() and not thread.daemon:
             thread.join(max(0.0, deadline - time.monotonic()))
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler raises when a process that loads data is killed
+    for child in multiprocessing.active_children():
+        if child.daemon:  # loads data: deaf to the SIGTERM that multiprocessing would send it, and then wait for ever
+            child.kill()
+    late = threading.Timer(_UPLOAD_SECONDS, os._exit, (code,))
+    late.daemon = True
+    late.start()
     atexit._run_exitfuncs()  # trackers finish their uploads there
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):  # a full disk, a pipe whose reader has gone, a stream that is closed

@@ -49,6 +49,16 @@ atexit.register(lambda: os.kill(os.getpid(), signal.SIGTERM))
 leave(0)
 """
 
+LOADING_DATA = """
+from torch.utils.data import DataLoader
+from shardtune.launch.ending import leave
+from shardtune.train.interrupt import ignore_stop_signals
+
+loader = DataLoader(range(8), num_workers=2, persistent_workers=True, worker_init_fn=ignore_stop_signals)
+print(sum(batch.item() for batch in loader), flush=True)
+leave(0)
+"""
+
 
 def ends(program: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, capture_output=True, text=True, timeout=120)
@@ -71,3 +81,9 @@ def test_a_thread_that_still_writes_is_waited_for() -> None:
 
 def test_a_signal_that_comes_when_all_is_done_changes_nothing() -> None:
     assert ends(SIGNALLED).returncode == 0
+
+
+def test_processes_that_load_data_do_not_outlive_the_work() -> None:
+    """They are deaf to the signal that multiprocessing ends its children with at exit."""
+    done = ends(LOADING_DATA)
+    assert (done.returncode, done.stdout) == (0, "28\n")
