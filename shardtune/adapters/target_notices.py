@@ -38,8 +38,8 @@ def _inspected(family: Family, sites: dict[str, Site], readings: list[Reading]) 
         found = "; ".join(f"{part} = {_last_parts(names)}" for part, names in parts.items() if names)
         yield (
             f"{family.name} has no family file (docs/families.md); its layers were inspected: {found or 'no parts'}. "
-            'The table "What trains" shows what gets adapters. Packing, compiled layers, the fused loss and grouped '
-            "experts are off, because they were never compared with transformers for this architecture."
+            "The line trains says what gets adapters (-v: part by part). Packing, compiled layers, the fused loss and "
+            "grouped experts are off, because they were never compared with transformers for this architecture."
         )
         yield from (f"{family.name}: {doubt}" for doubt in family.doubts)
     elif any(reading.is_word or reading.translated for reading in readings):

@@ -12,6 +12,7 @@ from journeys.reference import load, pair_example, score
 from running import events
 from toys import save_toy, toy_config, toy_text_config
 
+from shardtune.config import load_config
 from shardtune.model.families.registry import family_for
 
 # By kind: what `auto` settles for packing and attention.
@@ -42,10 +43,11 @@ def test_a_run_scores_what_plain_transformers_and_peft_score(
     )  # fmt: skip
     assert run(file, run_id="one") == 0
     packed, attention = SETTLED[kind]
-    said = capsys.readouterr().out
-    assert f"attention: {attention}" in said
-    assert ("packing   off (" in said) is not packed
-    assert (f"{kind} has no family file" in said) is (family is None)
+    settled = load_config(tmp_path / "runs" / "one" / "config.yaml").config
+    assert (settled.train.packing, settled.model.attn_implementation) == (packed, attention)
+    assert ("packing   off (" in capsys.readouterr().out) is not packed
+    notices = [event["text"] for event in events(tmp_path / "runs" / "one", "notice")]
+    assert any(f"{kind} has no family file" in notice for notice in notices) is (family is None)
     tokenizer = transformers.AutoTokenizer.from_pretrained(model)
     rows = [json.loads(line) for line in (toy_data / "validation.jsonl").read_text().splitlines()]
     examples = [pair_example(tokenizer, f"{row['question']} => ", row["answer"]) for row in rows]

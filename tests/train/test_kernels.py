@@ -23,6 +23,7 @@ from shardtune.errors import UserInputError
 from shardtune.model.blueprint import draw_up
 from shardtune.model.families.registry import family_of
 from shardtune.model.stored import read_headers
+from shardtune.observe.summary import VERBOSE_VARIABLE
 from shardtune.train.attention import settle_packing
 from shardtune.train.choices import settle_kernels
 from shardtune.train.fused_loss import why_not
@@ -133,8 +134,9 @@ def test_where_there_is_one_batch_no_rows_are_filled_in(tmp_path: Path, monkeypa
 
 
 def test_lora_on_weights_held_in_fp8_takes_one_operator_too(
-    toy_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    toy_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv(VERBOSE_VARIABLE, "1")
     config = toy_config(tmp_path, toy_llama(tmp_path / "model"), toy_data, train={"max_steps": 1})
     assert run(config, "model.base_precision=fp8") == 0
     assert "fused: LoRA on 4 layers, loss;" in capsys.readouterr().out
