@@ -13,6 +13,7 @@ WHAT: dict[str, list[str]] = {
     "new tokens": ["model.new_tokens=[<|a|>,<|b|>]"],
     "layers_to_transform": ["lora.layers_to_transform=[1]"],
     "rank_pattern": ["lora.rank_pattern={q_proj: 2}"],
+    "modules_to_save": ["lora.modules_to_save=[norm, input_layernorm]"],
     "expert LoRA": ["lora.experts=true"],
     "FP8 base": ["model.base_precision=fp8"],
 }
