@@ -45,7 +45,8 @@ def runs(toy_data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
     model = toy_llama(folder / "model")
     config = toy_config(folder, model, toy_data, train={"max_steps": 8, "logging_steps": 1})
     for name, overrides in RUNS.items():
-        with redirect_stdout(StringIO()) as said:
+        with redirect_stdout(StringIO()) as said, pytest.MonkeyPatch.context() as patch:
+            patch.setenv(VERBOSE_VARIABLE, "1")
             assert run(config, *overrides, run_id=name) == 0
         (folder / "runs" / name / "stdout").write_text(said.getvalue())
     return {name: folder / "runs" / name for name in RUNS}
