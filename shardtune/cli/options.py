@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperArgument, TyperCommand, TyperOption
+from typer.core import TyperCommand
 
 Config = Annotated[Path, typer.Argument(metavar="CONFIG", help="The run's YAML file.", show_default=False)]
 
@@ -67,21 +67,28 @@ Force = Annotated[bool, typer.Option("--force", help="Start more processes than 
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Print all that is known before the first step.")]
 
 
+def _config_option() -> Any:
+    """`--config FILE` as typer itself makes it: how its option class is called differs from version to version."""
+    scratch = typer.Typer(add_completion=False)
+
+    @scratch.command()
+    def named(
+        config_option: Annotated[
+            Path | None, typer.Option("--config", metavar="FILE", help="The same as CONFIG.", show_default=False)
+        ] = None,
+    ) -> None: ...
+
+    return next(param for param in typer.main.get_command(scratch).params if param.name == "config_option")
+
+
 class ConfigCommand(TyperCommand):
     """A command whose argument CONFIG may also be given as `--config FILE`, as trainers elsewhere have it."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         positional = next(param for param in self.params if param.name == "config")
-        assert isinstance(positional, TyperArgument)
         positional.required = False  # `parse_args` asks for one of the two
-        option = TyperOption(
-            param_decls=["--config", "config_option"],
-            type_descriptor=positional.type_descriptor,
-            metavar="FILE",
-            help="The same as CONFIG.",
-        )
-        self.params.append(option)
+        self.params.append(_config_option())
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         rest = super().parse_args(ctx, args)
