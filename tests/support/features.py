@@ -34,11 +34,15 @@ REFUSED: dict[frozenset[str], str] = {
     frozenset({"DoRA", "expert LoRA"}): "PEFT has no DoRA for routed experts and routers",
     frozenset({"DoRA", "FP8 base"}): "DoRA takes the length of every row of a weight in each pass",
 }
-# What runs on a GPU alone: its tests, and what they train with it.
-ON_GPU: dict[str, tuple[str, set[str]]] = {
-    "compiled layers": ("test_fast_path.py", {"LoRA", "expert LoRA"}),
-    "offload_activations": ("test_offload_gpu.py", {"LoRA"}),
-    "offload_params": ("test_offload_params_gpu.py", {"LoRA", "biases", "expert LoRA", "FP8 base"}),
+# What runs on a GPU alone, by tests/gpu/test_features_gpu.py; what has passed there stands in gpu.json.
+ON_GPU: dict[str, list[str]] = {
+    "compiled layers": ["train.kernels=auto", "train.packing=auto", "train.compile=true"],
+    "offload_activations": [
+        "train.kernels=auto",
+        "train.gradient_checkpointing=full",
+        "train.offload_activations=true",
+    ],
+    "offload_params": ["train.kernels=auto", "parallel.offload_params=true"],
 }
 
 Cell = tuple[str, str]

@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parent), str(HERE.parent.parent)]  # run as a script
@@ -40,23 +41,22 @@ _FEATURES = """
 ## Features
 
 Each pair was trained on toys for three steps; losses and the evaluation are those of the plain run: eager kernels, one
-row per sequence, nothing recomputed, one process. What needs a GPU is tested there ({on_gpu}).
+row per sequence, nothing recomputed, one process. What needs a
+GPU (compiled layers and offloading) is compared there, by `tests/gpu/test_features_gpu.py`.
 
 """
 
 
 def support_page() -> str:
     """docs/support.md."""
-    recorded = json.loads((HERE / "gpu.json").read_text(encoding="utf-8"))
+    recorded = _recorded()
     by = recorded["by"]
     gpu = (
         f"Columns varlen and compiled: `tests/gpu/test_families_gpu.py` on {by['gpu']}, torch {by['torch']}."
         if by
         else "Columns varlen and compiled are filled in by `tests/gpu/test_families_gpu.py` on a GPU."
     )
-    return (
-        _HEAD.format(gpu=gpu) + "\n".join(_family_table(recorded)) + "\n" + _reasons() + _features() + _feature_table()
-    )
+    return _HEAD.format(gpu=gpu) + "\n".join(_family_table(recorded)) + "\n" + _reasons() + _FEATURES + _feature_table()
 
 
 def _family_table(recorded: dict[str, list[str]]) -> Iterator[str]:
@@ -90,9 +90,9 @@ def _reasons() -> str:
     )
 
 
-def _features() -> str:
-    tests = "; ".join(f"{name}: `tests/gpu/{file}`" for name, (file, _) in ON_GPU.items())
-    return _FEATURES.format(on_gpu=tests)
+def _recorded() -> dict[str, Any]:
+    """What passed on a GPU, and on which."""
+    return json.loads((HERE / "gpu.json").read_text(encoding="utf-8"))
 
 
 def _feature_table() -> str:
@@ -109,7 +109,7 @@ def _feature_cell(what: str, column: str) -> str:
     if what == column:
         return YES
     if column in ON_GPU:
-        return YES if what in ON_GPU[column][1] else OPEN
+        return YES if what in _recorded()["features"] else OPEN
     return NO if frozenset({what, column}) in REFUSED else YES
 
 

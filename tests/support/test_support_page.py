@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 from running import REPOSITORY
-from support.features import ON_GPU
 from support.page import support_page
 
 
 def test_the_page_in_docs_is_up_to_date() -> None:
     page = (REPOSITORY / "docs" / "support.md").read_text(encoding="utf-8")
     assert page == support_page(), "make reference"
-
-
-def test_what_it_says_of_gpus_names_tests_that_exist() -> None:
-    assert all((REPOSITORY / "tests" / "gpu" / file).is_file() for file, _ in ON_GPU.values())
