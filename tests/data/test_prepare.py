@@ -118,7 +118,7 @@ def test_parts_of_a_split_row_that_predict_nothing_are_dropped(write: Any, words
 
 
 def test_no_row_left_says_how_many_were_read_and_why_they_went(write: Any, words: Any) -> None:
-    rows: list[dict] = [{"q": "w01 w02 w03", "a": "w04"}, {"q": None, "a": "w01"}]
+    rows: list[dict] = [{"q": "w01 w02 w03", "a": "w04"}, {"q": "w01", "a": None}]
     problem = refusal(write(rows, prompt_template=TEMPLATE, max_length=3), words)
     assert "No row of the split 'train' is left" in problem.what
     assert "2 were read" in problem.what
