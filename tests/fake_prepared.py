@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from shardtune.data.prepared import CountedRemark
 from shardtune.data.tokens import IGNORED
 
 
@@ -29,6 +30,7 @@ class FakeCounts:
     largest_id: int = 0
     without_eos: int = 0
     errors: list[str] = field(default_factory=list)
+    remarks: tuple[CountedRemark, ...] = ()
 
 
 class FakePrepared:

@@ -12,7 +12,7 @@ from pydantic_core import ErrorDetails
 
 from shardtune.config.expected import accepts, entry_words, expected, literal_words
 from shardtune.config.problems import Problem, shown
-from shardtune.config.schema import LARGEST, RunConfig, Section
+from shardtune.config.schema import LARGEST, RunConfig, Section, SourceSection
 from shardtune.config.suggestions import (
     FOREIGN_KEYS,
     FOREIGN_VALUES,
@@ -158,6 +158,8 @@ class _Walk:
                 self._missing(section, key, said)
             elif self.leaves[path].is_mapping:
                 self._wrong_entries(path, inner)
+            elif sources := _wrong_sources(path, self.leaves[path], inner):
+                self.problems += sources
             else:
                 self._wrong_value(section, key, _item(self.leaves[path], inner))
             self.wrong.add(path)
@@ -204,6 +206,27 @@ class _Walk:
         if not fix and accepts(info.annotation, str):
             fix = _quote_hint(node)
         self.problems.append(Problem(node.place, path + index, f"expected {words}; got {shown(node.quotable())}", fix))
+
+
+def _wrong_sources(path: str, node: Node, inner: list[tuple[int | str, ...]]) -> list[Problem]:
+    """What is wrong inside the mappings of a list (`dataset_name_or_path: [{path: a.jsonl, weight: 0}]`)."""
+    found: list[Problem] = []
+    for rest in inner:
+        *_, index, model, key = ("", "", "", *rest)
+        if model != SourceSection.__name__ or not isinstance(index, int) or not node.value[index].is_mapping:
+            continue
+        entry, where, info = node.value[index], f"{path}[{index}].{key}", SourceSection.model_fields.get(str(key))
+        value = entry.value.get(key)
+        if info is None:
+            close = nearest(str(key), SourceSection.model_fields)
+            fix = f"did you mean `{close}`?" if close else f"the keys are {', '.join(SourceSection.model_fields)}"
+            found.append(Problem(value.key_place, where, "unknown key", fix))
+        elif value is None:
+            found.append(Problem(entry.place, where, "this key is required", str(info.description)))
+        else:
+            what = f"expected {expected(info)}; got {shown(value.quotable())}"
+            found.append(Problem(value.place, where, what))
+    return found
 
 
 def _item(node: Node, inner: list[tuple[int | str, ...]]) -> tuple[Node, str]:

@@ -273,12 +273,13 @@ class DataSection(Section):
     prompt_template: str | None = Field(
         default=None,
         description='A row\'s text from its columns, such as "{instruction}\\n\\n{response}". The last column named is '
-        "the answer; what stands before it is the prompt. Literal braces are doubled: {{ }}.",
+        "the answer; what stands before it is the prompt. Empty cells of the prompt are empty text; a row without an "
+        "answer is left out. Literal braces are doubled: {{ }}.",
     )
     chat_template: str | None = Field(
         default=None,
         description="Chat template instead of the tokenizer's own: a .jinja file, or one of chatml, llama3, mistral, "
-        "qwen.",
+        "qwen. Refused where no row is a conversation.",
     )
     train_on: Literal["auto", "assistant", "completion", "all"] = Field(
         default="auto",
@@ -290,8 +291,9 @@ class DataSection(Section):
     )
     val_split: Annotated[Float, Field(gt=0, lt=1)] | str | None = Field(
         default=None,
-        description="Split to evaluate on, or a share of the training rows to hold out (0.05; by content, so the same "
-        "rows whatever their order); null trains without evaluation.",
+        description="Split to evaluate on, or a share of the training rows to hold out (0.05); null trains without "
+        "evaluation. Rows are held out by a hash of their content: the same ones whatever their order, so the share is "
+        "approximate.",
     )
     max_length: Int = Field(
         default=1024, ge=2, le=2**24, description="Longest row in tokens, and the length of a packed row."
@@ -303,7 +305,7 @@ class DataSection(Section):
     concatenate: bool | Literal["auto"] = Field(
         default="auto",
         description="Join the rows of a text corpus into stretches of max_length, as language models are pre-trained. "
-        "`auto` = for lines of a text file, and for rows that end in line breaks or are blank in between (WikiText).",
+        "`auto` = for lines of a text file, and for rows that end in line breaks (WikiText); the format line says so.",
     )
     append_eos: bool = Field(
         default=True,

@@ -34,6 +34,7 @@ log = logging.getLogger(__name__)
 _POLL_SECONDS = 0.5
 _REMEMBERED = 32 * 2**20  # files from this size on are not hashed again while they look untouched
 _SETTLED_SECONDS = 5.0  # a file younger than this may change once more within its clock's tick
+_RENDERING = 2  # raised when the same rows and settings become other tokens within a version
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 _NOT_WRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENOENT)
 # Where data lies and where it is kept do not change what it becomes.
@@ -71,7 +72,7 @@ def fingerprint(
     weights = [split.source.weight for side, split in splits if side == "train"]
     content = {
         "schema": SCHEMA,
-        "version": __version__,  # of the code that renders
+        "version": [__version__, _RENDERING],  # of the code that renders
         "settings": settings_of(section),
         "data": [[side, _identity(split, cache_folder(section))] for side, split in splits],
         "formats": [[choice.name, choice.columns] for choice in formats],

@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardtune.config.schema import DataSection
-from shardtune.data.formats import FormatChoice, LossOn, Rendered, RowProblem, loss_on
-from shardtune.data.messages import Conversation, Message, read_conversation
+from shardtune.data.formats import FormatChoice, LossOn, Rendered, RowProblem, RowRemark, loss_on
+from shardtune.data.messages import KNOWN_ROLES, Conversation, Message, read_conversation
 from shardtune.data.turns import Renders, Skeleton, Span, Tools, TurnFinder, added_tokens_pattern
 from shardtune.errors import UserInputError
 
@@ -120,9 +120,20 @@ class ChatRenderer:
         self._refuse_boundaries(conversation)
         if self.loss == "all":
             text = self.template.render(conversation.messages, conversation.tools)
-            return Rendered(text, ((0, len(text)),), special=True)
+            return Rendered(text, ((0, len(text)),), special=True, remarks=_remarks(conversation, text))
         text, turns = self._marked_turns(conversation) if self.marked else self._found_turns(conversation)
-        return Rendered(text, tuple(self._learnt(turns, conversation)), special=True)
+        spans: list[Span] = []
+        remarks = set(_unknown_roles(conversation))
+        for (start, end), message in self._learnt(turns, conversation):
+            turn = text[start:end]
+            empty = self._is_empty(turn, message)
+            if not empty:
+                spans.append((start, end))
+            if message is not None and _loses_calls(message, turn):
+                remarks.add(RowRemark("lost tool calls"))
+            elif empty:
+                remarks.add(RowRemark("empty turn"))
+        return Rendered(text, tuple(spans), special=True, remarks=frozenset(remarks))
 
     def _conversation(self, row: Mapping[str, Any]) -> Conversation | None:
         pair = self.columns[0] == "prompt"
@@ -185,11 +196,45 @@ class ChatRenderer:
             )
         return text, turns
 
-    def _learnt(self, turns: Sequence[Span], conversation: Conversation) -> list[Span]:
-        if conversation.unlearnt:
-            said = [n for n, message in enumerate(conversation.messages) if message["role"] == "assistant"]
-            turns = [turn for n, turn in zip(said, turns, strict=True) if n not in conversation.unlearnt]
-        return [turn for turn in turns if turn[0] < turn[1]]
+    def _learnt(self, turns: Sequence[Span], conversation: Conversation) -> list[tuple[Span, Message | None]]:
+        """The turns that are to be learnt, each with its message; None where marks do not show which that is."""
+        said = [n for n, message in enumerate(conversation.messages) if message["role"] == "assistant"]
+        if len(turns) != len(said):
+            return [(turn, None) for turn in turns]
+        learnt = [(n, turn) for n, turn in zip(said, turns, strict=True) if n not in conversation.unlearnt]
+        return [(turn, conversation.messages[n]) for n, turn in learnt]
+
+    def _is_empty(self, turn: str, message: Message | None) -> bool:
+        """Is a turn nothing but its end? Learnt, that would teach the model to say nothing."""
+        body = turn.rstrip().removesuffix(self.finder.end_of_turn)
+        if message is not None and _says_nothing(message):
+            body = self.finder.added.sub("", body)  # a thinking block without thoughts, another end of the last turn
+        return not body.strip()
+
+
+def _says_nothing(message: Message) -> bool:
+    return isinstance(message["content"], str) and not message["content"].strip()
+
+
+def _loses_calls(message: Message, turn: str) -> bool:
+    return any(call["function"]["name"] not in turn for call in message.get("tool_calls", ()))
+
+
+def _unknown_roles(conversation: Conversation) -> Iterator[RowRemark]:
+    for message in conversation.messages:
+        if message["role"] not in KNOWN_ROLES:
+            yield RowRemark("unknown role", message["role"])
+
+
+def _remarks(conversation: Conversation, text: str) -> frozenset[RowRemark]:
+    """Where all is learnt and nobody looks for turns: by the messages, and the text as a whole."""
+    found = set(_unknown_roles(conversation))
+    for message in conversation.messages:
+        if message["role"] == "assistant" and _loses_calls(message, text):
+            found.add(RowRemark("lost tool calls"))
+        elif message["role"] == "assistant" and _says_nothing(message) and len(message) == 2:
+            found.add(RowRemark("empty turn"))
+    return frozenset(found)
 
 
 def with_end_of_turn(text: str, mark: Span, end_of_turn: str) -> Span:

@@ -6,8 +6,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from shardtune.config.suggestions import nearest
 from shardtune.data.histogram import share
 from shardtune.data.inspect import NAMES, stored_rows
+from shardtune.data.messages import KNOWN_ROLES
 from shardtune.data.show_rows import spread, visible
 from shardtune.errors import UserInputError
 from shardtune.observe.summary import count
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from shardtune.data.prepared import Prepared, PreparedCounts
 
 _MANY = 0.2  # of the rows: repeated, or cut
+_SOME_EMPTY = 0.01  # of the rows: sets have a blank one here and there; more is a column that is not what it seems
 _LEAKED = 0.5  # of the validation rows: then validation measures memory
 _LOOKED_AT = 2000  # rows whose beginning is read: a second begin token is the template's doing, so in all or none
 _PLACES = 3
@@ -98,6 +101,8 @@ def refusals_and_warnings(
             found += _unknown_tokens(prepared.counts, name, vocabulary)
             found += _double_begin(prepared, name, tokenizer)
             found += _skipped(prepared.counts, name)
+            found += _empty(prepared_set, prepared.counts, name)
+            found += _remarked(prepared.counts, name)
     found += _no_end(prepared_set)
     found += _leaked(prepared_set)
     found += _repeated(prepared_set.train)
@@ -173,6 +178,51 @@ def _skipped(counts: PreparedCounts, name: str) -> Iterator[Finding]:
         )
 
 
+def _empty(prepared_set: PreparedSet, counts: PreparedCounts, name: str) -> Iterator[Finding]:
+    empty = next((remark for remark in counts.remarks if remark.kind == "empty row"), None)
+    if empty is None or empty.rows <= _SOME_EMPTY * counts.read:
+        return
+    choice = prepared_set.choice
+    column = f"The column '{choice.columns[-1 if choice.name.startswith('prompt') else 0]}'"
+    if len(prepared_set.about.get("sources", ())) > 1:
+        column = "The text, the answer or the conversation"
+    yield Finding(
+        "warning",
+        f"{_rows(empty.rows, name)} ({share(empty.rows, counts.read)}) left out: nothing to learn stands in them.",
+        f"{column} is missing, null or blank there; first in {visible(empty.first)}.",
+        "Check how the column is named and filled in these rows, or take them out.",
+    )
+
+
+def _remarked(counts: PreparedCounts, name: str) -> Iterator[Finding]:
+    for remark in counts.remarks:
+        rows, first = _rows(remark.rows, name), f"First in {visible(remark.first)}."
+        if remark.kind == "empty turn":
+            yield Finding(
+                "warning",
+                f"{rows} with an assistant turn of which nothing is rendered.",
+                "Its content is null or empty (or the template drops it). Learnt, it would teach the model to say "
+                f"nothing, so it carries no loss unless data.train_on is all. {first}",
+                "Check these turns, or take them out.",
+            )
+        elif remark.kind == "lost tool calls":
+            yield Finding(
+                "warning",
+                f"{rows} with tool calls that the chat template does not render.",
+                "The model does not learn to call these tools; a turn with nothing else in it carries no loss. "
+                f"{first}",
+                "Set data.chat_template to one that renders tool_calls, or write the calls into the content.",
+            )
+        elif remark.kind == "unknown role":
+            meant = nearest(remark.detail, KNOWN_ROLES)
+            yield Finding(
+                "warning",
+                f"{rows} with a message of the unknown role '{visible(remark.detail)}'.",
+                f"Only what the role assistant says is learnt (data.train_on: auto). {first}",
+                f"Did you mean '{meant}'?" if meant else f"The known roles are {', '.join(KNOWN_ROLES)}.",
+            )
+
+
 def _no_end(prepared_set: PreparedSet) -> Iterator[Finding]:
     counts = prepared_set.train.counts
     if not counts.supervised or not counts.without_eos:
@@ -203,11 +253,15 @@ def _leaked(prepared_set: PreparedSet) -> Iterator[Finding]:
     if prepared_set.val is None or not prepared_set.overlap:
         return
     rows, leaked = prepared_set.val.counts.rows, prepared_set.overlap
+    held_out = isinstance(prepared_set.about.get("settings", {}).get("val_split"), float)
     yield Finding(
         "error" if leaked > _LEAKED * rows else "warning",
         f"{leaked:,} of {rows:,} validation rows also stand in the training data ({share(leaked, rows)}).",
         "The validation loss then measures what was memorised, and falls while the model gets worse on new text.",
-        "Take them out of one side; data.val_split: 0.05 holds rows out by content, so that none is on both.",
+        "Raise data.max_length: these rows differ only in what is cut off, or in columns whose text is the same."
+        if held_out
+        else "Take them out of one of the two splits, or hold out a share of the training rows instead "
+        "(data.val_split: 0.05): rows with the same content then stay on one side.",
     )
 
 

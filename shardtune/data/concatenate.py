@@ -28,8 +28,9 @@ def joining_of(section: DataSection, choice: FormatChoice, texts: Sequence[str],
     """How rows are joined, by `data.concatenate` and a sample of their texts.
 
     `auto` joins what is a line of a text rather than a text: rows of a .txt file, or single lines of which most still
-    end with their line break or a fifth are blank, as WikiText's do. (A .jsonl of one-line rows is as likely a set of
-    short documents that each want their end.)
+    end with their line break, as WikiText's do. (A .jsonl of one-line rows is as likely a set of short documents that
+    each want their end, and its blank rows are rows that lack their text.) Where joining is asked for, a fifth of
+    blank rows is enough to see lines in them.
 
     Raises:
         UserInputError: rows of another format were to be joined.
@@ -46,10 +47,21 @@ def joining_of(section: DataSection, choice: FormatChoice, texts: Sequence[str],
     lines = 2 * len(single) > len(texts)
     blank = sum(not text.strip() for text in texts)
     broken = sum(text.endswith("\n") for text in texts if text.strip())
-    torn = from_text_file or 2 * broken > len(texts) - blank or 5 * blank > len(texts)
+    torn = from_text_file or 2 * broken > len(texts) - blank
     if section.concatenate is True:
-        return "lines" if lines and torn else "documents"
+        return "lines" if lines and (torn or 5 * blank > len(texts)) else "documents"
     return "lines" if section.concatenate == "auto" and lines and torn else "no"
+
+
+def joining_note(joining: Joining) -> str:
+    """What the format line says about it."""
+    if joining == "no":
+        return ""
+    ends = "an end token only where a file ends" if joining == "lines" else "an end token behind each row"
+    return (
+        "rows are joined into one corpus and cut into stretches of data.max_length, with "
+        f"{ends} (set data.concatenate: false to train on each row by itself)"
+    )
 
 
 def tokens_of_lines(lines: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> NDArray[np.int32]:

@@ -30,11 +30,21 @@ class Rendered:
         text: All of it.
         spans: Character ranges of `text` that carry loss: sorted, disjoint, half open.
         special: The text already holds its special tokens (chat): the tokenizer adds none, and no end is appended.
+        remarks: What the owner of the row should know; counted, and told as findings.
     """
 
     text: str
     spans: tuple[tuple[int, int], ...]
     special: bool = False
+    remarks: frozenset[RowRemark] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class RowRemark:
+    """Something in a row that does not stop it from being trained on, but that nobody writes on purpose."""
+
+    kind: Literal["empty row", "empty turn", "lost tool calls", "unknown role"]
+    detail: str = ""  # the role
 
 
 class RowProblem(ValueError):
@@ -65,7 +75,7 @@ def choose_format(section: DataSection, columns: Sequence[str], sample: Sequence
     _check_loss(section, choice)
     if choice.name != "chat":
         _require_text(choice, sample)
-    return choice
+    return replace(choice, why=choice.why + _unused_fields(section, choice))
 
 
 def loss_on(section: DataSection, choice: FormatChoice) -> LossOn:
@@ -145,22 +155,23 @@ class TextRenderer:
 
 @dataclass(frozen=True)
 class PromptRenderer:
-    """A prompt and its answer; only the answer is learnt unless `whole`. A row that lacks a cell becomes empty text."""
+    """A prompt and its answer; only the answer is learnt unless `whole`. A row without an answer becomes empty text.
+
+    An empty cell of the prompt is an empty text (the optional `input` of instruction sets). Where all is learnt, no
+    column is the answer, and a row is empty when all its cells are.
+    """
 
     template: Template
     whole: bool
 
     def __call__(self, row: Mapping[str, Any]) -> Rendered:
-        cells = {column: _text(row, column) for column in self.template.columns}
-        if any(cell is None for cell in cells.values()):
-            return Rendered("", ())  # not trained on as the word None
+        cells = {column: _text(row, column) or "" for column in self.template.columns}
+        learnt = "".join(cells.values()) if self.whole else cells[self.template.answer]
+        if not learnt.strip():
+            return Rendered("", ())  # its end token alone would teach the model to say nothing
         prompt, answer = self.template.render(cells)
         text = prompt + answer
-        if not text.strip():
-            return Rendered("", ())
-        start = 0 if self.whole else len(prompt)
-        # An empty answer has no characters; the end token behind it is learnt all the same.
-        return Rendered(text, ((start, len(text)),) if start < len(text) else ())
+        return Rendered(text, ((0 if self.whole else len(prompt), len(text)),))
 
 
 def _text(row: Mapping[str, Any], column: str) -> str | None:
@@ -217,6 +228,19 @@ def _not_read(others: Sequence[FormatName]) -> str:
     )
 
 
+def _unused_fields(section: DataSection, choice: FormatChoice) -> str:
+    """Columns that a setting names and this format does not read."""
+    named: dict[FormatName, tuple[str, str | None]] = {
+        "text": ("data.text_field", section.text_field),
+        "chat": ("data.messages_field", section.messages_field),
+    }
+    return "".join(
+        f"; not read: '{column}', which {key} names (set data.format: {name} to train on that instead)"
+        for name, (key, column) in named.items()
+        if column is not None and name != choice.name
+    )
+
+
 def _asked(
     section: DataSection, name: FormatName, columns: Sequence[str], sample: Sequence[Mapping[str, Any]]
 ) -> FormatChoice:
@@ -228,7 +252,9 @@ def _asked(
         )
     if name == "text":
         column = section.text_field or _TEXT
-        _require_columns([column], columns, "data.text_field" if section.text_field else "data.text_field: null")
+        if section.text_field is None and column not in columns:
+            raise _no_text_column(columns, sample)
+        _require_columns([column], columns, "data.text_field")
         return FormatChoice("text", f"column '{column}'", (column,))
     if name == "prompt":
         if section.prompt_template is None:
@@ -244,6 +270,17 @@ def _asked(
             return _pair_of_messages(columns)
         return FormatChoice("prompt-completion", "columns 'prompt' and 'completion'", _PAIR)
     return _chat_choice(section, columns, sample)
+
+
+def _no_text_column(columns: Sequence[str], sample: Sequence[Mapping[str, Any]]) -> UserInputError:
+    messages = next((column for column in columns if _holds_messages(column, sample)), None)
+    return UserInputError(
+        f"data.format is text, but the data has no column '{_TEXT}'.",
+        why=f"Its columns are: {_listed(columns)}.",
+        fix=f"The column '{messages}' holds messages: set data.format: chat and data.messages_field: {messages}."
+        if messages
+        else "Set data.text_field to the column that holds the text.",
+    )
 
 
 def _chat_choice(section: DataSection, columns: Sequence[str], sample: Sequence[Mapping[str, Any]]) -> FormatChoice:

@@ -18,6 +18,10 @@ _SHAREGPT_ROLES = {
     "system": "system",
     "tool": "tool", "observation": "tool", "function_response": "tool", "tool_response": "tool",
 }  # fmt: skip
+# Those that chat templates know; what a message of another role says is rendered, if at all, and never learnt.
+KNOWN_ROLES = (
+    "system", "developer", "user", "assistant", "tool", "function", "ipython", "observation", "environment",
+)  # fmt: skip
 _CALLS = ("function_call", "tool_call")
 
 

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shardtune.data.chunks import Chunk
+from shardtune.data.chunks import Chunk, place
 from shardtune.data.concatenate import Joiner
-from shardtune.data.prepared import PreparedWriter
+from shardtune.data.formats import RowRemark
+from shardtune.data.prepared import CountedRemark, PreparedWriter
 from shardtune.data.stages import LENGTH, Recipe, Result, Run, Side, stretches
 
 _ERRORS_KEPT = 10
+_REMARKS_KEPT = 20  # different ones: a column of names read as roles has as many as names
 
 
 class Output:
@@ -24,15 +27,25 @@ class Output:
         self.writers = writers
         self._tally: dict[Side, Counter[str]] = {"train": Counter(), "val": Counter()}
         self._errors: dict[Side, list[str]] = {"train": [], "val": []}
+        self._remarks: dict[Side, dict[RowRemark, CountedRemark]] = {"train": {}, "val": {}}
 
     def take(self, chunk: Chunk, result: Result, document: Document | None) -> None:
         for side, tally in result.tally.items():
             self._tally[side].update(tally)
+            self._count_remarks(side, chunk, result.remarks[side])
         for side, rows in result.rows.items():
             self.writers[side].add(rows)
         if document is not None and result.run is not None:
             for run in document.continued(chunk.file, result.run):
                 self._join(document, run)
+
+    def _count_remarks(self, side: Side, chunk: Chunk, found: Mapping[RowRemark, Sequence[int]]) -> None:
+        known = self._remarks[side]
+        for remark, numbers in found.items():
+            if remark in known:
+                known[remark] = replace(known[remark], rows=known[remark].rows + len(numbers))
+            elif len(known) < _REMARKS_KEPT:
+                known[remark] = CountedRemark(remark.kind, remark.detail, len(numbers), place(chunk, numbers[0]))
 
     def finish(self, document: Document | None) -> None:
         """The end of a source."""
@@ -60,7 +73,11 @@ class Output:
             "read", "cut", "split", "dropped_long", "dropped_short", "dropped_unsupervised", "without_assistant",
             "skipped_errors",
         )  # fmt: skip
-        return {**{name: self._tally[side][name] for name in names}, "errors": tuple(self._errors[side])}
+        return {
+            **{name: self._tally[side][name] for name in names},
+            "errors": tuple(self._errors[side]),
+            "remarks": tuple(self._remarks[side].values()),
+        }
 
     def uncut_p95(self, side: Side) -> int | None:
         """The length into which 95 % of the rows fit, had none been cut; None for a joined corpus."""

@@ -14,7 +14,7 @@ import numpy as np
 from shardtune import __version__
 from shardtune.data.cache import cache_folder, fingerprint, prepared_once, settings_of, tokenizer_identity
 from shardtune.data.chunks import Chunk, Row, count_rows, place
-from shardtune.data.concatenate import document_edges, joining_of
+from shardtune.data.concatenate import Joining, document_edges, joining_note, joining_of
 from shardtune.data.formats import FormatChoice, choose_format, renderer, space_before_answer
 from shardtune.data.output import Document, Output, taken_rows
 from shardtune.data.prepared import SCHEMA, Prepared, PreparedWriter
@@ -119,6 +119,7 @@ def prepare(
     train, val = _open_splits(section)
     samples = [split.sample(_SAMPLE) for split in train]
     choices = [_choose(section, tokenizer, *each) for each in zip(train, samples, strict=True)]
+    _refuse_unused_template(section, choices)
     splits = [*(("train", s) for s in train), *(("val", s) for s in val)]
     key = fingerprint(section, seed, splits, choices, tokenizer)
     folder = cache_folder(section) / key
@@ -187,8 +188,24 @@ def _open_splits(section: DataSection) -> tuple[list[Split], list[Split]]:
 def _choose(section: DataSection, tokenizer: PreTrainedTokenizerBase, split: Split, sample: list[Row]) -> FormatChoice:
     """What the rows of a source are, and what one should know about how they are read."""
     choice = choose_format(section, list(dict.fromkeys(name for row in sample for name in row)), sample)
-    notes = [*split.notes(), space_before_answer(section, choice, sample, tokenizer)]
+    joining = _joining(section, split, sample, choice)
+    notes = [*split.notes(), space_before_answer(section, choice, sample, tokenizer), joining_note(joining)]
     return replace(choice, why="; ".join([choice.why, *filter(None, notes)]))
+
+
+def _joining(section: DataSection, split: Split, sample: list[Row], choice: FormatChoice) -> Joining:
+    texts = [str(row.get(choice.columns[0]) or "") for row in sample]
+    lines = isinstance(split, FileSplit) and all(file.kind == "text" for file in split.files)
+    return joining_of(section, choice, texts, from_text_file=lines)
+
+
+def _refuse_unused_template(section: DataSection, choices: Sequence[FormatChoice]) -> None:
+    if section.chat_template is not None and all(choice.name != "chat" for choice in choices):
+        raise UserInputError(
+            f"data.chat_template is given, but the rows are of the format {choices[0].name}.",
+            why=f"Only conversations are rendered with it. The format was chosen by: {choices[0].why}.",
+            fix="Take data.chat_template out, or set data.format: chat and data.messages_field.",
+        )
 
 
 @dataclass
@@ -237,14 +254,12 @@ class _Job:
 
     def _recipe(self, split: Split, sample: list[Row], choice: FormatChoice, share: float) -> Recipe:
         section = self.section
-        texts = [str(row.get(choice.columns[0]) or "") for row in sample]
-        lines = isinstance(split, FileSplit) and all(file.kind == "text" for file in split.files)
         return Recipe(
             render=renderer(section, choice, self.tokenizer),
             encoder=Encoder(section, self.tokenizer, choice),
             tokenizer=self.tokenizer,
             columns=choice.columns,
-            joining=joining_of(section, choice, texts, from_text_file=lines),
+            joining=_joining(section, split, sample, choice),
             max_length=section.max_length,
             long_rows=section.long_rows,
             ends=end_ids(self.tokenizer),
@@ -330,14 +345,17 @@ class _Job:
         (folder / SET).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
-def _advice(choice: FormatChoice, counts: Mapping[str, int], sample: Sequence[Row]) -> str:
+def _advice(choice: FormatChoice, counts: Mapping[str, Any], sample: Sequence[Row]) -> str:
+    if any(remark.kind == "lost tool calls" for remark in counts["remarks"]):
+        return "Set data.chat_template to one that renders tool_calls: this one leaves them out."
     if counts["without_assistant"]:
         from shardtune.data.messages import roles
 
         found = roles(row.get(choice.columns[choice.columns[0] == "prompt"]) for row in sample)
         return (
-            "Give each conversation a turn with the role assistant (in ShareGPT's form: gpt), or set data.train_on: "
-            "all to learn every turn." + (f" The roles found are: {', '.join(found)}." if found else "")
+            "Give each conversation a turn with the role assistant (in ShareGPT's form: gpt) that says something, or "
+            "set data.train_on: all to learn every turn."
+            + (f" The roles found are: {', '.join(found)}." if found else "")
         )
     if counts["dropped_unsupervised"] or counts["dropped_long"]:
         return "Raise data.max_length: prompts fill it, or rows are longer."

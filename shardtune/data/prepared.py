@@ -43,6 +43,16 @@ _CHECKED = 16 * 2**20  # files up to this size carry a checksum, which costs som
 
 
 @dataclass(frozen=True)
+class CountedRemark:
+    """What was noticed in some rows (`RowRemark`), in how many, and where first."""
+
+    kind: str
+    detail: str
+    rows: int
+    first: str
+
+
+@dataclass(frozen=True)
 class PreparedCounts:
     """What became of the rows of a split. `tokens` and `supervised` are those of one epoch (`rows`)."""
 
@@ -61,6 +71,7 @@ class PreparedCounts:
     largest_id: int = 0
     without_eos: int = 0  # rows whose supervised tokens hold no end token
     errors: tuple[str, ...] = ()  # place and message of the first few rows skipped
+    remarks: tuple[CountedRemark, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -69,7 +80,8 @@ class PreparedCounts:
     def from_dict(cls, values: dict[str, Any]) -> PreparedCounts:
         known = {field.name for field in fields(cls)}
         given = {name: value for name, value in values.items() if name in known}
-        return cls(**{**given, "errors": tuple(given.get("errors", ()))})
+        remarks = tuple(CountedRemark(**remark) for remark in given.get("remarks", ()))
+        return cls(**{**given, "errors": tuple(given.get("errors", ())), "remarks": remarks})
 
 
 class Prepared:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from shardtune.data.chunks import SHOWN, BadRow, Chunk, Row, rows_of
 from shardtune.data.concatenate import Joining, tokens_of_lines
-from shardtune.data.formats import Rendered, RowProblem
+from shardtune.data.formats import Rendered, RowProblem, RowRemark
 from shardtune.data.prepared import EncodedRows
 from shardtune.data.tokens import IGNORED, Encoder
 
@@ -61,12 +61,14 @@ class Result:
     run: Run | None
     tally: dict[Side, Counter[str]]
     problems: list[tuple[int, BadRow]]
+    remarks: dict[Side, dict[RowRemark, list[int]]]  # numbers of the rows each is about
 
 
 def process(recipe: Recipe, chunk: Chunk) -> Result:
     """Everything that happens to a chunk; the same chunk gives the same result in every process."""
     tally: dict[Side, Counter[str]] = {"train": Counter(), "val": Counter()}
     problems: list[tuple[int, BadRow]] = []
+    remarks: dict[Side, dict[RowRemark, list[int]]] = {"train": {}, "val": {}}
     sides: list[Side] = []
     rendered: list[Rendered] = []
     for number, row in rows_of(chunk):
@@ -80,23 +82,26 @@ def process(recipe: Recipe, chunk: Chunk) -> Result:
         tally[side]["read"] += 1
         if text.special and text.text and not text.spans:
             tally[side]["without_assistant"] += 1
+        for remark in text.remarks:
+            remarks[side].setdefault(remark, []).append(number)
         if text.text.strip():
             rendered.append(text)
             sides.append(side)
-        elif recipe.joining == "no":  # between joined lines a blank one is no row that is missing
+        elif recipe.joining != "lines":  # between joined lines a blank one is no row that is missing
             tally[side]["dropped_short"] += 1
+            remarks[side].setdefault(RowRemark("empty row"), []).append(number)
     if recipe.joining == "lines":
         ids = tokens_of_lines([text.text for text in rendered], recipe.tokenizer)
-        return Result({}, Run(ids, np.ones(len(ids), np.uint8)), tally, problems)
+        return Result({}, Run(ids, np.ones(len(ids), np.uint8)), tally, problems, remarks)
     encoded = recipe.encoder.encode(rendered) if rendered else []
     pairs = [(e.ids, e.labels) for e in encoded]
     if recipe.joining == "documents":
-        return Result({}, _flat(pairs), tally, problems)
+        return Result({}, _flat(pairs), tally, problems, remarks)
     rows = {
         side: _shaped(recipe, [pair for pair, s in zip(pairs, sides, strict=True) if s == side], tally[side])
         for side in dict.fromkeys(sides)
     }
-    return Result(rows, None, tally, problems)
+    return Result(rows, None, tally, problems, remarks)
 
 
 def is_held_out(row: Row, recipe: Recipe) -> bool:

@@ -49,6 +49,11 @@ class Template:
     def columns(self) -> list[str]:
         return list(dict.fromkeys(name for _, name in self.parts if name is not None))
 
+    @property
+    def answer(self) -> str:
+        """The column that is the answer."""
+        return next(name for _, name in reversed(self.parts) if name is not None)
+
     def render(self, row: Mapping[str, object]) -> tuple[str, str]:
         """(prompt, completion) of one row; the completion starts at the last column."""
         last = max(index for index, (_, name) in enumerate(self.parts) if name is not None)

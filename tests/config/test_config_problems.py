@@ -73,6 +73,23 @@ def test_an_unknown_key_is_answered_with_the_one_that_was_meant(report: Report, 
     assert expected in report(SMALLEST + line + "\n")
 
 
+@pytest.mark.parametrize(
+    ("entry", "expected"),
+    [
+        ("{path: a.jsonl, weight: 0}", "data.dataset_name_or_path[1].weight expected a number, above 0; got 0"),
+        ("{path: a.jsonl, weigth: 2}", "data.dataset_name_or_path[1].weigth unknown key; did you mean `weight`?"),
+        ("{path: a.jsonl, zzz: 2}", "[1].zzz unknown key; the keys are path, weight, config_name, split"),
+        ("{weight: 2}", "data.dataset_name_or_path[1].path this key is required"),
+        ("{path: null, weight: 2}", "data.dataset_name_or_path[1].path expected text (not empty); got nothing (null)"),
+    ],
+)
+def test_a_wrong_entry_of_a_mixture_is_told_by_its_key(report: Report, entry: str, expected: str) -> None:
+    said = report(f"model: {{model_name_or_path: gpt2}}\ndata:\n  dataset_name_or_path:\n  - b.jsonl\n  - {entry}\n")
+    assert expected in said
+    assert "1 problem found" in said
+    assert "run.yaml:5:" in said
+
+
 @pytest.mark.parametrize("section", ["data", "train", None])
 def test_a_feature_that_is_not_here_is_refused_with_its_reason_and_the_alternative(
     report: Report, section: str | None

@@ -176,7 +176,7 @@ def test_folders_pipes_and_dead_links_are_told(inspect: Inspect, tmp_path: Path)
         ("a.csv", b"\xef\xbb\xbf\r\ntext\r\na b\r\n", "text (column 'text')"),
         ("a.jsonl", b'[{"text": "a b"},\n{"text": "c d"}]', "text (column 'text')"),
         ("a.jsonl", rows({"prompt": "1+1", "completion": 2, "id": 10**40}), "columns 'prompt' and 'completion'"),
-        ("a.jsonl", chat({"role": "user", "content": None}, {"role": "assistant", "content": None}), "OpenAI"),
+        ("a.jsonl", chat({"role": "user", "content": None}, {"role": "assistant", "content": "a"}), "OpenAI"),
         ("a.csv", b"prompt;completion\n1,5;2\n\"a;b\";c\n", "columns 'prompt' and 'completion'; cells are separated by semicolons"),
         ("a.csv", b"prompt\tcompletion\na\tb\nc\td\n", "cells are separated by tabs"),
         ("a.tsv", b"prompt\tcompletion\na\tb\n", "cells are separated by tabs"),

@@ -60,19 +60,24 @@ def test_the_same_content_elsewhere_is_found(tmp_path: Path, words: Any) -> None
 def test_what_changes_the_rows_makes_another_set(tmp_path: Path, words: Any, bytes_bpe: Any) -> None:
     section = data(tmp_path / "a.jsonl")
     made(section, words)
-    (tmp_path / "t.jinja").write_text("{{ messages }}")
     changes: list[dict[str, Any]] = [
         {"max_length": 7}, {"append_eos": False}, {"long_rows": "drop"}, {"val_split": 0.5},
         {"train_split": "train[:5]"}, {"on_error": "skip"}, {"concatenate": True},
-        {"chat_template": str(tmp_path / "t.jinja")},
     ]  # fmt: skip
     for change in changes:
         assert not made(section.model_copy(update=change), words).from_cache, change
-    (tmp_path / "t.jinja").write_text("{{ messages[0] }}")
-    assert not made(section.model_copy(update=changes[-1]), words).from_cache
     assert not made(section, bytes_bpe).from_cache
     assert not made(data(tmp_path / "a.jsonl", [*ROWS[:-1], {"text": "w01 w20"}]), words).from_cache
     assert made(data(tmp_path / "a.jsonl"), words).from_cache
+
+
+def test_a_chat_template_in_a_file_counts_by_what_it_says(tmp_path: Path) -> None:
+    template = tmp_path / "t.jinja"
+    section = DataSection(dataset_name_or_path="x", chat_template=str(template))
+    template.write_text("{{ messages }}")
+    before = cache.settings_of(section)
+    template.write_text("{{ messages[0] }}")
+    assert cache.settings_of(section) != before
 
 
 def test_a_special_token_or_template_of_the_tokenizer_counts_and_what_it_was_last_asked_for_does_not(

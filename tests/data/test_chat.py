@@ -15,7 +15,7 @@ from tokenizers import AddedToken
 
 from shardtune.config.schema import DataSection
 from shardtune.data.chat import BUILT_IN, ChatRenderer, load_template, with_end_of_turn
-from shardtune.data.formats import FormatChoice, RowProblem, choose_format, renderer
+from shardtune.data.formats import FormatChoice, RowProblem, RowRemark, choose_format, renderer
 from shardtune.data.tokens import IGNORED, Encoder
 from shardtune.errors import UserInputError
 
@@ -79,7 +79,7 @@ EXPECTED: list[tuple[str, Row, list[str]]] = [
     ("chatml", PLAIN, ["Forty two.<|im_end|>", "Yes.<|im_end|>"]),
     ("chatml", says("s: Be brief.", "u: Hi", "a: Ho"), ["Ho<|im_end|>"]),
     ("chatml", says("u: Hi", "a:  \n Ho \n"), [" \n Ho \n<|im_end|>"]),
-    ("chatml", says("u: Hi", "a: ", "u: Well?", "a: Ho"), ["<|im_end|>", "Ho<|im_end|>"]),
+    ("chatml", says("u: Hi", "a: ", "u: Well?", "a: Ho"), ["Ho<|im_end|>"]),
     ("chatml", says("a: I begin.", "u: Fine", "a: Good"), ["I begin.<|im_end|>", "Good<|im_end|>"]),
     ("chatml", says("u: Hi", "a: One", "a: Two"), ["One<|im_end|>", "Two<|im_end|>"]),
     ("chatml", says("u: Hi", "a: Ho", "u: Bye"), ["Ho<|im_end|>"]),
@@ -89,7 +89,7 @@ EXPECTED: list[tuple[str, Row, list[str]]] = [
     ("chatml", says("u: assistant\n", "a: user\n"), ["user\n<|im_end|>"]),
     ("llama3", PLAIN, ["Forty two.<|eot_id|>", "Yes.<|eot_id|>"]),
     ("llama3", says("s:  Be brief. ", "u:  Hi ", "a:  \nHo\n"), ["Ho<|eot_id|>"]),
-    ("llama3", says("u: Hi", "a: ", "u: \n", "a: Ho"), ["<|eot_id|>", "Ho<|eot_id|>"]),
+    ("llama3", says("u: Hi", "a: ", "u: \n", "a: Ho"), ["Ho<|eot_id|>"]),
     ("llama3", says("a: I begin.", "u: Fine", "a: Good"), ["I begin.<|eot_id|>", "Good<|eot_id|>"]),
     (
         "llama3",
@@ -98,7 +98,7 @@ EXPECTED: list[tuple[str, Row, list[str]]] = [
     ),
     ("mistral", PLAIN, ["Forty two.</s>", "Yes.</s>"]),
     ("mistral", says("s: Be brief.", "u: Hi", "a: Ho"), ["Ho</s>"]),
-    ("mistral", says("u: Hi", "a: ", "u: Well?", "a: Ho"), ["</s>", "Ho</s>"]),
+    ("mistral", says("u: Hi", "a: ", "u: Well?", "a: Ho"), ["Ho</s>"]),
     ("mistral", says("u: Hi", "a: Ho", "u: Bye"), ["Ho</s>"]),
     ("mistral", says("u: 👍🏽", "a: 日本"), ["日本</s>"]),
     ("mistral", says("u: Hi", "a: [THINK]Hm.[/THINK]Ho"), ["[THINK]Hm.[/THINK]Ho</s>"]),
@@ -121,7 +121,8 @@ EXPECTED: list[tuple[str, Row, list[str]]] = [
         {"messages": [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "A", "reasoning_content": "Hm."}]},
         ["<think>\nHm.\n</think>\n\nA<|im_end|>"],
     ),
-    ("qwen", says("s: S", "u: Q", "a: ", "u: R", "a: "), ["<|im_end|>", "<think>\n\n</think>\n\n<|im_end|>"]),
+    ("qwen", says("s: S", "u: Q", "a: ", "u: R", "a: "), []),
+    ("qwen", says("u: Q", "a: <think>\nHm.\n</think>\n\n", "u: R", "a: A"), ["<think>\n\n</think>\n\nA<|im_end|>"]),
     ("qwen", says("u: Q", "a: A", "u: R"), ["A<|im_end|>"]),
     (
         "qwen",
@@ -177,12 +178,16 @@ def test_all_is_learnt_when_asked(family: str) -> None:
 # ---- any conversation, against f-strings -------------------------------------------------------------------------------
 
 
+def _speaks(message: Row) -> bool:
+    return bool(message["role"] == "assistant" and message["content"].strip())
+
+
 def oracle_chatml(messages: list[Row]) -> tuple[str, list[str]]:
     default = (
         "" if messages[0]["role"] == "system" else "<|im_start|>system\nYou are a small and friendly model.<|im_end|>\n"
     )
     text = default + "".join(f"<|im_start|>{m['role']}\n{m['content']}<|im_end|>\n" for m in messages)
-    return text, [f"{m['content']}<|im_end|>" for m in messages if m["role"] == "assistant"]
+    return text, [f"{m['content']}<|im_end|>" for m in messages if _speaks(m)]
 
 
 def oracle_llama3(messages: list[Row]) -> tuple[str, list[str]]:
@@ -193,13 +198,13 @@ def oracle_llama3(messages: list[Row]) -> tuple[str, list[str]]:
     )
     for m in rest:
         text += f"<|start_header_id|>{m['role']}<|end_header_id|>\n\n{m['content'].strip()}<|eot_id|>"
-    return text, [f"{m['content'].strip()}<|eot_id|>" for m in messages if m["role"] == "assistant"]
+    return text, [f"{m['content'].strip()}<|eot_id|>" for m in messages if _speaks(m)]
 
 
 def oracle_mistral(messages: list[Row]) -> tuple[str, list[str]]:
     shapes = {"system": "[SYSTEM_PROMPT]{}[/SYSTEM_PROMPT]", "user": "[INST]{}[/INST]", "assistant": "{}</s>"}
     text = "<s>" + "".join(shapes[m["role"]].replace("{}", m["content"]) for m in messages)
-    return text, [f"{m['content']}</s>" for m in messages if m["role"] == "assistant"]
+    return text, [f"{m['content']}</s>" for m in messages if _speaks(m)]
 
 
 def oracle_qwen(messages: list[Row]) -> tuple[str, list[str]]:
@@ -209,7 +214,7 @@ def oracle_qwen(messages: list[Row]) -> tuple[str, list[str]]:
         if m["role"] == "assistant" and number == len(messages) - 1:
             body = "<think>\n\n</think>\n\n" + body.lstrip("\n")
         text += f"<|im_start|>{m['role']}\n{body}<|im_end|>\n"
-        if m["role"] == "assistant":
+        if _speaks(m):
             spoken.append(f"{body}<|im_end|>")
     return text, spoken
 
@@ -232,6 +237,8 @@ def test_any_plain_conversation_is_masked_as_strings_put_together_say(family: st
         text, spoken = ORACLES[family](messages)
         assert rendered.text == text
         assert [rendered.text[a:b] for a, b in rendered.spans] == spoken
+        silent = any(m["role"] == "assistant" and not m["content"].strip() for m in messages)
+        assert (RowRemark("empty turn") in rendered.remarks) == silent
         for got, said in zip(learnt(tokenizer, {"messages": messages}, make), spoken, strict=True):
             # One token may hold the header's line break and the first of the content: it is learnt.
             assert got == said or (said.startswith("\n") and got.lstrip("\n") == said.lstrip("\n")), (got, said)
@@ -535,6 +542,31 @@ def test_of_a_prompt_of_messages_only_the_completion_is_learnt(train_on: str, ex
     assert [rendered.text[a:b] for a, b in rendered.spans] == [f"{text}<|im_end|>" for text in expected]
 
 
+@pytest.mark.parametrize("train_on", ["auto", "all"])
+def test_tool_calls_that_the_template_does_not_render_are_remarked(train_on: str) -> None:
+    make = chat(chat_tokenizer("chatml"), train_on=train_on)  # whose template writes the content alone
+    rendered = make(calling("u: Weather?", "a: ", "t: blue", "a: Blue."))
+    assert rendered.remarks == {RowRemark("lost tool calls")}
+    if train_on == "auto":
+        assert [rendered.text[a:b] for a, b in rendered.spans] == ["Blue.<|im_end|>"]
+        beside = make(calling("u: Weather?", "a: Wait.", "t: blue", "a: Blue."))
+        assert beside.remarks == {RowRemark("lost tool calls")}
+        assert [beside.text[a:b] for a, b in beside.spans] == ["Wait.<|im_end|>", "Blue.<|im_end|>"]
+    kept = chat(chat_tokenizer("qwen"), train_on=train_on)(calling("u: Weather?", "a: ", "t: blue", "a: Blue."))
+    assert kept.remarks == frozenset()
+
+
+@pytest.mark.parametrize("settings", [{}, {"train_on": "all"}, {"chat_template": "chatml"}])
+def test_turns_that_say_nothing_and_unknown_roles_are_remarked(settings: Row) -> None:
+    make = chat(with_template("chatml", None) if "chat_template" in settings else chat_tokenizer("chatml"), **settings)
+    row = says("u: Q", "a: ", "u: R", "a: A")
+    row["messages"].append({"role": "asistant", "content": "B"})
+    rendered = make({**row, "tools": None})
+    assert rendered.remarks == {RowRemark("empty turn"), RowRemark("unknown role", "asistant")}
+    if settings.get("train_on") != "all":
+        assert [rendered.text[a:b] for a, b in rendered.spans] == ["A<|im_end|>"]
+
+
 def test_a_row_without_messages_is_empty() -> None:
     make = chat(chat_tokenizer("chatml"))
     assert make({"messages": None, "tools": None}).text == ""
@@ -581,4 +613,9 @@ def test_what_is_found_in_a_released_template_is_what_trl_marks_in_its_copy(name
         rendered = make({**row, "tools": None})
         text, ranges = marks.render_marked(row["messages"], None)
         assert text == rendered.text
-        assert list(rendered.spans) == [with_end_of_turn(text, mark, make.finder.end_of_turn) for mark in ranges]
+        said = [message for message in row["messages"] if message["role"] == "assistant"]
+        assert list(rendered.spans) == [
+            with_end_of_turn(text, mark, make.finder.end_of_turn)
+            for mark, message in zip(ranges, said, strict=True)
+            if _speaks(message)
+        ]

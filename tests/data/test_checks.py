@@ -10,6 +10,7 @@ from fake_prepared import FakePrepared, fake_set
 from transformers import CONFIG_MAPPING, AutoConfig
 
 from shardtune.data.checks import Finding, ModelLimits, enforce, model_positions, refusals_and_warnings
+from shardtune.data.prepared import CountedRemark
 from shardtune.errors import UserInputError
 
 GOOD = [([5, 6, 7, 2], 2)] * 10  # word-level ids: 1 is <s>, 2 is </s>
@@ -128,6 +129,44 @@ def test_validation_rows_that_stand_in_train_are_counted(words: Any) -> None:
     finding = only(found(words, good(), good(), overlap=5))
     assert finding.level == "warning"
     assert finding.what == "5 of 10 validation rows also stand in the training data (50 %)."
+
+
+@pytest.mark.parametrize(("val_split", "proposed"), [("validation", True), (0.2, False)])
+def test_a_share_is_not_proposed_against_overlap_where_one_is_set(words: Any, val_split: Any, proposed: bool) -> None:
+    prepared = fake_set(good(), good(), overlap=6)
+    prepared.about["settings"] = {"val_split": val_split}
+    finding = only(refusals_and_warnings(prepared, words, ModelLimits(72)))
+    assert ("data.val_split: 0.05" in finding.fix) == proposed
+
+
+@pytest.mark.parametrize(("empty", "told"), [(1, False), (2, True)])
+def test_empty_rows_are_told_where_they_are_more_than_a_few(words: Any, empty: int, told: bool) -> None:
+    remark = CountedRemark("empty row", "", empty, "a.jsonl:7")
+    findings = found(words, good(read=100, dropped_short=empty, remarks=(remark,)))
+    assert bool(findings) == told
+    if told:
+        finding = only(findings)
+        assert finding.level == "warning"
+        assert finding.what == "2 training rows (2.0 %) left out: nothing to learn stands in them."
+        assert finding.why == "The column 'messages' is missing, null or blank there; first in a.jsonl:7."
+
+
+@pytest.mark.parametrize(
+    ("kind", "detail", "what", "fix"),
+    [
+        ("empty turn", "", "3 training rows with an assistant turn of which nothing is rendered.", "take them out"),
+        ("lost tool calls", "", "3 training rows with tool calls that the chat template does not render.", "data.chat_template"),
+        ("unknown role", "asistant", "3 training rows with a message of the unknown role 'asistant'.", "Did you mean 'assistant'?"),
+        ("unknown role", "narrator", "3 training rows with a message of the unknown role 'narrator'.", "The known roles are system, "),
+    ],
+)  # fmt: skip
+def test_what_was_noticed_in_rows_is_told_with_the_first_of_them(
+    words: Any, kind: str, detail: str, what: str, fix: str
+) -> None:
+    finding = only(found(words, good(remarks=(CountedRemark(kind, detail, 3, "a.jsonl:7"),))))
+    assert (finding.level, finding.what) == ("warning", what)
+    assert "First in a.jsonl:7." in finding.why
+    assert fix in finding.fix
 
 
 def test_mostly_leaked_validation_is_refused(words: Any) -> None:

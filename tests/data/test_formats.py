@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import math
 import pickle
 from typing import Any
 
@@ -113,7 +114,7 @@ def test_no_format_lists_the_columns_and_suggests_a_template_from_them() -> None
     ("row", "settings", "what"),
     [
         ({"txt": "a"}, {"text_field": "text"}, "no column 'text', which data.text_field names"),
-        ({"txt": "a"}, {"format": "text"}, "no column 'text', which data.text_field: null names"),
+        ({"txt": "a"}, {"format": "text"}, "data.format is text, but the data has no column 'text'."),
         ({"q": "a"}, {"prompt_template": "{q} {a}"}, "no column 'a', which data.prompt_template names"),
         ({"q": "a"}, {"messages_field": "talk"}, "no column 'talk', which data.messages_field names"),
         ({"prompt": "a"}, {"format": "prompt-completion"}, "no column 'completion', which data.format"),
@@ -194,13 +195,44 @@ def test_of_a_prompt_and_its_answer_only_the_answer_carries_loss() -> None:
     assert render({"prompt": "1+1=", "completion": "2"}, train_on="all") == Rendered("1+1=2", ((0, 5),))
 
 
-def test_an_empty_answer_has_no_characters_to_learn() -> None:
-    assert render({"prompt": "1+1=", "completion": ""}) == Rendered("1+1=", ())
+@pytest.mark.parametrize("answer", [None, "", " \n"])
+def test_a_row_without_an_answer_is_empty(answer: str | None) -> None:
+    assert render({"prompt": "1+1=", "completion": answer}) == Rendered("", ())
+    assert render({"q": "1+1", "a": answer}, prompt_template="{q} = {a}!") == Rendered("", ())
 
 
-@pytest.mark.parametrize("row", [{"prompt": None, "completion": "x"}, {"prompt": "x", "completion": None}, {"prompt": " ", "completion": "\n"}])  # fmt: skip
-def test_a_row_with_nothing_in_it_is_empty(row: dict[str, Any]) -> None:
-    assert render(row) == Rendered("", ())
+def test_an_empty_cell_of_the_prompt_is_an_empty_text() -> None:
+    template = "{instruction}\n{input}\n{output}"
+    row = {"instruction": "Name one.", "input": None, "output": "Two."}
+    assert render(row, prompt_template=template) == Rendered("Name one.\n\nTwo.", ((11, 15),))
+    assert render({**row, "input": math.nan}, prompt_template=template).text == "Name one.\n\nTwo."
+    assert render({"prompt": None, "completion": "x"}) == Rendered("x", ((0, 1),))
+
+
+def test_where_all_is_learnt_a_row_is_empty_when_all_its_cells_are() -> None:
+    settings = {"prompt_template": "# {title}\n{body}", "train_on": "all"}
+    assert render({"title": "A", "body": None}, **settings) == Rendered("# A\n", ((0, 4),))
+    assert render({"title": None, "body": " "}, **settings) == Rendered("", ())
+
+
+def test_text_asked_of_rows_that_hold_messages_is_answered_with_the_settings_for_chat() -> None:
+    fix = refusal({"talk": OPENAI}, format="text").fix
+    assert "set data.format: chat and data.messages_field: talk" in fix
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"messages_field": "talk", "text_field": "body"}, "not read: 'body', which data.text_field names (set data.format: text"),
+        ({"format": "chat", "messages_field": "talk", "text_field": "body"}, "not read: 'body'"),
+        ({"prompt_template": "{body}", "messages_field": "talk"}, "not read: 'talk', which data.messages_field names"),
+        ({"format": "text", "messages_field": "talk", "text_field": "body"}, "not read: 'talk'"),
+    ],
+)  # fmt: skip
+def test_a_column_that_a_setting_names_and_nothing_reads_is_told(settings: dict[str, Any], told: str) -> None:
+    why = choose({"talk": OPENAI, "body": "x"}, **settings).why
+    assert told in why
+    assert why.count("not read") == 1
 
 
 @pytest.mark.parametrize("settings", [{}, {"prompt_template": "{text}"}])

@@ -15,6 +15,7 @@ from chat_tokenizers import chat_tokenizer
 from running import REPOSITORY
 
 from shardtune.config.schema import DataSection, SourceSection
+from shardtune.data.checks import ModelLimits, refusals_and_warnings
 from shardtune.data.prepare import PreparedSet, ProgressInfo, prepare
 from shardtune.data.prepared import Prepared
 from shardtune.data.tokens import IGNORED
@@ -96,6 +97,45 @@ def test_what_is_left_out_is_counted_and_why(write: Any, words: Any) -> None:
     assert (counts.dropped_unsupervised, counts.dropped_short, counts.duplicates, counts.without_eos) == (1, 2, 1, 1)
 
 
+def test_a_null_in_a_prompt_column_keeps_the_row(tmp_path: Path, words: Any) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("q,more,a\nw01,,w02\n,w03,w04\nw05,w06,\n", encoding="utf-8")
+    section = DataSection(dataset_name_or_path=str(path), prompt_template="{q} {more} => {a}")
+    found = made(section, words)
+    assert decoded(found.train, words) == ["w01 => w02 </s>", "w03 => w04 </s>"]
+    [finding] = refusals_and_warnings(found, words, ModelLimits(None))
+    assert finding.what == "1 training row (33 %) left out: nothing to learn stands in them."
+    assert "The column 'a' is missing, null or blank there; first in " in finding.why
+    assert str(path) in finding.why
+
+
+def test_what_is_noticed_in_conversations_is_kept_with_the_set(write: Any) -> None:
+    def said(*turns: tuple[str, str | None]) -> dict:
+        return {"messages": [{"role": role, "content": content} for role, content in turns]}
+
+    rows = [
+        said(("user", "hi"), ("assistant", "ho")),
+        {"id": 3},
+        said(("user", "hi"), ("assistant", None), ("user", "hi"), ("assistant", "ho")),
+        said(("user", "hi"), ("assistant", "ho"), ("user", "hi"), ("asistant", "ho")),
+    ]
+    section = write(rows * 2)
+    tokenizer = chat_tokenizer("chatml")
+    made(section, tokenizer)
+    found = made(section, tokenizer)
+    assert found.from_cache
+    seen = {(r.kind, r.detail): (r.rows, r.first.rpartition(":")[2]) for r in found.train.counts.remarks}
+    assert seen == {("empty row", ""): (2, "2"), ("empty turn", ""): (2, "3"), ("unknown role", "asistant"): (2, "4")}
+    told = " ".join(finding.what for finding in refusals_and_warnings(found, tokenizer, ModelLimits(None)))
+    assert "2 training rows (25 %) left out" in told
+    assert "unknown role 'asistant'" in told
+
+
+def test_a_chat_template_for_rows_that_are_no_conversations_is_refused(write: Any, words: Any) -> None:
+    problem = refusal(write([{"text": "w01 w02"}], chat_template="chatml"), words)
+    assert problem.what == "data.chat_template is given, but the rows are of the format text."
+
+
 def test_long_rows_are_cut_dropped_or_split_as_asked(write: Any, words: Any) -> None:
     rows = [{"text": "w01 w02"}, {"text": "w01 w02 w03 w04 w05"}]
     cut = made(write(rows, max_length=4), words).train
@@ -118,7 +158,7 @@ def test_parts_of_a_split_row_that_predict_nothing_are_dropped(write: Any, words
 
 
 def test_no_row_left_says_how_many_were_read_and_why_they_went(write: Any, words: Any) -> None:
-    rows: list[dict] = [{"q": "w01 w02 w03", "a": "w04"}, {"q": None, "a": "w01"}]
+    rows: list[dict] = [{"q": "w01 w02 w03", "a": "w04"}, {"q": "w01", "a": None}]
     problem = refusal(write(rows, prompt_template=TEMPLATE, max_length=3), words)
     assert "No row of the split 'train' is left" in problem.what
     assert "2 were read" in problem.what
@@ -405,11 +445,21 @@ def test_short_documents_are_left_alone_unless_asked_and_then_keep_their_ends(wr
     assert joined.counts.dropped_short == 1
 
 
-def test_a_blank_row_among_short_documents_does_not_make_a_corpus_of_them(write: Any, words: Any) -> None:
-    rows = [{"text": "w01 w02"}] * 9 + [{"text": ""}]
-    prepared = made(write(rows), words).train
-    assert decoded(prepared, words) == ["w01 w02 </s>"] * 9
-    assert prepared.counts.dropped_short == 1
+@pytest.mark.parametrize("blank", ["", None])
+def test_blank_rows_among_short_documents_do_not_make_a_corpus_of_them(write: Any, words: Any, blank: Any) -> None:
+    rows = [{"text": "w01 w02"}, {"text": blank}] * 9
+    found = made(write(rows), words)
+    assert decoded(found.train, words) == ["w01 w02 </s>"] * 9
+    assert found.train.counts.dropped_short == 9
+    assert "joined" not in found.choice.why
+
+
+def test_the_format_line_says_that_rows_are_joined(tmp_path: Path, write: Any, words: Any) -> None:
+    lines = made(corpus(tmp_path, "w01 w02\nw03\n", max_length=3), words).choice.why
+    assert "rows are joined into one corpus" in lines
+    assert "set data.concatenate: false" in lines
+    asked = made(write([{"text": "w01 w02"}] * 2, concatenate=True), words).choice.why
+    assert "an end token behind each row" in asked
 
 
 def test_conversations_cannot_be_joined(write: Any, words: Any) -> None:
