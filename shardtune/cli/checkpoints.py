@@ -1,4 +1,4 @@
-"""`shardtune checkpoints RUN`: words for what a run has saved, and whether it can be trusted."""
+"""`shardtune checkpoints RUN …`: words for what a run has saved, and whether it can be trusted."""
 
 from __future__ import annotations
 
@@ -18,34 +18,35 @@ if TYPE_CHECKING:
 
 
 def checkpoints(
-    run: Annotated[
-        str,
-        typer.Argument(metavar="RUN", help="Id or folder of a run.", show_default=False, autocompletion=complete_run),
+    runs: Annotated[
+        list[str],
+        typer.Argument(metavar="RUN…", help="Id or folder of a run.", show_default=False, autocompletion=complete_run),
     ],
     verify: Annotated[
         bool, typer.Option("--verify", help="Read every byte and compare checksums, not only names and sizes.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
-    runs_dir: RunsDir = Path("runs"),
+    runs_dir: RunsDir = None,
 ) -> None:
     """List the checkpoints of RUN: step, size, validation loss, age, which is the latest and the best, and damage.
 
-    Exit codes: 0 all sound; 1 one is damaged; 2 there is no such run.
+    Of several, one table each (--json: all in one list). Exit codes: 0 all sound; 1 one is damaged; 2 there is no such
+    run.
     """
-    store = _store(run, runs_dir)
-    rows = [_row(store, step, verify) for step in store.steps()]
+    found = []
+    for store in [_store(run, runs_dir) for run in runs]:
+        rows = [_row(store, step, verify) for step in store.steps()]
+        found += rows
+        if not as_json:
+            _show(rows, verify, str(store.folder) if len(runs) > 1 else "")
+        for path in store.not_folders():
+            print(f"{path} is a link or a file, not a checkpoint's folder: it is not read.", file=sys.stderr)
     if as_json:
-        print(json.dumps(rows, indent=1))
-    elif rows:
-        _show(rows, verify)
-    else:
-        print("No checkpoints yet.")
-    for path in store.not_folders():
-        print(f"{path} is a link or a file, not a checkpoint's folder: it is not read.", file=sys.stderr)
-    sys.exit(1 if any(not row["sound"] for row in rows) else 0)
+        print(json.dumps(found, indent=1))
+    sys.exit(1 if any(not row["sound"] for row in found) else 0)
 
 
-def _store(run: str, runs_dir: Path) -> CheckpointStore:
+def _store(run: str, runs_dir: Path | None) -> CheckpointStore:
     """The checkpoints of a run, by its id or folder; a folder that holds nothing but checkpoints will do."""
     from shardtune.checkpoint.store import CheckpointStore
     from shardtune.report.runs import find_run
@@ -79,7 +80,12 @@ def _row(store: CheckpointStore, step: int, verify: bool) -> dict[str, Any]:
     }
 
 
-def _show(rows: list[dict[str, Any]], verify: bool) -> None:
+def _show(rows: list[dict[str, Any]], verify: bool, title: str) -> None:
+    if title:
+        print(title)
+    if not rows:
+        print("No checkpoints yet.")
+        return
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table

@@ -10,8 +10,13 @@ import typer
 
 def dashboard(
     runs_dir: Annotated[
-        Path, typer.Argument(metavar="[RUNS_DIR]", help="Folder with runs (train.output_dir).", show_default="runs")
-    ] = Path("runs"),
+        Path | None,
+        typer.Argument(
+            metavar="[RUNS_DIR]",
+            help="Folder with runs (train.output_dir); default: runs, or the only folder here that holds runs.",
+            show_default=False,
+        ),
+    ] = None,
     host: Annotated[
         str, typer.Option("--host", metavar="ADDRESS", help="Anything but this machine's own needs a token.")
     ] = "127.0.0.1",
@@ -34,6 +39,7 @@ def dashboard(
     from shardtune.errors import UserInputError
     from shardtune.report.server import listen, serve
 
+    runs_dir = runs_dir or default_folder()
     if not runs_dir.is_dir():
         raise UserInputError(
             f"There is no folder '{runs_dir}'.", fix="Give the folder that holds the runs (train.output_dir)."
@@ -45,3 +51,19 @@ def dashboard(
 
     serve(runs_dir.resolve(), address, ready)
     print("Dashboard ended.")
+
+
+def default_folder() -> Path:
+    """`runs`, or where there is none the only folder here that holds runs."""
+    from shardtune.errors import UserInputError
+    from shardtune.report.runs import runs_dirs
+
+    usual, *others = runs_dirs()
+    if usual.is_dir() or not others:
+        return usual
+    if len(others) > 1:
+        raise UserInputError(
+            f"There is no folder '{usual}', and several others here hold runs: {', '.join(map(str, others))}.",
+            fix=f"Name one: shardtune dashboard {others[0]}",
+        )
+    return others[0]

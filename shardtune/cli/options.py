@@ -20,10 +20,12 @@ def complete_setting(incomplete: str) -> list[str]:
 
 
 def complete_run(ctx: typer.Context, incomplete: str) -> list[str]:
-    """For the shell: the ids of the runs in --runs-dir."""
-    from shardtune.report.runs import run_names
+    """For the shell: the ids of the runs in --runs-dir, or where they are looked up without it."""
+    from shardtune.report.runs import run_names, runs_dirs
 
-    return [name for name in run_names(Path(ctx.params.get("runs_dir") or "runs")) if name.startswith(incomplete)]
+    given = ctx.params.get("runs_dir")
+    folders = [Path(given)] if given else runs_dirs()
+    return [name for folder in folders for name in run_names(folder) if name.startswith(incomplete)]
 
 
 Overrides = Annotated[
@@ -36,7 +38,14 @@ Overrides = Annotated[
         autocompletion=complete_setting,
     ),
 ]
-RunsDir = Annotated[Path, typer.Option("--runs-dir", metavar="DIR", help="Where ids are looked up (train.output_dir).")]
+RunsDir = Annotated[
+    Path | None,
+    typer.Option(
+        "--runs-dir",
+        metavar="DIR",
+        help="Where ids are looked up (train.output_dir); default: runs, then the other folders here that hold runs.",
+    ),
+]
 AccelerateConfig = Annotated[
     Path | None,
     typer.Option(

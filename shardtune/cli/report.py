@@ -26,7 +26,7 @@ def report(
             "--output", "-o", metavar="FILE", help="Default: report.html in the run's folder; comparison.html here."
         ),
     ] = None,
-    runs_dir: RunsDir = Path("runs"),
+    runs_dir: RunsDir = None,
 ) -> None:
     """Write what happened in a run as one HTML file that needs nothing else: charts, config, checkpoints, samples.
 

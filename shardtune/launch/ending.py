@@ -14,6 +14,7 @@ from contextlib import suppress
 from typing import NoReturn
 
 from shardtune.launch.failure import report_failure
+from shardtune.launch.parent_death import LAUNCHER_VARIABLE
 from shardtune.train.interrupt import StopRequest, ignore_stop_signals
 
 STOPPED_EARLY = "Stopped on request before the first step; there is nothing to save."
@@ -23,14 +24,15 @@ _UPLOAD_SECONDS = 600.0  # for trackers, which upload what they have at exit
 
 def as_rank(rank: int, world_size: int, work: Callable[[StopRequest], int]) -> int:
     """Do `work` as one rank of a run; returns its exit code, or leaves the process with it where there are others."""
-    with StopRequest() as stop:
+    speaks = rank == 0 and LAUNCHER_VARIABLE not in os.environ  # a launcher speaks itself, however early its ranks end
+    with StopRequest(acknowledge=speaks) as stop:
         try:
             code = work(stop)
         except SystemExit:
             if not stop.requested:
                 raise
             code = stop.exit_code
-            if rank == 0:
+            if speaks:
                 print(STOPPED_EARLY, flush=True)
         except Exception as error:  # noqa: BLE001 - the last line of defence of a process: told, and its code returned
             code = report_failure(error, rank)

@@ -17,7 +17,17 @@ from shardtune.durable import replace_file
 from shardtune.errors import UserInputError
 from shardtune.launch.capacity import check_capacity
 from shardtune.launch.council import Council, Exchange, Report, Word, end_word, on_masters_clock
-from shardtune.launch.exit_codes import DONE, LEFT_AT_ONCE, LOST, stop_signal, stop_signals, stopped_by
+from shardtune.launch.ending import STOPPED_EARLY
+from shardtune.launch.exit_codes import (
+    DONE,
+    INTERRUPTED,
+    LEFT_AT_ONCE,
+    LOST,
+    PREEMPTED,
+    stop_signal,
+    stop_signals,
+    stopped_by,
+)
 from shardtune.launch.failure import render
 from shardtune.launch.findings import cause_of
 from shardtune.launch.link import KeyValue, Link, MasterLink, MasterLostError, NodeLink
@@ -28,6 +38,7 @@ from shardtune.launch.run_folder import CHECKPOINTS
 from shardtune.launch.workers import LocalWorkers
 from shardtune.machine import usable_cores
 from shardtune.terminal import fitted
+from shardtune.train.interrupt import stopping_after_step
 
 if TYPE_CHECKING:
     from shardtune.config.schema import ParallelSection, RunConfig
@@ -78,6 +89,7 @@ def launch(command: list[str], node: Node, nproc: int, config: RunConfig, enviro
             return launcher.run()
         except _StoppedWhileMeeting:
             assert signals.first is not None
+            print(STOPPED_EARLY, flush=True)
             return stopped_by(signals.first)
         finally:
             launcher.close()
@@ -183,9 +195,13 @@ class _Launcher:
         finally:
             workers.kill()
         folder = workers.folder_of_run()
-        _keep(word, folder)
+        # A refused command is not the end of the run that it wanted to go on with; a refused restart is.
+        if word.code != UserInputError.exit_code or met.seat.attempt or not _saved(folder):
+            _keep(word, folder)
         if word.text and not word.restart and word.code != UserInputError.exit_code:
             word = replace(word, text=word.text + _saved(folder))
+        if word.code in (INTERRUPTED, PREEMPTED) and not workers.has_begun_training():
+            print(STOPPED_EARLY, flush=True)
         workers.close()
         if isinstance(exchange, _Chair):
             exchange.farewell()
@@ -276,6 +292,8 @@ def _supervise(workers: LocalWorkers, exchange: Exchange, signals: _Signals) -> 
         codes = workers.codes()
         for number in signals.take():
             workers.send(number)
+            if not handed_on and workers.has_begun_training():
+                _say(stopping_after_step(number))
             handed_on = handed_on or number
             report = replace(report, signal=handed_on, state="stopping" if report.state == "running" else report.state)
         report = _looked(workers, report, codes, handed_on)

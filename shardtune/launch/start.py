@@ -16,6 +16,7 @@ from shardtune.launch.accelerate_machines import other_process_count, refuse_lon
 from shardtune.launch.defaults import banner, set_safe_defaults
 from shardtune.launch.ending import STOPPED_EARLY, as_rank
 from shardtune.launch.evaluation import Evaluation, adapter_folder
+from shardtune.launch.exit_codes import INTERRUPTED, PREEMPTED
 from shardtune.launch.local import launch, process_count, threads_per_process
 from shardtune.launch.named_paths import check_inputs
 from shardtune.launch.network import read_network
@@ -100,7 +101,7 @@ def _prepare(
         return here
     if node.nnodes > 1 or evaluation is not None:  # rank 0 makes the folder, wherever it is; an evaluation has none
         return partial(launch, command, node, nproc, resolved.config, environ)
-    chosen = choose_run(resolved.config, run_id)
+    chosen = choose_run(resolved.config, run_id, nproc)
     at_end.callback(chosen.held.lease.release)
     if chosen.told:
         print(fitted(chosen.told, sys.stdout), flush=True)
@@ -113,9 +114,19 @@ def _prepare(
 
 def _train_in(held: RunFolder, train: Callable[[], int]) -> int:
     code = train()
+    if code in (INTERRUPTED, PREEMPTED) and not _has_ended(held):
+        held.discard_untrained()
     if code == UserInputError.exit_code and not held.discard_untrained() and (held.path / CHECKPOINTS).is_dir():
         print(f"The run is kept as it was: {held.path}", file=sys.stderr)  # a restart was refused, not the run
     return code
+
+
+def _has_ended(held: RunFolder) -> bool:
+    """Whether the run wrote down that it was stopped, as it does from its first step on; its save may have failed."""
+    try:
+        return b'"event": "run_end"' in (held.path / "events-rank0.jsonl").read_bytes()
+    except OSError:
+        return False
 
 
 def _processes(node: Node, resolved: ResolvedConfig, *, force: bool) -> int:

@@ -61,7 +61,7 @@ class Choice:
         return self.held.created
 
 
-def choose_run(config: RunConfig, run_id: str | None) -> Choice:
+def choose_run(config: RunConfig, run_id: str | None, processes: int | None = None) -> Choice:
     """The run that `train.resume` and `--run-id` mean; its folder is held by this process from here on.
 
     - `never`: a new one.
@@ -70,6 +70,9 @@ def choose_run(config: RunConfig, run_id: str | None) -> Choice:
     - `latest`: the newest run that has a checkpoint, finished or not, of the same config if there is one.
     - `best`, or a path: the run goes on in its own folder where that is its newest checkpoint and it is not finished.
       Otherwise a new run begins with a copy of the checkpoint: what the old one did after it is not overwritten.
+
+    Args:
+        processes: Of all machines together, where that is known: a step takes rows from each.
 
     Raises:
         UserInputError: nothing is there to go on with, or the run named is another one.
@@ -80,7 +83,7 @@ def choose_run(config: RunConfig, run_id: str | None) -> Choice:
     if wanted == "never":
         return _new(config, run_id)
     if wanted == "auto":
-        return _auto(config, run_id)
+        return _auto(config, run_id, processes)
     if wanted == "latest":
         return _existing(config, _latest(config, run_id))
     if wanted == "best":
@@ -168,19 +171,20 @@ def _existing(config: RunConfig, run: Run, told: str = "") -> Choice:
     return Choice(held, "\n".join(filter(None, notices)))
 
 
-def _auto(config: RunConfig, run_id: str | None) -> Choice:
-    settings = kept_settings(config)
+def _auto(config: RunConfig, run_id: str | None, processes: int | None) -> Choice:
     mine = identity(config)
     if run_id is not None:
         run = read_run(_output(config) / run_id)
         if run is None:
             return _new(config, run_id)
         if run.identity != mine or run.finished:
-            why = "It is finished." if run.finished else "It has another config:\n" + _differences(run, settings)
+            differences = compare(run, config, processes)
+            why = "It is finished." if run.identity == mine else f"It has another config:\n{differences}"
+            fix = "Choose another --run-id"
             raise UserInputError(
                 f"The run '{run_id}' exists already: {run.folder}",
                 why=why,
-                fix="Choose another --run-id, or go on with it: --resume latest.",
+                fix=f"{fix}, or go on with it: --resume latest." if differences.may_resume else f"{fix}.",
             )
         return _existing(config, run)
     runs = _runs(config)
@@ -196,10 +200,9 @@ def _auto(config: RunConfig, run_id: str | None) -> Choice:
     if same and same[0].finished:
         told = f"the run of this config, {same[0].folder.name}, is finished: this is a new one"
     elif near := next((run for run in runs if not run.finished and _may_resume(run)), None):
-        told = (
-            f"the unfinished run {near.folder.name} has another config, so this is a new one "
-            f"(to go on with it: --run-id {near.folder.name} --resume latest):\n{_differences(near, settings)}"
-        )
+        differences = compare(near, config, processes)
+        how = f" (to go on with it: --run-id {near.folder.name} --resume latest)" if differences.may_resume else ""
+        told = f"the unfinished run {near.folder.name} has another config, so this is a new one{how}:\n{differences}"
     return _new(config, run_id, f"{lost}{told}".rstrip())
 
 
@@ -341,6 +344,41 @@ def _output(config: RunConfig) -> Path:
     return Path(config.train.output_dir).expanduser().absolute()
 
 
-def _differences(run: Run, settings: dict[str, Any]) -> str:
-    found = changes(run.settings, settings)
-    return "\n".join(f"  {change}" for change in found) or "  settings this version does not know"
+@dataclass(frozen=True)
+class Differences:
+    """Between a run and a config, a line each; `may_resume`: it has a checkpoint, and none makes it another run."""
+
+    lines: tuple[str, ...]
+    may_resume: bool
+
+    def __str__(self) -> str:
+        return "\n".join(f"  {line}" for line in self.lines) or "  settings this version does not know"
+
+
+def compare(run: Run, config: RunConfig, processes: int | None) -> Differences:
+    """What differs, as far as it can be told before the data is read."""
+    found = changes(run.settings, kept_settings(config))
+    lines, refused = [str(change) for change in found], any(change.verdict.kind == "refused" for change in found)
+    step, trained = _last_saved(run)
+    rows = trained.get("batch", {}).get("effective")
+    train = config.train
+    if processes is not None and rows is not None:
+        mine = train.per_device_train_batch_size * processes * train.gradient_accumulation_steps
+        if mine != rows:
+            lines.append(f"rows per step: {rows} → {mine} (per device × processes × accumulation; must stay the same)")
+            refused = True
+    if 0 < train.max_steps < step:
+        lines.append(f"train.max_steps: {train.max_steps} is before step {step}, where the run is")
+        refused = True
+    return Differences(tuple(lines), step > 0 and not refused)
+
+
+def _last_saved(run: Run) -> tuple[int, dict[str, Any]]:
+    """The step of the newest checkpoint, 0 where there is none, and its `trainer.json` if that can be read."""
+    if not _may_resume(run):
+        return 0, {}
+    step = run.store.steps()[-1]
+    try:
+        return step, dict(json.loads(read_plain(run.store.path(step) / TRAINER)))
+    except (OSError, ValueError, TypeError):
+        return step, {}

@@ -183,6 +183,10 @@ class LocalWorkers:
                 return Path(said)
         return None
 
+    def has_begun_training(self) -> bool:
+        """Whether a rank has come to its first step."""
+        return any(self._state(rank).get("trains") for rank in self._processes)
+
     def kill(self) -> None:
         """End every process of this node, with its data loaders, and wait until they are gone."""
         for process in self._processes.values():

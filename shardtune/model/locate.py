@@ -15,8 +15,15 @@ _KEY = "model.model_name_or_path"
 
 
 def looks_local(name: str) -> bool:
-    """A path, as opposed to a hub name such as `org/model`: it exists, or is written like a path."""
-    return name.startswith(("/", "./", "../", "~", ".\\")) or Path(name).expanduser().exists() or name.count("/") > 1
+    """A path, as opposed to a hub name such as `org/model`: written like one, or it or the folder above exists."""
+    written_so = name.startswith(("/", "./", "../", "~", ".\\")) or name.count("/") > 1
+    return written_so or Path(name).exists() or bool(_folder_here(name))
+
+
+def _folder_here(name: str) -> str:
+    """`models` of `models/mine`, where there is such a folder: nobody means the hub's organisation of that name."""
+    parent = Path(name).parent
+    return str(parent) if parent != Path() and parent.is_dir() else ""
 
 
 def local_or_hub(name: str) -> str:
@@ -40,7 +47,9 @@ def check_model_folder(name: str, key: str = _KEY, *, weights: bool = True) -> N
     if not folder.exists():
         raise UserInputError(
             f"The model folder '{name}' does not exist.",
-            why=f"{key} is written like a local path, so the hub is not asked.",
+            why=f"There is a folder '{parent}', so this means a folder in it, and the hub is not asked."
+            if (parent := _folder_here(name))
+            else f"{key} is written like a local path, so the hub is not asked.",
             fix=f"Set {key} to a folder with config.json and *.safetensors, or to a hub name such as org/model.",
         )
     if not folder.is_dir():

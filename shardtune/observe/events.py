@@ -31,13 +31,16 @@ class EventLog:
 
     Args:
         tell: Called with a sentence when the file cannot be written any more, and when it can again.
+        held: Keep the lines in memory until `release`; without it they are never written, and no file is made.
 
     Example:
         >>> log.write("step", step=25, loss=1.93)
     """
 
-    def __init__(self, folder: Path, rank: int, tell: Callable[[str], None] = _on_stderr) -> None:
-        self.rank, self.tell = rank, tell
+    def __init__(
+        self, folder: Path, rank: int, tell: Callable[[str], None] = _on_stderr, *, held: bool = False
+    ) -> None:
+        self.rank, self.tell, self.held = rank, tell, held
         self.path = folder / f"events-rank{rank}.jsonl"
         self._file: IO[bytes] | None = None
         self._waiting: deque[bytes] = deque()
@@ -45,12 +48,18 @@ class EventLog:
         self._lost = 0  # lines that memory had no room for, since the file could be written last
         self._failed: OSError | None = None
         self._lock = threading.Lock()
-        with suppress(OSError):  # the first write tries again, and says why not
-            self._open_if_needed()
+        if not held:
+            with suppress(OSError):  # the first write tries again, and says why not
+                self._open_if_needed()
 
     def write(self, event: str, **fields: object) -> None:
         """Never raises for the disk's sake."""
         self._waiting.append(self._line(event, fields))
+        self._flush()
+
+    def release(self) -> None:
+        """Write what was held back, and from here on every line at once."""
+        self.held = False
         self._flush()
 
     def lines(self) -> Iterator[str]:
@@ -75,6 +84,8 @@ class EventLog:
             self._file = None
 
     def _flush(self) -> None:
+        if self.held:
+            return
         if not self._lock.acquire(timeout=_PATIENCE):
             return  # whoever holds it writes what waits, or hangs
         try:

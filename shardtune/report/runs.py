@@ -17,6 +17,7 @@ from shardtune.report.status import ENDINGS, Life, Status, status_of
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")  # as launch/run_folder.py makes them; a test compares
 _RECORD = "run.json"
+DEFAULT_DIR = Path("runs")  # train.output_dir unless a config says otherwise
 _MOST_RANKS = 64  # whose ends are read
 _HEAD, _TAIL = 256 << 10, 256 << 10  # bytes: the plan stands near the start, a step and an evaluation near the end
 
@@ -123,26 +124,49 @@ def is_run(folder: Path) -> bool:
         return False
 
 
-def find_run(given: str, runs_dir: Path) -> Path:
+def runs_dirs() -> list[Path]:
+    """Where runs are looked up unless a folder is given: `runs`, then the other folders here that hold runs."""
+    others = sorted(name for name, is_folder in _entries(Path()) if is_folder and name != DEFAULT_DIR.name)
+    return [DEFAULT_DIR, *(folder for folder in map(Path, others) if not is_run(folder) and _holds_runs(folder))]
+
+
+def _holds_runs(folder: Path) -> bool:
+    try:
+        return next(folder.glob(f"*/{_RECORD}"), None) is not None
+    except OSError:  # may not be entered, or its mount is gone
+        return False
+
+
+def find_run(given: str, runs_dir: Path | None) -> Path:
     """The folder of a run from its path, its id, or the beginning of its id where no other run begins so.
+
+    Args:
+        runs_dir: Where ids are looked up; None: in `runs_dirs`.
 
     Raises:
         UserInputError: there is no such run, or several.
     """
+    searched = [runs_dir] if runs_dir is not None else runs_dirs()
     places = [Path(given).expanduser()]
     if is_run_path(given):
-        places.insert(0, runs_dir / given)
+        places = [*(folder / given for folder in searched), *places]
     for place in places:
         if is_run(place):
             return place.resolve()
-    known = run_names(runs_dir)
+    found = {name: folder / name for folder in reversed(searched) for name in run_names(folder)}
+    known = sorted(found, key=_id, reverse=True)
     grouped = [name for name in known if name.endswith(f"/{given}")]  # in folders, as the quickstart's runs are
     begin_so = grouped or [name for name in known if given and given in (name[: len(given)], _id(name)[: len(given)])]
     if len(begin_so) == 1:
-        return (runs_dir / begin_so[0]).resolve()
+        return found[begin_so[0]].resolve()
     if begin_so:
         raise UserInputError(
             f"{len(begin_so)} runs begin with '{given}': {_some(begin_so)}.", fix="Give more of the id."
+        )
+    if inside := run_names(Path(given).expanduser()):
+        raise UserInputError(
+            f"'{given}' is a folder of runs, not a run. It holds {_some(inside)}.",
+            fix=f"Give one of them, such as {Path(given) / inside[0]}.",
         )
     near = difflib.get_close_matches(given, known, n=3, cutoff=0.6)
     there = f" Did you mean {' or '.join(near)}?" if near else f" Runs there are: {_some(known)}." if known else ""

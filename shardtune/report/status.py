@@ -68,6 +68,9 @@ def status_of(folder: Path, life: Life, now: float, failure: Failure | None = No
     last = max((time for time in (life.recorded, life.last_time) if time is not None), default=None)
     quiet = now - last if last is not None else None
     lease = folder / LEASE
+    if life.recorded is not None and life.last_time is None and not lease.exists():
+        # Whoever makes a run's record holds its lease, and lets go of it only in good order.
+        return Status("stopped", "it ended before it wrote an event")
     alive = looks_alive(lease) if lease.exists() else None
     if alive:
         long_quiet = quiet is not None and quiet > STALE_SECONDS

@@ -20,7 +20,7 @@ from shardtune.launch.run_folder import CHECKPOINTS, RECORD
 from shardtune.launch.which_run import record_finish, record_start
 from shardtune.observe import environment, summary
 from shardtune.train.machines import tell_machines
-from shardtune.train.run_files import expendable, write_run_file
+from shardtune.train.run_files import expendable, release_run_files, write_run_file
 from shardtune.train.scene import Data, Scene
 
 if TYPE_CHECKING:
@@ -88,15 +88,15 @@ def _quieten_libraries(console: Console) -> None:
 
 
 def write_config(scene: Scene, resolved: ResolvedConfig) -> None:
-    """Written at the start, and again when the last `auto` is settled; a run that goes on keeps its own until then."""
-    if scene.processes.is_main and not CheckpointStore(scene.folder / CHECKPOINTS, None).steps():
-        write_run_file(scene, "config.yaml", render_yaml(redacted(resolved)))
-
-
-def take_over(scene: Scene, resolved: ResolvedConfig) -> None:
-    """The run goes on under this config. Not earlier: one that is refused must change nothing."""
+    """Written at the start, and again when the last `auto` is settled."""
     if scene.processes.is_main:
         write_run_file(scene, "config.yaml", render_yaml(redacted(resolved)))
+
+
+def take_over(scene: Scene) -> None:
+    """The run goes on under this config. Not earlier: one that is refused must change nothing."""
+    release_run_files(scene)
+    if scene.processes.is_main:
         with expendable(scene, RECORD):
             record_start(scene.folder, scene.asked)
 

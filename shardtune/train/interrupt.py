@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from types import FrameType, TracebackType
 
 from shardtune.launch.exit_codes import INTERRUPTED, LEFT_AT_ONCE, stop_signals, stopped_by
@@ -22,9 +23,13 @@ class StopRequest:
     wherever its main thread is. After it, training asks `requested` at every step.
 
     Used as a context manager around the whole work of a process; the former handlers come back afterwards.
+
+    Args:
+        acknowledge: Say so when a signal is remembered: a step may take minutes. One process of a run does.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, acknowledge: bool = False) -> None:
+        self._acknowledge = acknowledge
         self.signal: signal.Signals | None = None
         self._first = 0.0
         self._saves = False
@@ -61,8 +66,17 @@ class StopRequest:
             self.signal, self._first = signal.Signals(number), now
             if not self._saves:
                 raise SystemExit(self.exit_code)
+            if self._acknowledge:
+                with suppress(OSError):  # a terminal that is closed; print may not be called again from a handler
+                    os.write(2, f"\n{stopping_after_step(number)}\n".encode())
         elif now - self._first > _SAME_PRESS:
             os._exit(INTERRUPTED if number == signal.SIGINT else LEFT_AT_ONCE)
+
+
+def stopping_after_step(number: int) -> str:
+    """The answer to the first signal."""
+    again = "press Ctrl-C again" if number == signal.SIGINT else "a second signal tells it"
+    return f"{signal.Signals(number).name}: stopping after this step, with a checkpoint; {again} to leave at once."
 
 
 def ignore_stop_signals(worker: int = 0) -> None:

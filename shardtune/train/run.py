@@ -22,7 +22,7 @@ from shardtune.data.checks import ModelLimits, enforce, model_positions, refusal
 from shardtune.data.collate import Collator
 from shardtune.data.order import Documents
 from shardtune.data.prepare import PreparedSet, prepare
-from shardtune.errors import ShardtuneError
+from shardtune.errors import ShardtuneError, UserInputError
 from shardtune.launch.exit_codes import FAILED, INTERRUPTED, PREEMPTED
 from shardtune.launch.run_folder import CHECKPOINTS
 from shardtune.model.blueprint import draw_up
@@ -207,8 +207,9 @@ def train(
 
 
 def _tell_failure(events: EventLog, kind: object, error: BaseException | None, trace: object) -> None:
-    """The last event of a run that failed, where this process can still write it."""
-    if isinstance(error, Exception):
+    """The last event of a run that failed, where this process can still write it; a refused start is not its end."""
+    if isinstance(error, Exception) and not (events.held and isinstance(error, UserInputError)):
+        events.release()
         code = error.exit_code if isinstance(error, ShardtuneError) else FAILED
         text = error.what if isinstance(error, ShardtuneError) else repr(error)
         events.write("run_failed", exit_code=code, text=text)
@@ -367,9 +368,9 @@ def _train_and_save(
     saver = _saver(scene, config, facts)
     store = saver.store
     resumed = resume_point(store, model, scene.processes, facts, math)
-    if resumed is not None:
-        take_over(scene, resolved)
     loop = set_up_loop(scene, config, model, tokenizer, data, math, facts, saver, resumed, stop, watchdog, ledger)
+    if resumed is not None:
+        take_over(scene)
     trainer = loop.trainer
     samples = Samples(scene, trainer, data, config.train, stopped=loop.stopping.now, beat=watchdog.beat)
     if resumed is not None:

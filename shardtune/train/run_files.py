@@ -19,9 +19,23 @@ _TRACKERS = "transformers.integrations"
 
 
 def write_run_file(scene: Scene, name: str, text: str) -> None:
-    """Give a file of the run's folder this content; where there is no room for it, it keeps the one it has."""
+    """Give a file of the run's folder this content; where there is no room for it, it keeps the one it has.
+
+    As events, it waits where a run that has trained may yet refuse to go on with this start.
+    """
+    if scene.events.held:
+        scene.held_files[name] = text
+        return
     with expendable(scene, name):
         replace_file(scene.folder / name, text)
+
+
+def release_run_files(scene: Scene) -> None:
+    """The run goes on: write what was held back, events and files."""
+    scene.events.release()
+    for name, text in scene.held_files.items():
+        write_run_file(scene, name, text)
+    scene.held_files.clear()
 
 
 @contextmanager

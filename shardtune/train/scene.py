@@ -5,17 +5,18 @@ from __future__ import annotations
 import os
 import socket
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from shardtune.checkpoint.store import CheckpointStore
 from shardtune.data.collate import Collator
 from shardtune.data.order import Documents
 from shardtune.errors import UserInputError
 from shardtune.launch.meeting import Facts, differences, digests, versions
-from shardtune.launch.run_folder import FOLDER_VARIABLE, join_run_folder
+from shardtune.launch.run_folder import CHECKPOINTS, FOLDER_VARIABLE, join_run_folder
 from shardtune.launch.which_run import choose_run
 from shardtune.launch.workers import STORE_VARIABLE
 from shardtune.observe.events import EventLog
@@ -48,6 +49,7 @@ class Scene:
     events: EventLog
     asked: RunConfig  # the config as it was given, before any `auto` was settled
     temporary: bool = False  # the folder goes when this process ends
+    held_files: dict[str, str] = field(default_factory=dict)  # as events are held: until the run goes on
 
 
 def open_scene(asked: RunConfig, processes: Processes, run_id: str | None, at_end: ExitStack) -> Scene:
@@ -60,13 +62,16 @@ def open_scene(asked: RunConfig, processes: Processes, run_id: str | None, at_en
     console = Console(quiet=not processes.is_main)
     chosen = ""
     if given is None and processes.is_main:
-        choice = choose_run(asked, run_id)
+        choice = choose_run(asked, run_id, processes.world_size)
         console.print(choice.told, markup=False, highlight=False, soft_wrap=True, end="\n" if choice.told else "")
         at_end.callback(choice.held.lease.release)
         chosen = str(choice.folder)
     folder = Path(given or processes.share_from_main(chosen))
     join_run_folder(folder, asked.train.run_folder_access)
-    return Scene(processes, folder, console, EventLog(folder, processes.rank), asked)
+    # A start that is refused must not change what the run that it wanted to go on with looks like.
+    has_trained = processes.is_main and bool(CheckpointStore(folder / CHECKPOINTS, None).steps())
+    goes_on = processes.share_from_main(has_trained)
+    return Scene(processes, folder, console, EventLog(folder, processes.rank, held=goes_on), asked)
 
 
 def refuse_different_nodes(processes: Processes, asked: RunConfig) -> None:

@@ -141,6 +141,7 @@ class Watchdog:
                 "pid": os.getpid(), "doing": self.doing, "alive": time.monotonic(), "since": self._since,
                 "limit": self.limits.of_phase(self._phase), "silence": self.limits.longest,
                 "folder": str(self._folder) if self._folder else "",
+                "trains": self._phase not in (STARTING, JOINING, PREPARING, LOADING),
             }  # fmt: skip
             # Not even memory: the next look tries again, and the launcher waits that long.
             with suppress(OSError), self._telling:
@@ -172,6 +173,7 @@ class Watchdog:
             said = "waited for other ranks" if kind == "waiting" else "hung"
             print(three_parts(f"Rank {self.rank} {said} while {doing}.", text, f"Its stack: {where}"), file=sys.stderr)
         if self._events is not None:
+            self._events.release()  # a start that hangs before it goes on with its run has failed, not been refused
             self._events.write("no_progress", doing=doing, limit_seconds=limit, kind=kind, text=text, stacks=where)
 
     def _main_stack(self) -> list[traceback.FrameSummary]:

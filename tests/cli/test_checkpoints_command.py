@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -73,6 +74,16 @@ def test_an_id_that_is_unknown_or_not_the_only_one_is_answered_with_those_there_
     several = shardtune("checkpoints", "2026", "--runs-dir", tmp_path)
     assert several.returncode == 2
     assert "2 runs begin with '2026': 20260102-101010-ef01, 20260101-101010-abcd." in several.stderr
+
+
+def test_several_runs_have_a_table_each(shardtune: Command, run: Path) -> None:
+    other = run.parent / "other"
+    shutil.copytree(run, other)
+    result = shardtune("checkpoints", run, other)
+    assert result.returncode == 0, result.stderr
+    assert f"{run}/checkpoints" in result.stdout and f"{other}/checkpoints" in result.stdout
+    assert result.stdout.count("latest") == 2
+    assert len(json.loads(shardtune("checkpoints", run, other, "--json").stdout)) == 6
 
 
 def test_it_needs_no_torch(environment: dict[str, str], run: Path) -> None:

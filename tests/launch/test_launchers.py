@@ -196,6 +196,7 @@ def test_a_signal_stops_after_the_step_and_keeps_what_was_learnt(
         process.kill()
     assert process.returncode == code, err
     assert "Stopped on request after step" in out
+    assert err.count(f"{number.name}: stopping after this step") == 1, err
     assert "Traceback" not in err
     (checkpoint,) = (folder / "checkpoints").glob("step-*")
     step = json.loads((checkpoint / "trainer.json").read_text())["step"]
@@ -205,6 +206,28 @@ def test_a_signal_stops_after_the_step_and_keeps_what_was_learnt(
     }  # fmt: skip
     assert not (folder / "final").exists()
     assert_gone(folder)
+
+
+@pytest.mark.parametrize("nproc", [2, pytest.param(1, marks=pytest.mark.slow)])
+def test_ctrl_c_as_soon_as_the_run_has_a_folder_says_so_and_takes_the_folder_away(
+    config: Path, environment: dict[str, str], nproc: int
+) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "shardtune", "train", str(config), "--nproc", str(nproc), "--run-id", "long"],
+        env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    folder, deadline = config.parent / "runs" / "long", time.monotonic() + 120
+    try:
+        while not (folder / "run.json").exists() and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        time.sleep(0.5)  # the ranks are importing
+        os.killpg(process.pid, signal.SIGINT)
+        out, err = process.communicate(timeout=120)
+    finally:
+        process.kill()
+    assert process.returncode == 130, err
+    assert out.count("Stopped on request before the first step; there is nothing to save.") == 1
+    assert "Traceback" not in err and not folder.exists()
 
 
 def test_a_worker_that_is_killed_ends_the_run_and_is_named_by_launcher_report_and_dashboard(

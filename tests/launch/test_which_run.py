@@ -117,6 +117,32 @@ def test_never_starts_anew_and_never_over_another(tmp_path: Path) -> None:
         choose_run(config(tmp_path, "never"), "a")
 
 
+@pytest.mark.parametrize(
+    ("changed", "processes", "line"),
+    [
+        ({"seed": 3}, 2, "train.seed: 42 → 3"),
+        ({"learning_rate": 0.5}, 1, "rows per step: 16 → 8"),
+        ({"learning_rate": 0.5, "max_steps": 4}, 2, "train.max_steps: 4 is before step 5"),
+    ],
+)
+def test_going_on_is_offered_only_where_it_would_be_accepted(
+    tmp_path: Path, changed: dict[str, Any], processes: int, line: str
+) -> None:
+    run = make(tmp_path, "a", 5)
+    saved = run / "checkpoints" / "step-000005" / "trainer.json"
+    saved.write_text(json.dumps({**json.loads(saved.read_text()), "batch": {"effective": 16}}))
+    mine = config(tmp_path, **changed)
+    with pytest.raises(UserInputError) as refused:
+        which_run.choose_run(mine, "a", processes)
+    assert line in refused.value.why and "--resume latest" not in refused.value.fix
+    chosen = which_run.choose_run(mine, None, processes)
+    chosen.held.lease.release()
+    assert line in chosen.told and "--resume latest" not in chosen.told
+    chosen = which_run.choose_run(config(tmp_path, learning_rate=0.25), None, 2)
+    chosen.held.lease.release()
+    assert "(to go on with it: --run-id a --resume latest)" in chosen.told
+
+
 def test_a_named_run_goes_on_if_it_is_the_same_and_unfinished(tmp_path: Path) -> None:
     run, empty = make(tmp_path, "a", 5), make(tmp_path, "empty")
     make(tmp_path, "done", 5, finished=True)

@@ -37,6 +37,16 @@ def test_a_model_folder_passes_whole_or_in_shards(folder: Path) -> None:
     check_model_folder(str(folder))
 
 
+def test_a_missing_model_in_a_folder_that_is_here_is_not_left_to_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    check_model_folder("models/nope")
+    (tmp_path / "models").mkdir()
+    error = refusal("models/nope")
+    assert "'models/nope' does not exist" in error.what and "There is a folder 'models'" in error.why
+
+
 def test_a_relative_folder_with_the_shape_of_a_hub_name_is_local(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder.parent)
     (folder / "config.json").unlink()

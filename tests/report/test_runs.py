@@ -90,8 +90,7 @@ def test_a_run_is_starting_until_its_first_step_and_not_stale(tmp_path: Path) ->
     run = FakeRun(tmp_path / "one", ranks=2)
     record = {"format": 1, "identity": "x", "settings": {}, "started": run.now, "finished": False}
     (run.folder / "run.json").write_text(json.dumps(record))
-    assert state(tmp_path, run.now + 30) == "starting", "no event yet, no lease: a node that reads its config"
-    assert state(tmp_path, run.now + STALE_SECONDS + 60) == "stale"
+    assert state(tmp_path, run.now + 30) == "stopped", "no event, and nobody holds it: it was stopped at once"
     lease = Lease.take(run.folder / LEASE)
     assert lease is not None
     try:
@@ -171,3 +170,22 @@ def test_a_run_is_found_by_id_and_by_folder(tmp_path: Path) -> None:
     assert find_run("one", tmp_path / "runs") == find_run(str(tmp_path / "runs" / "one"), Path("elsewhere"))
     with pytest.raises(UserInputError, match="no run 'two'"):
         find_run("two", tmp_path / "runs")
+
+
+def test_without_a_folder_given_runs_are_found_in_every_folder_here_that_holds_some(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data").mkdir()
+    for name in ("outputs/20260101-a", "outputs/20260102-b", "more/20260103-c"):
+        begun(tmp_path / name)
+    assert runs.runs_dirs() == [Path("runs"), Path("more"), Path("outputs")]
+    assert find_run("20260101-a", None) == tmp_path / "outputs" / "20260101-a"
+    assert find_run("20260103", None) == tmp_path / "more" / "20260103-c"
+    with pytest.raises(UserInputError, match="3 runs begin with"):
+        find_run("2026", None)
+    with pytest.raises(UserInputError, match="There is no run"):
+        find_run("20260101-a", Path("runs"))
+    with pytest.raises(UserInputError, match="'outputs' is a folder of runs, not a run") as folder:
+        find_run("outputs", None)
+    assert folder.value.fix == "Give one of them, such as outputs/20260102-b."

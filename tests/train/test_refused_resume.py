@@ -1,0 +1,50 @@
+"""A command that wants to go on with a run and is refused leaves the run as it was, for whoever looks at it later."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from running import Command
+from toys import toy_config, toy_rows
+
+
+def contents(run: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(run)): path.read_bytes() for path in sorted(run.rglob("*")) if path.is_file()}
+
+
+@pytest.fixture
+def config(tmp_path: Path, toy_model: Path) -> Path:
+    train = {"max_steps": 2, "save_strategy": "steps", "save_steps": 1, "gradient_accumulation_steps": 2}
+    return toy_config(tmp_path, toy_model, toy_rows(tmp_path / "data"), train=train)
+
+
+@pytest.mark.parametrize("nproc", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_refused_resume_changes_no_file_of_the_run(
+    tmp_path: Path, shardtune: Command, config: Path, nproc: int
+) -> None:
+    run = tmp_path / "runs" / "r"
+    first = shardtune("train", config, "--run-id", "r", "--nproc", nproc)
+    assert first.returncode == 0, first.stderr
+    before = contents(run)
+    again = ("train", config, "--run-id", "r", "--nproc", nproc, "--resume", "latest")
+    refused = shardtune(*again, "-o", "train.seed=3")
+    assert refused.returncode == 2 and f"The run is kept as it was: {run}" in refused.stderr
+    assert contents(run) == before
+
+    goes_on = shardtune(*again, "-o", "train.max_steps=3")
+    assert goes_on.returncode == 0, goes_on.stderr
+    kinds = [line for line in (run / "events-rank0.jsonl").read_text().splitlines() if '"event": "run_start"' in line]
+    assert len(kinds) == 2, "an accepted one is written down, with all that came before the resume"
+
+
+@pytest.mark.slow
+def test_a_start_that_fails_before_it_goes_on_is_written_down(tmp_path: Path, shardtune: Command, config: Path) -> None:
+    run = tmp_path / "runs" / "r"
+    assert shardtune("train", config, "--run-id", "r").returncode == 0
+    for manifest in run.glob("checkpoints/step-*/adapter_model.safetensors"):
+        manifest.write_bytes(b"damaged")
+    failed = shardtune("train", config, "--run-id", "r", "--resume", "latest", "-o", "train.max_steps=3")
+    assert failed.returncode == 1 and "damaged" in failed.stderr
+    last = (run / "events-rank0.jsonl").read_text().splitlines()[-1]
+    assert '"event": "run_failed"' in last and "damaged" in last
