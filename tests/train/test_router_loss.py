@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -180,5 +179,18 @@ def test_where_a_model_has_a_way_of_its_own_or_none_it_is_said() -> None:
     assert router_loss.coefficient(llama, None) == 0
     with pytest.raises(UserInputError, match="has no auxiliary loss"):
         router_loss.coefficient(llama, 0.1)
-    model = SimpleNamespace(config=mixtral_config(router_aux_loss_coef=0.25))
-    assert router_loss.coefficient(model, None) == 0.25 and router_loss.coefficient(model, 0.0) == 0  # type: ignore[arg-type]
+    mixtral = AutoModelForCausalLM.from_config(mixtral_config(router_aux_loss_coef=0.25))
+    assert router_loss.coefficient(mixtral, None) == 0.25 and router_loss.coefficient(mixtral, 0.0) == 0
+    assert router_loss.unused_notice(mixtral) is None and router_loss.unused_notice(llama) is None
+
+
+def test_a_config_with_a_coefficient_is_no_auxiliary_loss_where_the_forward_computes_none() -> None:
+    from transformers import Llama4ForCausalLM
+
+    model = Llama4ForCausalLM(toy_text_config("llama4_text"))
+    assert model.config.router_aux_loss_coef > 0
+    assert model(torch.arange(5, 15)[None], output_router_logits=True).get("aux_loss") is None
+    assert router_loss.coefficient(model, None) == router_loss.coefficient(model, 0.0) == 0
+    assert "Llama4ForCausalLM computes no auxiliary loss" in (router_loss.unused_notice(model) or "")
+    with pytest.raises(UserInputError, match="has no auxiliary loss"):
+        router_loss.coefficient(model, 0.1)
