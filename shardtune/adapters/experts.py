@@ -33,7 +33,7 @@ def use_grouped_products(model: PeftModel) -> int:
         How many expert parameters are adapted (two for a layer whose `gate_up_proj` and `down_proj` both are).
 
     Raises:
-        ShardtuneError: experts whose layout is not supported; the message names their class.
+        UserInputError: experts whose layout is not supported; the message names their class.
     """
     wrappers = [module for module in model.modules() if isinstance(module, ParamWrapper) and module._param_ndim == 3]
     for wrapper in wrappers:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from shardtune.adapters.sites import Site
 from shardtune.config.schema import LoraSection
+from shardtune.model.experts import why_not_grouped
 from shardtune.model.families.family import Family
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ def all_notices(
     return [
         *_inspected(family, sites, readings),
         *_translated(family, readings),
-        *_left_untouched(model, section, readings, taken),
+        *_left_untouched(model, section, family, readings, taken),
         *_without_effect(section, family, sites, taken, readings),
     ]
 
@@ -60,15 +61,24 @@ def _translated(family: Family, readings: list[Reading]) -> Iterator[str]:
 
 
 def _left_untouched(
-    model: PreTrainedModel, section: LoraSection, readings: list[Reading], taken: dict[str, Site]
+    model: PreTrainedModel, section: LoraSection, family: Family, readings: list[Reading], taken: dict[str, Site]
 ) -> Iterator[str]:
     """What `lora.experts` was not asked about: nearly all of a large mixture of experts."""
     left = {site.name: site for reading in readings for site in reading.withheld if site.name not in taken}.values()
     if section.experts is not None or not left:
         return
-    rank = section.expert_r or section.r
     size = sum(site.size for site in left)
     share = size / sum(p.numel() for p in model.parameters())
+    for owner in (model.get_submodule(site.name.rpartition(".")[0]) for site in left if site.is_parameter):
+        if (why := why_not_grouped(owner)) is not None:
+            known = family.unfit.get("fused_experts", f"they have {why}")
+            yield (
+                f"The routed experts get no adapter: {compact(size)} parameters, {share:.0%} of the model, stay as "
+                f"they are. {type(owner).__name__} cannot be adapted: {known}. lora.experts: false leaves them without "
+                "this notice."
+            )
+            return
+    rank = section.expert_r or section.r
     adapters = sum(rank * (site.size // site.shape[-2] + site.size // site.shape[-1]) for site in left)
     yield (
         f"The routed experts get no adapter, because lora.experts is not set: {compact(size)} parameters, {share:.0%} "

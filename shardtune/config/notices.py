@@ -13,7 +13,7 @@ from shardtune.config.schema import ClusterSection, RunConfig
 def notices(config: RunConfig, given: Collection[str]) -> Iterator[str]:
     """One sentence for each setting with no effect; `given` are the dotted paths the user set himself."""
     chosen = _chosen(config, given)
-    for notice in (_model, _warmup, _lengths, _columns, _evaluation, _elsewhere):
+    for notice in (_model, _warmup, _optimizer, _lengths, _columns, _evaluation, _elsewhere):
         yield from notice(config, chosen)
 
 
@@ -41,6 +41,13 @@ def _model(config: RunConfig, given: Collection[str]) -> Iterator[str]:
 def _warmup(config: RunConfig, given: Collection[str]) -> Iterator[str]:
     if "train.warmup_ratio" in given and config.train.warmup_steps is not None:
         yield "train.warmup_ratio has no effect: train.warmup_steps is given, and wins."
+
+
+def _optimizer(config: RunConfig, given: Collection[str]) -> Iterator[str]:
+    if config.train.optim == "sgd":
+        for name in ("adam_beta1", "adam_beta2", "adam_epsilon"):
+            if name in config.train.extra:
+                yield f"train.extra.{name} has no effect: train.optim is sgd."
 
 
 def _lengths(config: RunConfig, given: Collection[str]) -> Iterator[str]:

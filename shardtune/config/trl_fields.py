@@ -6,6 +6,7 @@ so that one a new version adds is decided there instead of being accepted and do
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -211,6 +212,14 @@ def check_extra(name: str, value: Any) -> tuple[str, str] | None:
         return None
     close = nearest(value, extra.choices) if isinstance(value, str) else None
     return f"expected {extra.words()}; got {shown(value)}", f"did you mean `{close}`?" if close else ""
+
+
+def as_trl_takes(extra: Mapping[str, Any]) -> dict[str, Any]:
+    """`train.extra` with whole numbers (YAML's `0`) as floats where TRL has a float, and may refuse an int."""
+    return {
+        name: float(value) if "float" in ALLOWED[name].kinds and value is not None else value
+        for name, value in extra.items()
+    }
 
 
 def _meant(name: str) -> str:

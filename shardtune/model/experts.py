@@ -12,7 +12,7 @@ from functools import cache
 import torch
 from torch import Tensor, nn
 
-from shardtune.errors import ShardtuneError
+from shardtune.errors import ShardtuneError, UserInputError
 from shardtune.kernels import fp8
 from shardtune.kernels.experts import Activation, ExpertWeight, routed_experts, routed_experts_reference
 
@@ -96,10 +96,10 @@ def check_experts(experts: nn.Module) -> None:
     """That grouped products mean for these experts what their own forward means.
 
     Raises:
-        ShardtuneError: naming the class and what it has that is not supported.
+        UserInputError: naming the class and what it has that is not supported.
     """
     if (why := why_not_grouped(experts)) is not None:
-        raise ShardtuneError(
+        raise UserInputError(
             f"Routed experts of class {type(experts).__name__} cannot be adapted or held in FP8.",
             why=f"They have {why}; supported are gated experts without bias, fused as gate_up_proj and down_proj of "
             "(experts, out, in).",

@@ -21,19 +21,32 @@ _KEPT = "kept_logits"
 def coefficient(model: PreTrainedModel, given: float | None) -> float:
     """The weight of the auxiliary loss in training, by TRL's rule: as given, or the model config's own. 0 = none.
 
+    A model whose own forward computes no such loss has none, whatever its config says: Llama 4's has a coefficient.
+
     Raises:
-        UserInputError: one is given, and the model's routers do not give their logits.
+        UserInputError: one is given, and the model has no auxiliary loss.
     """
     config = model.config.get_text_config()
-    if not hasattr(config, "output_router_logits"):
+    if not hasattr(config, "output_router_logits") or _load_balancing(model) is None:
         if given:
             raise UserInputError(
                 f"train.extra.router_aux_loss_coef is {given}, but {type(model).__name__} has no auxiliary loss.",
-                why="It is not a mixture of experts that returns its router logits.",
+                why="It is not a mixture of experts whose forward computes one from its router logits.",
                 fix="Remove train.extra.router_aux_loss_coef.",
             )
         return 0.0
     return float(getattr(config, "router_aux_loss_coef", 0.0) if given is None else given)
+
+
+def unused_notice(model: PreTrainedModel) -> str | None:
+    """Said where the model's config has a coefficient and its forward nothing to weigh with it."""
+    own = getattr(model.config.get_text_config(), "router_aux_loss_coef", None)
+    if not own or coefficient(model, None):
+        return None
+    return (
+        f"The loss is the cross-entropy alone: {type(model).__name__} computes no auxiliary loss for its routers, so "
+        f"router_aux_loss_coef ({own:g}) in the model's config has no effect."
+    )
 
 
 def why_not(model: PreTrainedModel) -> str | None:
@@ -94,4 +107,6 @@ def _recorder(model: PreTrainedModel) -> OutputRecorder | None:
 
 
 def _load_balancing(model: PreTrainedModel) -> Any:
-    return getattr(sys.modules[type(model).__module__], "load_balancing_loss_func", None)
+    """The function that the model's forward calls, from the file of its class, or of one this inherits from."""
+    files = (sys.modules[kind.__module__] for kind in type(model).__mro__)
+    return next((file.load_balancing_loss_func for file in files if hasattr(file, "load_balancing_loss_func")), None)

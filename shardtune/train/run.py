@@ -71,7 +71,7 @@ from shardtune.train.memory.allocator import allocator_of
 from shardtune.train.memory.failure import MemoryAnswer
 from shardtune.train.memory.ledger import Ledger
 from shardtune.train.resume import resume_point
-from shardtune.train.router_loss import coefficient
+from shardtune.train.router_loss import coefficient, unused_notice
 from shardtune.train.samples import Samples
 from shardtune.train.saving import CheckpointSaver, RunFacts
 from shardtune.train.scene import Data, Scene, open_scene, refuse_different_data, refuse_different_nodes
@@ -163,6 +163,8 @@ def train(
             causal = blueprint.family.why_not("packing", blueprint.model.config) is None
             use_fused_loss(blueprint.model, causal=causal, router_coefficient=router_coefficient)
         tell_router_loss(scene, router_coefficient)
+        if unused := unused_notice(blueprint.model):
+            tell_notices(scene, [unused], about="loss")
         tell_notices(scene, notices)
         prepared = _prepare_data(scene, config, tokenizer)
         watchdog.enter(LOADING)

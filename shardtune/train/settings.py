@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shardtune.config.schema import RunConfig
+from shardtune.config.trl_fields import as_trl_takes
 from shardtune.errors import UserInputError
 from shardtune.plan.steps import TrainingMath
 
@@ -64,7 +65,7 @@ def trainer_settings(config: RunConfig, run_folder: Path, math: TrainingMath, *,
         "log_level": "error",
     }
     try:
-        return SFTConfig(**{**ours, **train.extra})
+        return SFTConfig(**{**ours, **as_trl_takes(train.extra)})
     except (TypeError, ValueError) as error:
         raise UserInputError(
             "TRL refuses the settings.", why=str(error).splitlines()[0], fix="Check train.extra."

@@ -29,6 +29,7 @@ from shardtune.train.interrupt import StopRequest, ignore_stop_signals
 from shardtune.train.loop_state import put_loss_sum, put_schedule, put_state
 from shardtune.train.memory.ledger import BACKWARD, SAVING
 from shardtune.train.resume import ResumePoint
+from shardtune.train.router_loss import coefficient
 from shardtune.train.saving import CheckpointSaver
 from shardtune.train.shards import ShardAdamW, clip_shards
 from shardtune.train.steps import spare_walks, trained_parameters
@@ -92,6 +93,10 @@ class ShardedSFTTrainer(SFTTrainer):
         # By mode, since the last log line: supervised tokens, their predictions' summed entropy, how many were right;
         # the routers' auxiliary loss summed over micro-batches, and their number.
         self.told = {mode: torch.zeros(5, dtype=torch.float64, device=processes.device) for mode in ("train", "eval")}
+        base = model.get_base_model()
+        if base.base_model is base:  # Llama 4's text model; TRL takes hidden states from `base_model`
+            base.base_model_prefix = "model"
+        args.router_aux_loss_coef = coefficient(base, args.router_aux_loss_coef)  # TRL would go by the config alone
         super().__init__(
             model=model,
             args=args,

@@ -10,6 +10,7 @@ import transformers
 from torch import nn
 from toys import toy_text_config
 
+from shardtune.adapters.lora import add_lora
 from shardtune.adapters.targets import Resolution, resolve_targets
 from shardtune.config.schema import LoraSection
 from shardtune.errors import UserInputError
@@ -207,6 +208,22 @@ def test_what_is_left_untouched_is_told_with_its_size_when_nobody_was_asked() ->
     assert resolved(model, ["attention", "mlp"], experts=False).notices == []
     assert resolved(model, ["attention", "mlp"], experts=True).notices == []
     assert resolved(model, ["attention"]).notices == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        ("gpt_oss", "GptOssExperts cannot be adapted: experts have biases"),
+        ("llama4_text", "Llama4TextExperts cannot be adapted: the inputs of an expert are scaled"),
+    ],
+)
+def test_adapting_experts_is_not_recommended_where_it_is_refused(kind: str, why: str) -> None:
+    model = toy(kind)
+    (notice,) = resolved(model, ["attention", "all-linear"]).notices
+    assert why in notice and "lora.experts: true" not in notice
+    assert resolved(model, ["attention", "all-linear"], experts=False).notices == []
+    with pytest.raises(UserInputError, match="cannot be adapted or held in FP8"):
+        add_lora(model, LoraSection(r=4, lora_dropout=0.0, target_modules="all-linear", experts=True))
 
 
 @pytest.mark.parametrize("target", ["experts", "experts.gate_up_proj", "gate_up_proj", r".*\.mlp\.experts\..*"])

@@ -55,3 +55,8 @@ def test_a_run_scores_what_plain_transformers_and_peft_score(
     base = score(load(model), examples)
     assert events(tmp_path / "runs" / "one", "eval")[-1]["loss"] == pytest.approx(plain.loss, abs=5e-5)
     assert abs(base.loss - plain.loss) > 1e-3  # it learned something
+    if kind == "llama4_text":  # whose causal model is its own `base_model`, which TRL's loss goes through
+        assert run(file, "train.kernels=eager", run_id="eager") == 0
+        assert any("computes no auxiliary loss for its routers" in notice for notice in notices)
+        fused, eager = (events(tmp_path / "runs" / name, "eval")[-1]["loss"] for name in ("one", "eager"))
+        assert eager == pytest.approx(fused, abs=5e-5)

@@ -12,8 +12,11 @@ from interrupted import run
 from running import events
 from toys import toy_config
 
+from shardtune.config import load_config
 from shardtune.config.trl_fields import ALLOWED
+from shardtune.plan.steps import TrainingMath
 from shardtune.train import loop
+from shardtune.train.settings import trainer_settings
 
 # One run with all of these, beside one without any; what hides or changes what others do has a run of its own.
 TOGETHER: dict[str, Any] = {
@@ -127,3 +130,12 @@ def test_tf32_switches_float32_products_of_a_gpu(monkeypatch: pytest.MonkeyPatch
 
 def test_no_setting_is_passed_on_without_a_test() -> None:
     assert set(ALLOWED) == {*TOGETHER, *ALONE, *TRACKERS, *ELSEWHERE}
+
+
+@pytest.mark.parametrize("name", [name for name, extra in ALLOWED.items() if "float" in extra.kinds])
+def test_a_number_may_be_written_without_a_point(name: str, tmp_path: Path) -> None:
+    file = toy_config(tmp_path, tmp_path, tmp_path, train={"eval_strategy": "no"})
+    config = load_config(file, [f"train.extra.{name}=0"], environ={}).config
+    math = TrainingMath(2, 1, 1, rows=4, tokens=40, epochs=1, steps_per_epoch=2, steps=2, warmup_steps=0)
+    passed_on = getattr(trainer_settings(config, tmp_path, math, on_cpu=True), name)
+    assert passed_on == 0 and isinstance(passed_on, float)

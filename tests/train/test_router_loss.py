@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -117,13 +116,13 @@ def test_a_run_says_what_it_adds_and_it_can_be_left_out(shardtune: Command, toy_
     model = save_toy(*moe("mixtral"), tmp_path / "model")
     config = toy_config(tmp_path, model, toy_data, train={"max_steps": 1, "packing": False})
     losses = {}
-    for given in (None, 0.0):
+    for given in (None, 0):
         override = () if given is None else ("-o", f"train.extra.router_aux_loss_coef={given}")
         done = shardtune("train", config, "--run-id", f"run-{given}", *override)
         assert done.returncode == 0, done.stderr
         assert ("0.5 × the routers' auxiliary loss" in done.stdout) is (given is None)
         losses[given] = events(tmp_path / "runs" / f"run-{given}", "step")[0]["loss"]
-    assert losses[None] - losses[0.0] > 0.4
+    assert losses[None] - losses[0] > 0.4
 
 
 @pytest.mark.parametrize("recomputed", ["no", "full", "selective"])
@@ -180,5 +179,18 @@ def test_where_a_model_has_a_way_of_its_own_or_none_it_is_said() -> None:
     assert router_loss.coefficient(llama, None) == 0
     with pytest.raises(UserInputError, match="has no auxiliary loss"):
         router_loss.coefficient(llama, 0.1)
-    model = SimpleNamespace(config=mixtral_config(router_aux_loss_coef=0.25))
-    assert router_loss.coefficient(model, None) == 0.25 and router_loss.coefficient(model, 0.0) == 0  # type: ignore[arg-type]
+    mixtral = AutoModelForCausalLM.from_config(mixtral_config(router_aux_loss_coef=0.25))
+    assert router_loss.coefficient(mixtral, None) == 0.25 and router_loss.coefficient(mixtral, 0.0) == 0
+    assert router_loss.unused_notice(mixtral) is None and router_loss.unused_notice(llama) is None
+
+
+def test_a_config_with_a_coefficient_is_no_auxiliary_loss_where_the_forward_computes_none() -> None:
+    from transformers import Llama4ForCausalLM
+
+    model = Llama4ForCausalLM(toy_text_config("llama4_text"))
+    assert model.config.router_aux_loss_coef > 0
+    assert model(torch.arange(5, 15)[None], output_router_logits=True).get("aux_loss") is None
+    assert router_loss.coefficient(model, None) == router_loss.coefficient(model, 0.0) == 0
+    assert "Llama4ForCausalLM computes no auxiliary loss" in (router_loss.unused_notice(model) or "")
+    with pytest.raises(UserInputError, match="has no auxiliary loss"):
+        router_loss.coefficient(model, 0.1)
