@@ -151,7 +151,9 @@ def train(
         ids = new_tokens.ids if new_tokens is not None else ()
         model, coverage, notices = add_lora(blueprint.model, config.lora, blueprint.family, ids)
         wanted = evaluation.adapter if evaluation is not None else None
-        given = read_given(processes, model, wanted) if wanted is not None else None
+        given = read_given(processes, model, config.model.model_name_or_path, wanted) if wanted is not None else None
+        if given is not None:
+            tell_notices(scene, given.notices, about="adapter")
         resolved, layer_notices = settle_layer_class(resolved, blueprint)
         tell_notices(scene, layer_notices, about="sharding")
         resolved = settle_kernels(resolved, blueprint.model, blueprint.family, processes.device)
