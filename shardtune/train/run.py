@@ -422,8 +422,9 @@ def _end_early(scene: Scene, trainer: ShardedSFTTrainer, stop: StopRequest, math
     told = (
         f"Checkpoint: {store.path(step)}" if saved else "Its checkpoint could not be written; the one before is good."
     )
+    again = " The same command goes on from there." if scene.asked.train.resume != "never" else ""
     scene.console.print(
-        f"Stopped on request after step {step} of {math.steps}. {told}",
+        f"Stopped on request after step {step} of {math.steps}.{again} {told}",
         highlight=False,
         markup=False,
         soft_wrap=True,
