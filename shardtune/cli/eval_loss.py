@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -19,8 +19,12 @@ from shardtune.cli.options import (
     NodeRank,
     Nproc,
     Overrides,
+    RunsDir,
     Verbose,
 )
+
+if TYPE_CHECKING:
+    from shardtune.launch.place import Node, Worker
 
 
 def eval_loss(
@@ -29,11 +33,12 @@ def eval_loss(
         Path | None,
         typer.Option(
             "--adapter",
-            metavar="PATH",
-            help="A run's folder, its final/, a checkpoint, or any PEFT adapter that fits the `lora` section; default: "
-            "none.",
+            metavar="RUN|PATH",
+            help="A run's id (its beginning will do) or folder, its final/, a checkpoint, or any PEFT adapter that fits "
+            "the `lora` section; default: none.",
         ),
     ] = None,
+    runs_dir: RunsDir = Path("runs"),
     override: Overrides = None,
     as_json: Annotated[bool, typer.Option("--json", help="The result as one JSON object on stdout.")] = False,
     nproc: Nproc = "",
@@ -55,7 +60,7 @@ def eval_loss(
     from shardtune.launch.ending import leave
     from shardtune.launch.evaluation import Evaluation
     from shardtune.launch.network import INSECURE_VARIABLE
-    from shardtune.launch.place import Asked
+    from shardtune.launch.place import Asked, read_place
     from shardtune.launch.start import start
     from shardtune.observe.output import unstoppable_output
     from shardtune.observe.summary import VERBOSE_VARIABLE
@@ -68,7 +73,22 @@ def eval_loss(
     if insecure_network:
         os.environ[INSECURE_VARIABLE] = "1"
     asked = Asked(nnodes, node_rank, master_addr, master_port)
-    wanted = Evaluation(adapter, as_json)
+    wanted = Evaluation(_adapter(adapter, runs_dir, read_place(os.environ, asked)), as_json)
     with unstoppable_output():
         code = start(config, overrides, accelerate_config, None, os.environ, asked, force=force, evaluation=wanted)
     leave(code)
+
+
+def _adapter(given: Path | None, runs_dir: Path, place: Node | Worker) -> Path | None:
+    """A run's id becomes its folder, where the adapter is read: on rank 0, or on the node that has it."""
+    from shardtune.errors import UserInputError
+    from shardtune.launch.place import Worker
+    from shardtune.report.runs import find_run, is_run_path
+
+    rank = place.rank if isinstance(place, Worker) else place.node_rank
+    if given is None or rank > 0 or given.expanduser().exists() or not is_run_path(str(given)):
+        return given
+    try:
+        return find_run(str(given), runs_dir)
+    except UserInputError as error:
+        raise UserInputError(f"--adapter: '{given}' does not exist. {error.what}", why=error.why, fix=error.fix) from None

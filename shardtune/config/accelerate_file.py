@@ -29,6 +29,7 @@ from shardtune.config.accelerate_keys import (
     PARALLELISM_VARIABLES,
     SECTIONS,
     VARIABLES,
+    WRITTEN_BY_DEFAULT,
     Key,
     Meaning,
     VerdictName,
@@ -48,6 +49,7 @@ __all__ = [
     "settle_conflicts",
     "translate_environment",
     "translate_file",
+    "verdict_line",
     "verdict_table",
 ]
 
@@ -533,6 +535,27 @@ _ORDER: dict[str, tuple[int, str]] = {
     "implied by FSDP2": (2, "cyan"),
     "no effect": (3, "yellow"),
 }
+
+
+def verdict_line(verdicts: Iterable[Verdict]) -> str:
+    """How many keys have which verdict; by name, those that lost to another value and those that do nothing.
+
+    What `accelerate config` writes into every file by itself is only counted: nobody asked for it.
+    """
+    counts: dict[str, int] = {}
+    names: dict[str, list[str]] = {}
+    for one in sorted(verdicts, key=lambda verdict: _ORDER[verdict.verdict][0]):
+        counts[one.verdict] = counts.get(one.verdict, 0) + 1
+        if one.verdict == "conflicts":
+            names.setdefault(one.verdict, []).append(f"{one.key}: {one.value}, but {one.sets} wins")
+        elif one.verdict == "no effect" and WRITTEN_BY_DEFAULT.get(one.key) != one.value:
+            names.setdefault(one.verdict, []).append(one.key)
+    joints = {"conflicts": "; ", "no effect": ", "}
+    listed = {name: f" ({joints[name].join(words)})" for name, words in names.items()}
+    return ", ".join(
+        f"{count} {'conflict' if (name, count) == ('conflicts', 1) else name}{listed.get(name, '')}"
+        for name, count in counts.items()
+    )
 
 
 def verdict_table(verdicts: Iterable[Verdict]) -> Table:

@@ -554,6 +554,20 @@ OTHER_SPELLINGS = {
     "fsdp_cpu_offload": "fsdp_offload_params",
 }
 
+# In every file that `accelerate config` writes, with these values, whatever was answered; none has an effect here.
+WRITTEN_BY_DEFAULT = {
+    "debug": "false",
+    "downcast_bf16": "no",
+    "enable_cpu_affinity": "false",
+    "machine_rank": "0",
+    "main_training_function": "main",
+    "rdzv_backend": "static",
+    "same_network": "true",
+    "tpu_env": "[]",
+    "tpu_use_cluster": "false",
+    "tpu_use_sudo": "false",
+}
+
 
 @dataclass(frozen=True)
 class LaunchDefault:

@@ -13,6 +13,8 @@ from shardtune.config.suggestions import section_fields
 from shardtune.config.yaml_reader import Node, merge, read_yaml
 
 _SMALLEST = "a config needs at least `model: {model_name_or_path: …}` and `data: {dataset_name_or_path: …}`"
+_FROM_SCRIPT = "docs/from-trl.md tells which settings of a script are which keys; torchrun starts the script itself"
+_OF_ACCELERATE = {"compute_environment", "distributed_type", "fsdp_config", "deepspeed_config", "tpu_use_cluster"}
 # Two files that each extend two files that … make thousands of reads out of a few lines.
 _MOST_FILES = 100
 
@@ -53,6 +55,9 @@ class _Reading:
         text, problems = _text(path, asked_at)
         if text is None:
             return None, problems
+        if not chain and path.suffix == ".py":
+            what = "this is a Python script; shardtune takes a config in YAML"
+            return None, [Problem(asked_at, "", what, _FROM_SCRIPT)]
         top, problems = read_yaml(text, str(path), self.environ, quote=not chain, written=written)
         if top is None:
             empty = Problem(Place(str(path), 1, 1), "", "the file is empty", _SMALLEST)
@@ -61,7 +66,11 @@ class _Reading:
             kind = "a list" if isinstance(top.value, tuple) else "a single value"
             what = f"the file holds {kind}, not sections (`model:`, `data:`, …)"
             return None, [*(problems if not chain else []), Problem(top.place, "", what, _SMALLEST)]
-        if chain and top.value and not top.value.keys() & {"extends", *section_fields()}:
+        sections = top.value.keys() & {"extends", *section_fields()}
+        if not chain and not sections and top.value.keys() & _OF_ACCELERATE:
+            fix = f"pass it with `--accelerate-config {path}`, beside a config of your own"
+            return None, [Problem(asked_at, "", "this is an accelerate config", fix)]
+        if chain and top.value and not sections:
             what = f"'{path}' is not a config: it has none of the sections {', '.join(section_fields())}"
             return None, [Problem(asked_at, "extends", what)]
         return self._with_bases(path, top, problems, chain)

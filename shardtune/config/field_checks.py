@@ -203,6 +203,8 @@ class _Walk:
         if most is not None and most < abs(value) < math.inf:
             words += f" (nothing above {most:g} is taken)"
         fix = _meant_value(value, literal_words(info.annotation))
+        if path == "train.warmup_steps" and isinstance(value, float) and 0 < value < 1:  # in SFTConfig, a share
+            fix = f"for a share of the steps, set `train.warmup_ratio: {value:g}` instead"
         if not fix and accepts(info.annotation, str):
             fix = _quote_hint(node)
         self.problems.append(Problem(node.place, path + index, f"expected {words}; got {shown(node.quotable())}", fix))

@@ -2,11 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
+
+_ECHO = 3  # columns
+
+
+class NarrowProgress(Progress):
+    """A progress line with room behind it for the `^C` that a terminal echoes.
+
+    On a line that is full the echo begins the next one; that one would be erased instead, and the bar stay for good.
+    """
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        return [_Narrow(renderable) for renderable in super().get_renderables()]
+
+
+@dataclass(frozen=True)
+class _Narrow:
+    inner: RenderableType
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield from console.render(self.inner, options.update_width(max(1, options.max_width - _ECHO)))
 
 
 class Bar:
@@ -20,7 +42,7 @@ class Bar:
         self._task: TaskID | None = None
         self._words = ""
         if console.is_terminal and not console.quiet:
-            self._bar = Progress(
+            self._bar = NarrowProgress(
                 TextColumn("{task.description}"),
                 BarColumn(bar_width=None),
                 TextColumn("{task.fields[numbers]}"),

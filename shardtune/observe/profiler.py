@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from torch import nn
+from tqdm import tqdm
 from transformers import TrainerCallback
 
 from shardtune.observe.events import EventLog
@@ -147,8 +148,8 @@ class LLMStepProfiler(TrainerCallback):
         self._watching.finish()
         if self._own is not None:
             path = self._own.end(state.global_step, self._watching.summary())
-            if path is not None and self.console is not None:
-                self.console.print(f"profile written to {path}", highlight=False, markup=False, soft_wrap=True)
+            if path is not None:
+                self.print_line(f"profile written to {path}")
         self.close()
 
     def close(self) -> None:
@@ -164,9 +165,15 @@ class LLMStepProfiler(TrainerCallback):
 
     def say(self, text: str) -> None:
         """What one would expect and will not find, once."""
-        assert self.console is not None
-        self.console.print(f"profiler: {text}", highlight=False, markup=False, soft_wrap=True)
+        self.print_line(f"profiler: {text}")
         self.write("notice", about="profiler", text=text)
+
+    def print_line(self, text: str) -> None:
+        """On a line of its own, though the Trainer's bar stands where the cursor is: it is drawn again below."""
+        assert self.console is not None
+        if not self.console.quiet:
+            with tqdm.external_write_mode(file=self.console.file):
+                self.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def _pause(self) -> None:
         if self._watching is not None:

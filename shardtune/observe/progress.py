@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 from transformers import TrainerCallback
 
+from shardtune.observe.bar import NarrowProgress
 from shardtune.observe.events import EventLog
 from shardtune.observe.summary import clock
 from shardtune.terminal import width_of, wrapped
@@ -45,7 +46,7 @@ class ProgressCallback(TrainerCallback):
         self._began, self._first_step = time.perf_counter(), state.global_step
         self._mark = (self._began, self.paused(), self.tokens_before)
         if self.console.is_terminal and not self.console.quiet:
-            self._bar = Progress(
+            self._bar = NarrowProgress(
                 TextColumn("training"),
                 BarColumn(bar_width=None),
                 MofNCompleteColumn(),

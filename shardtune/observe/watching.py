@@ -226,8 +226,7 @@ class TrainingWatch:
     def _print_line(self) -> None:
         console = self.profiler.console
         assert console is not None
-        line = profile_line(self._since_line, console.width if console.is_terminal else None)
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+        self.profiler.print_line(profile_line(self._since_line, console.width if console.is_terminal else None))
         self._since_line.clear()
         self._lines += 1
 

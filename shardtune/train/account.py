@@ -63,17 +63,11 @@ def introduce(scene: Scene, resolved: ResolvedConfig) -> None:
 
 def _tell_verdicts(scene: Scene, verdicts: Sequence[Verdict]) -> None:
     """What became of accelerate's file: in one line, or key by key with -v; the events hold every key."""
-    from shardtune.config.accelerate_file import verdict_table
+    from shardtune.config.accelerate_file import verdict_line, verdict_table
 
     if summary.is_verbose():
         scene.console.print(verdict_table(verdicts))
-    names: dict[str, list[str]] = {}
-    for verdict in verdicts:
-        names.setdefault(verdict.verdict, []).append(verdict.key)
-    counts = [f"{len(keys)} {verdict}" for verdict, keys in names.items()]
-    text = f"accelerate's file: {', '.join(counts)}"
-    if ignored := names.get("no effect"):
-        text += f" ({', '.join(ignored)})"
+    text = f"accelerate's file: {verdict_line(verdicts)}"
     summary.say(scene.console, "config", f"{text}; -v tells why" if not summary.is_verbose() else text)
     keys = [f"{v.key}: {v.value} ({' '.join(filter(None, (v.verdict, v.sets, v.why)))})" for v in verdicts]
     scene.events.write("notice", about="accelerate", text=f"{text}. {'; '.join(keys)}")

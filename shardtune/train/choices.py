@@ -73,11 +73,13 @@ def settle_dtype(resolved: ResolvedConfig, blueprint: Blueprint) -> ResolvedConf
 def settle_layer_class(resolved: ResolvedConfig, blueprint: Blueprint) -> tuple[ResolvedConfig, list[str]]:
     """A decoder layer's class that was copied from another architecture's file means this model's decoder layer.
 
-    A class that is in the model stays what it says, and one that is no decoder layer anywhere is left for
-    `parallel.shard` to refuse.
+    A class that is in the model stays what it says.
 
     Returns:
         The config, and a notice if something was translated.
+
+    Raises:
+        UserInputError: a class that is neither in the model nor a decoder layer anywhere.
     """
     key = "parallel.transformer_layer_cls_to_wrap"
     asked = resolved.config.parallel.transformer_layer_cls_to_wrap or []
@@ -85,12 +87,20 @@ def settle_layer_class(resolved: ResolvedConfig, blueprint: Blueprint) -> tuple[
     present = {type(module).__name__ for module in blueprint.model.modules()}
     copied = [name for name in names if name not in present and name in known_decoder_layers()]
     own = blueprint.layer_class
-    if not copied or own not in present:
+    if own not in present:
+        return resolved, []
+    where = resolved.origins[key].where or key
+    model = type(blueprint.model).__name__
+    if unknown := [name for name in names if name not in present and name not in copied]:
+        raise UserInputError(
+            f"{where}: no module of class {', '.join(unknown)} in the model.",
+            why=f"The decoder layer of {model} is {own}.",
+            fix=f"Write {own} there, or leave the key out: it is found by itself.",
+        )
+    if not copied:
         return resolved, []
     meant = list(dict.fromkeys(own if name in copied else name for name in names))
-    model = type(blueprint.model).__name__
     reason = f"{', '.join(copied)}: a decoder layer of another architecture, not in {model}"
-    where = resolved.origins[key].where or key
     notice = f"{where}: {', '.join(copied)} is read as {own}, the decoder layer of {model}."
     return resolved.with_auto(key, meant[0] if len(meant) == 1 else meant, reason), [notice]
 

@@ -15,7 +15,7 @@ import torch
 from peft import LoraConfig, PeftConfig
 from peft.utils.other import get_pattern_key
 from rich.console import Console
-from transformers import PrinterCallback
+from transformers import PretrainedConfig, PrinterCallback
 
 from shardtune.adapters.peft_form import adapted_ranks
 from shardtune.checkpoint.adapter import AdapterMisfitError, put_adapter, read_adapter, refuse_misfit
@@ -47,10 +47,11 @@ _SAME = ("peft_type", "bias", "use_dora", "trainable_token_indices")  # of the o
 
 @dataclass(frozen=True)
 class GivenAdapter:
-    """An adapter that fits: its tensors on rank 0, their shapes (`meta`) elsewhere."""
+    """An adapter that fits: its tensors on rank 0, their shapes (`meta`) elsewhere; what to say of its base model."""
 
     path: str
     tensors: dict[str, torch.Tensor]
+    notices: list[str]
 
 
 def temporary_scene(asked: RunConfig, processes: Processes, evaluation: Evaluation, at_end: ExitStack) -> Scene:
@@ -142,10 +143,13 @@ def _say(scene: Scene, result: dict[str, Any], *, as_json: bool) -> None:
     summary.say(scene.console, "loss", f"{result['eval_loss']:.4f}, perplexity {result['perplexity']:,.2f}")
 
 
-def read_given(processes: Processes, model: PeftModel, given: Path) -> GivenAdapter:
+def read_given(processes: Processes, model: PeftModel, base: str, given: Path) -> GivenAdapter:
     """Read a PEFT adapter and compare it with what the config means, before any weight of the model is read.
 
     A collective; rank 0 alone reads, so that nodes need not share a disk.
+
+    Args:
+        base: The model as the config names it.
 
     Raises:
         UserInputError: there is none, or it is of other settings than the config's; with the same words on every rank.
@@ -155,10 +159,13 @@ def read_given(processes: Processes, model: PeftModel, given: Path) -> GivenAdap
     if processes.is_main:
         try:
             folder = adapter_folder(given)
-            _refuse_other_settings(model, _read_config(folder), folder)
+            config = _read_config(folder)
+            notices = _compare_bases(config.base_model_name_or_path, base, model.base_model.model.name_or_path, folder)
+            _refuse_other_settings(model, config, folder)
             tensors = read_adapter(folder)
             refuse_misfit(model, tensors)
-            found = {"path": str(folder), "tensors": {name: outline(tensor) for name, tensor in tensors.items()}}
+            outlines = {name: outline(tensor) for name, tensor in tensors.items()}
+            found = {"path": str(folder), "tensors": outlines, "notices": notices}
         except AdapterMisfitError as error:
             what = f"--adapter: '{folder}' does not fit the model that the config describes."
             found = {"error": [what, error.why, "Set lora.target_modules to what it was trained with."]}
@@ -168,7 +175,8 @@ def read_given(processes: Processes, model: PeftModel, given: Path) -> GivenAdap
     if "error" in found:
         what, why, fix = found["error"]
         raise UserInputError(what, why=why, fix=fix)
-    return GivenAdapter(found["path"], tensors or {name: from_outline(one) for name, one in found["tensors"].items()})
+    tensors = tensors or {name: from_outline(one) for name, one in found["tensors"].items()}
+    return GivenAdapter(found["path"], tensors, found["notices"])
 
 
 def _read_config(folder: Path) -> PeftConfig:
@@ -180,6 +188,48 @@ def _read_config(folder: Path) -> PeftConfig:
             why=str(error).splitlines()[0],
             fix="Use an adapter that the installed PEFT can load.",
         ) from error
+
+
+def _compare_bases(there: str | None, here: str, held_in: str, folder: Path) -> list[str]:
+    """Was the adapter trained on this model? Names may differ for the same weights (a copy, a hub name): then a notice.
+
+    Args:
+        held_in: The folder that `here` was read from: of a hub name, the snapshot in its cache.
+
+    Raises:
+        UserInputError: the model that it was trained on is on this machine, and is of another architecture.
+    """
+    if not there or there == here or _same_folder(there, held_in):
+        return []
+    types, own = _model_types(there), _model_types(held_in)
+    if types and own and not types & own:
+        raise UserInputError(
+            f"--adapter: '{folder}' was trained on another model: '{there}'.",
+            why=f"Its model_type is {' / '.join(sorted(types))}; that of '{here}' is {' / '.join(sorted(own))}.",
+            fix="Set model.model_name_or_path to the model that the adapter was trained on.",
+        )
+    return [
+        f"--adapter was trained on '{there}', and the config's model is '{here}'. Unless these are the same weights, "
+        "the loss means nothing."
+    ]
+
+
+def _same_folder(there: str, here: str) -> bool:
+    try:
+        return Path(there).expanduser().samefile(Path(here).expanduser())
+    except (OSError, RuntimeError, ValueError):  # not a folder here, or not a path at all
+        return False
+
+
+def _model_types(name: str) -> set[str]:
+    """Of a model's config and, in a multimodal one, of its language model; empty where it is not on this machine."""
+    try:
+        config, _ = PretrainedConfig.get_config_dict(name, local_files_only=True)
+    except (OSError, ValueError):
+        return set()
+    text = config.get("text_config")
+    found = (config.get("model_type"), text.get("model_type") if isinstance(text, dict) else None)
+    return {kind for kind in found if isinstance(kind, str)}
 
 
 def _refuse_other_settings(model: PeftModel, given: PeftConfig, folder: Path) -> None:

@@ -131,7 +131,9 @@ class ProofOfTraining(TrainerCallback):
             text += " (the others have had no token, or too small an update, so far)"
         text += f"; none of {frozen:,} frozen shards did"
         ranks = summary.count(self.processes.world_size, "rank")
-        summary.say(self.console, "checked", f"{text} (steps {self.first_step}–{state.global_step + 1}, {ranks})")
+        first, last = self.first_step, state.global_step + 1
+        steps = f"step {last}" if first == last else f"steps {first}–{last}"
+        summary.say(self.console, "checked", f"{text} ({steps}, {ranks})")
         self.events.write(
             "proof", ok=True, proven=proven, shards=shards, frozen=frozen, step=state.global_step + 1,
             unproven=sorted(self.waiting)[:20],

@@ -151,7 +151,9 @@ def train(
         ids = new_tokens.ids if new_tokens is not None else ()
         model, coverage, notices = add_lora(blueprint.model, config.lora, blueprint.family, ids)
         wanted = evaluation.adapter if evaluation is not None else None
-        given = read_given(processes, model, wanted) if wanted is not None else None
+        given = read_given(processes, model, config.model.model_name_or_path, wanted) if wanted is not None else None
+        if given is not None:
+            tell_notices(scene, given.notices, about="adapter")
         resolved, layer_notices = settle_layer_class(resolved, blueprint)
         tell_notices(scene, layer_notices, about="sharding")
         resolved = settle_kernels(resolved, blueprint.model, blueprint.family, processes.device)
@@ -423,8 +425,9 @@ def _end_early(scene: Scene, trainer: ShardedSFTTrainer, stop: StopRequest, math
     told = (
         f"Checkpoint: {store.path(step)}" if saved else "Its checkpoint could not be written; the one before is good."
     )
+    again = " The same command goes on from there." if scene.asked.train.resume != "never" else ""
     scene.console.print(
-        f"Stopped on request after step {step} of {math.steps}. {told}",
+        f"Stopped on request after step {step} of {math.steps}.{again} {told}",
         highlight=False,
         markup=False,
         soft_wrap=True,

@@ -63,6 +63,7 @@ def trainer_settings(config: RunConfig, run_folder: Path, math: TrainingMath, *,
         "packing": False,
         "average_tokens_across_devices": True,
         "log_level": "error",
+        "log_level_replica": "error",  # of every rank but the first; by default it warns
     }
     try:
         return SFTConfig(**{**ours, **as_trl_takes(train.extra)})

@@ -23,6 +23,7 @@ from shardtune.config.accelerate_file import (
     settle_conflicts,
     translate_environment,
     translate_file,
+    verdict_line,
     verdict_table,
 )
 from shardtune.config.schema import RunConfig
@@ -581,6 +582,21 @@ def test_the_table_fits_and_shows_every_key_whole(width: int) -> None:
         assert row.sets.partition(" = ")[0] in text
     headings = [line.strip() for line in text.splitlines() if line.strip() in accelerate_file._ORDER]
     assert headings == ["conflicts", "honoured", "implied by FSDP2", "no effect"]
+
+
+def test_the_line_names_what_lost_and_what_does_nothing_but_not_what_is_in_every_file() -> None:
+    settled = settle_conflicts(
+        translate_file(SAMPLES / "fsdp2.yaml"), {"train.bf16": False, "parallel.reshard_after_forward": True}
+    )
+    line = verdict_line(settled.verdicts)
+    assert "2 conflicts (fsdp_reshard_after_forward: false, but parallel.reshard_after_forward = true wins; " in line
+    assert "mixed_precision: bf16, but train.bf16 = false wins)" in line
+    assert "11 no effect (fsdp_cpu_ram_efficient_loading, fsdp_state_dict_type)" in line
+
+
+def test_a_key_of_every_file_is_named_when_somebody_changed_it() -> None:
+    line = verdict_line(translate_file(SAMPLES / "three_machines.yaml").verdicts)
+    assert "debug" in line and "main_training_function" not in line
 
 
 def test_the_docs_page_is_what_the_table_gives() -> None:

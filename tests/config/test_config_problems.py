@@ -150,6 +150,7 @@ def test_an_entry_of_a_mapping_says_what_it_may_hold(report: Report) -> None:
         ("train: {learning_rate: .nan}", "expected a number, above 0; got nan"),
         ("train: {learning_rate: 1e999}", "expected a number, above 0; got inf"),
         ("train: {learning_rate: [1]}", "expected a number, above 0; got [1]"),
+        ("train: {warmup_steps: 0.03}", "got 0.03; for a share of the steps, set `train.warmup_ratio: 0.03` instead"),
         ("train: {save_total_limit: 0}", "expected a whole number, at least 1, or null; got 0"),
         ("train: {lr_scheduler_type: cosin}", "got 'cosin'; did you mean `cosine`?"),
         ("train: {eval_strategy: step}", "expected one of: auto, no, steps, epoch; got 'step'; did you mean `steps`?"),

@@ -94,3 +94,18 @@ def test_the_name_of_a_base_may_come_from_the_environment(folder: Path) -> None:
     assert load_config(Path("run.yaml"), environ={"WHICH": "base"}).config.model.model_name_or_path == "gpt2"
     with pytest.raises(ConfigError, match="the environment variable WHICH is not set"):
         load_config(Path("run.yaml"), environ={})
+
+
+@pytest.mark.parametrize("sample", ["fsdp1_blog.yaml", "fsdp2.yaml", "three_machines.yaml"])
+def test_an_accelerate_file_given_as_the_config_is_told_where_it_belongs(folder: Path, sample: str) -> None:
+    (folder / "fsdp.yaml").write_text((Path(__file__).parent / "accelerate_samples" / sample).read_text())
+    with pytest.raises(ConfigError, match=r"this is an accelerate config; pass it with `--accelerate-config") as caught:
+        _load("fsdp.yaml")
+    assert len(caught.value.problems) == 1
+
+
+def test_a_script_given_as_the_config_is_told_to_be_one(folder: Path) -> None:
+    (folder / "train.py").write_text("from trl import SFTTrainer\nmodel: str = 'm'\n")
+    with pytest.raises(ConfigError, match="this is a Python script") as caught:
+        _load("train.py")
+    assert len(caught.value.problems) == 1

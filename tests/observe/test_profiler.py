@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ from datasets import Dataset
 from peft import LoraConfig
 from rich.console import Console
 from torch.utils.data import dataloader
+from tqdm import tqdm
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import SFTConfig, SFTTrainer
 
@@ -79,6 +81,16 @@ def said(profiler: LLMStepProfiler) -> str:
     file = profiler.console.file
     assert isinstance(file, io.StringIO)
     return file.getvalue()
+
+
+def test_a_line_does_not_stick_to_the_bar_of_the_trainer(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", terminal)
+    monkeypatch.setattr(sys, "stderr", terminal)
+    with tqdm(total=40, initial=20):
+        LLMStepProfiler(console=Console(width=120)).print_line("profile 20")
+    before = terminal.getvalue().partition("profile 20\n")[0]
+    assert "20/40" in before and re.split(r"[\r\n]", before)[-1] == ""
 
 
 def test_alone_with_trl_it_writes_every_step_a_line_now_and_then_and_a_summary(tmp_path: Path, toy_model: Path) -> None:

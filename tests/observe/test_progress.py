@@ -3,12 +3,14 @@ from __future__ import annotations
 import io
 import json
 import math
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from rich.console import Console
+from rich.text import Text
 from transformers import TrainerControl, TrainerState
 
 from shardtune.observe.events import EventLog
@@ -154,3 +156,15 @@ def test_the_last_step_is_told_whatever_logging_steps_divides(run: Run) -> None:
         run.state.global_step = step
         run.callback.on_step_end(None, run.state, control)
         assert control.should_log is (step == 10)
+
+
+def test_the_bar_leaves_room_for_what_a_terminal_echoes_behind_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`^C` behind a full line goes onto the next one, which is then erased in place of the bar."""
+    run = Run(tmp_path, monkeypatch, force_terminal=True)
+    run.step(loss=1.0, num_tokens=1.0)
+    run.callback.close()
+    drawn = [Text.from_ansi(line).plain for line in re.split(r"[\r\n]", run.output.getvalue())]
+    bars = [line for line in drawn if line.startswith("training")]
+    assert bars and max(map(len, bars)) <= 200 - len("^C")

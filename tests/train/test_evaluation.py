@@ -27,9 +27,9 @@ from shardtune.train.interrupt import StopRequest
 from shardtune.train.run import train
 
 
-def toy() -> Any:
+def toy(name: str = "") -> Any:
     torch.manual_seed(0)
-    return AutoModelForCausalLM.from_config(toy_text_config("llama"))
+    return AutoModelForCausalLM.from_config(toy_text_config("llama", name_or_path=name))
 
 
 @pytest.fixture
@@ -40,9 +40,9 @@ def adapter(tmp_path: Path) -> Path:
     return tmp_path / "adapter"
 
 
-def read(processes: Processes, adapter: Path, **lora: Any) -> Any:
+def read(processes: Processes, adapter: Path, base: str = "", **lora: Any) -> Any:
     section = LoraSection(**{"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj"], **lora})
-    return read_given(processes, add_lora(toy(), section)[0], adapter)
+    return read_given(processes, add_lora(toy(base), section)[0], base, adapter)
 
 
 def test_a_plain_peft_adapter_with_the_same_settings_is_taken(processes: Processes, adapter: Path) -> None:
@@ -75,6 +75,40 @@ def test_another_setting_is_refused_by_its_name(
     with pytest.raises(UserInputError, match="--adapter") as caught:
         read(processes, adapter, **lora)
     assert named in caught.value.why
+
+
+def trained_on(adapter: Path, name: str) -> None:
+    config = json.loads((adapter / "adapter_config.json").read_text())
+    (adapter / "adapter_config.json").write_text(json.dumps({**config, "base_model_name_or_path": name}))
+
+
+@pytest.mark.parametrize("known_as", ["hub/llama-a", "here"])
+def test_an_adapter_of_a_base_with_another_name_is_taken_with_a_notice_that_names_both(
+    processes: Processes, adapter: Path, tmp_path: Path, known_as: str
+) -> None:
+    toy_text_config("llama").save_pretrained(tmp_path / "here")
+    toy_text_config("llama").save_pretrained(tmp_path / "copy")
+    trained_on(adapter, known_as if known_as != "here" else str(tmp_path / "copy"))
+    (notice,) = read(processes, adapter, str(tmp_path / "here")).notices
+    assert f"'{tmp_path / 'here'}'" in notice and ("hub/llama-a" in notice or f"'{tmp_path / 'copy'}'" in notice)
+
+
+def test_the_same_base_by_another_path_needs_no_notice(processes: Processes, adapter: Path, tmp_path: Path) -> None:
+    toy_text_config("llama").save_pretrained(tmp_path / "here")
+    (tmp_path / "link").symlink_to(tmp_path / "here")
+    trained_on(adapter, str(tmp_path / "link"))
+    assert read(processes, adapter, str(tmp_path / "here")).notices == []
+
+
+def test_an_adapter_of_a_base_of_another_architecture_is_refused(
+    processes: Processes, adapter: Path, tmp_path: Path
+) -> None:
+    toy_text_config("llama").save_pretrained(tmp_path / "llama")
+    toy_text_config("qwen2").save_pretrained(tmp_path / "qwen2")
+    trained_on(adapter, str(tmp_path / "qwen2"))
+    with pytest.raises(UserInputError, match="was trained on another model") as caught:
+        read(processes, adapter, str(tmp_path / "llama"))
+    assert "qwen2" in caught.value.why and "llama" in caught.value.why
 
 
 def test_an_adapter_of_another_kind_is_refused(processes: Processes, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from toys import toy_text_config
 from transformers import AutoModelForCausalLM, Mistral4ForCausalLM, PreTrainedModel
 
@@ -63,9 +64,20 @@ def test_a_class_of_this_model_stays(tmp_path: Path) -> None:
     assert settle_layer_class(before, toy("llama")) == (before, [])
 
 
-def test_a_class_that_is_no_decoder_layer_anywhere_is_refused(tmp_path: Path) -> None:
+def test_a_class_that_is_no_decoder_layer_anywhere_is_refused_with_the_key_and_the_class_to_write(
+    tmp_path: Path,
+) -> None:
     blueprint = toy("llama")
-    after, notices = settle_layer_class(resolved(tmp_path, "MyBlock"), blueprint)
-    assert notices == []
-    with pytest.raises(UserInputError, match="no module of class MyBlock"):
-        decoder_layers(blueprint.model, after.config.parallel.transformer_layer_cls_to_wrap)
+    get_peft_model(blueprint.model, LoraConfig(target_modules=["q_proj"]))
+    with pytest.raises(UserInputError, match="no module of class MyBlock") as caught:
+        settle_layer_class(resolved(tmp_path, "MyBlock"), blueprint)
+    assert "fsdp.yaml" in caught.value.what and "fsdp_transformer_layer_cls_to_wrap" in caught.value.what
+    assert "LlamaDecoderLayer" in caught.value.fix and "ModuleDict" not in str(caught.value)
+
+
+def test_what_a_model_without_a_known_decoder_layer_has_is_told_without_the_adapters_modules() -> None:
+    model = toy("llama").model
+    get_peft_model(model, LoraConfig(target_modules=["q_proj"]))
+    with pytest.raises(UserInputError) as caught:
+        decoder_layers(model, "MyBlock")
+    assert "LlamaDecoderLayer (×2)" in caught.value.why and "ModuleDict" not in caught.value.why
