@@ -188,7 +188,7 @@ def _empty(prepared_set: PreparedSet, counts: PreparedCounts, name: str) -> Iter
         column = "The text, the answer or the conversation"
     yield Finding(
         "warning",
-        f"{_rows(empty.rows, name)} ({share(empty.rows, counts.read)}) left out: nothing to learn stands in them.",
+        f"{_rows(empty.rows, name)} ({share(empty.rows, counts.read)}) left out as empty.",
         f"{column} is missing, null or blank there; first in {visible(empty.first)}.",
         "Check how the column is named and filled in these rows, or take them out.",
     )
@@ -218,7 +218,7 @@ def _remarked(counts: PreparedCounts, name: str) -> Iterator[Finding]:
             yield Finding(
                 "warning",
                 f"{rows} with a message of the unknown role '{visible(remark.detail)}'.",
-                f"Only what the role assistant says is learnt (data.train_on: auto). {first}",
+                f"It may be rendered, but carries no loss unless data.train_on is all. {first}",
                 f"Did you mean '{meant}'?" if meant else f"The known roles are {', '.join(KNOWN_ROLES)}.",
             )
 

@@ -147,7 +147,7 @@ def test_empty_rows_are_told_where_they_are_more_than_a_few(words: Any, empty: i
     if told:
         finding = only(findings)
         assert finding.level == "warning"
-        assert finding.what == "2 training rows (2.0 %) left out: nothing to learn stands in them."
+        assert finding.what == "2 training rows (2.0 %) left out as empty."
         assert finding.why == "The column 'messages' is missing, null or blank there; first in a.jsonl:7."
 
 

@@ -104,7 +104,7 @@ def test_a_null_in_a_prompt_column_keeps_the_row(tmp_path: Path, words: Any) -> 
     found = made(section, words)
     assert decoded(found.train, words) == ["w01 => w02 </s>", "w03 => w04 </s>"]
     [finding] = refusals_and_warnings(found, words, ModelLimits(None))
-    assert finding.what == "1 training row (33 %) left out: nothing to learn stands in them."
+    assert finding.what == "1 training row (33 %) left out as empty."
     assert "The column 'a' is missing, null or blank there; first in " in finding.why
     assert str(path) in finding.why
 
