@@ -58,16 +58,20 @@ def status_of(folder: Path, life: Life, now: float, failure: Failure | None = No
     Args:
         failure: What its launcher found to have ended it, if it has; it knows more than the ranks that wrote events.
     """
+    lease = folder / LEASE
     if failure is not None:
-        if failure.restarted and looks_alive(folder / LEASE):
+        if failure.restarted and looks_alive(lease):
             return Status("starting", f"starting again after: {failure.sentence}")
+        if _taken_since(lease, failure.written):
+            return Status("starting", "started again; it has not gone on yet")
         return Status("failed", failure.sentence, tuple(part for part in (failure.why, failure.fix) if part))
     if life.ending is not None:
+        if life.last_time is not None and _taken_since(lease, life.last_time):
+            return Status("starting", "started again; it has not gone on yet")
         return _ended(life.ending)
     under_way: State = "running" if life.is_training else "starting"
     last = max((time for time in (life.recorded, life.last_time) if time is not None), default=None)
     quiet = now - last if last is not None else None
-    lease = folder / LEASE
     if life.recorded is not None and life.last_time is None and not lease.exists():
         # Whoever makes a run's record holds its lease, and lets go of it only in good order.
         return Status("stopped", "it ended before it wrote an event")
@@ -82,6 +86,14 @@ def status_of(folder: Path, life: Life, now: float, failure: Failure | None = No
     if quiet <= STALE_SECONDS:
         return Status(under_way)
     return Status("stale", f"no event for {age(quiet)}, and none that it ended")
+
+
+def _taken_since(lease: Path, ended: float) -> bool:
+    """Whether a process that lives took the run after that: it writes its events once the run accepts its config."""
+    try:
+        return lease.stat().st_mtime > ended and looks_alive(lease) is True
+    except OSError:
+        return False
 
 
 def _ended(ending: Mapping[str, Any]) -> Status:

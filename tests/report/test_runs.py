@@ -103,6 +103,22 @@ def test_a_run_is_starting_until_its_first_step_and_not_stale(tmp_path: Path) ->
         lease.release()
 
 
+def test_an_ended_run_that_a_process_has_taken_since_is_starting(tmp_path: Path) -> None:
+    run = begun(tmp_path / "one")
+    run.write("run_end", status="stopped", step=3)
+    assert state(tmp_path, run.now) == "stopped"
+    lease = Lease.take(run.folder / LEASE)
+    assert lease is not None
+    try:
+        os.utime(run.folder / LEASE, (run.now - 60, run.now - 60))
+        assert state(tmp_path, run.now) == "stopped", "the process that wrote it has not left yet"
+        os.utime(run.folder / LEASE, (run.now + 60, run.now + 60))
+        assert state(tmp_path, run.now) == "starting"
+    finally:
+        lease.release()
+    assert state(tmp_path, run.now) == "stopped", "what took it was refused"
+
+
 def test_looking_at_a_lease_does_not_hold_it(tmp_path: Path) -> None:
     lease = Lease.take(tmp_path / "lease")
     assert lease is not None and looks_alive(tmp_path / "lease") is True and is_held(tmp_path / "lease")

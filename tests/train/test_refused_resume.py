@@ -34,16 +34,16 @@ def test_a_refused_resume_changes_no_file_of_the_run(
 
     goes_on = shardtune(*again, "-o", "train.max_steps=3")
     assert goes_on.returncode == 0, goes_on.stderr
-    kinds = [line for line in (run / "events-rank0.jsonl").read_text().splitlines() if '"event": "run_start"' in line]
-    assert len(kinds) == 2, "an accepted one is written down, with all that came before the resume"
+    starts = [line for line in (run / "events-rank0.jsonl").read_text().splitlines() if '"event": "run_start"' in line]
+    assert len(starts) == 2, "an accepted one is written down, with all that came before the resume"
 
 
 @pytest.mark.slow
 def test_a_start_that_fails_before_it_goes_on_is_written_down(tmp_path: Path, shardtune: Command, config: Path) -> None:
     run = tmp_path / "runs" / "r"
     assert shardtune("train", config, "--run-id", "r").returncode == 0
-    for manifest in run.glob("checkpoints/step-*/adapter_model.safetensors"):
-        manifest.write_bytes(b"damaged")
+    for adapter in run.glob("checkpoints/step-*/adapter_model.safetensors"):
+        adapter.write_bytes(b"damaged")
     failed = shardtune("train", config, "--run-id", "r", "--resume", "latest", "-o", "train.max_steps=3")
     assert failed.returncode == 1 and "damaged" in failed.stderr
     last = (run / "events-rank0.jsonl").read_text().splitlines()[-1]
