@@ -50,6 +50,7 @@ class Coverage:
         active: Those of them that one token passes: `base` less the routed experts it does not visit.
         visited: (experts a token visits, experts there are); None without routed experts, or where the config does
             not say how many are visited (then all count as active).
+        in_full: Of `base`, what trains itself instead of an adapter on it: lora.modules_to_save, rows of new tokens.
     """
 
     rows: tuple[TargetRow, ...]
@@ -58,6 +59,7 @@ class Coverage:
     base: int = 0
     active: float = 0
     visited: tuple[int, int] | None = None
+    in_full: int = 0
 
     @property
     def share(self) -> float:
@@ -90,10 +92,11 @@ def coverage_of(adapted: PeftModel, resolution: Resolution) -> Coverage:
     if token_rows:
         own = sum(p.numel() for name, p in adapted.named_parameters() if ".trainable_tokens_delta." in name)
         rows.append(TargetRow("new tokens", len(token_rows), own, covers=own, covers_active=own))
-    in_full = {name: p.numel() for name, p in adapted.named_parameters() if ".modules_to_save." in name}
-    if in_full:
-        size = sum(in_full.values())
-        rows.append(TargetRow("in full", len({name.rpartition(".")[0] for name in in_full}), size, 0, size, size))
+    saved = {name: p.numel() for name, p in adapted.named_parameters() if ".modules_to_save." in name}
+    if saved:
+        size = sum(saved.values())
+        rows.append(TargetRow("in full", len({name.rpartition(".")[0] for name in saved}), size, 0, size, size))
+    in_full = sum(row.parameters for row in rows[len(resolution.targets) :])
     # The scales of a weight held in float8 are how it is stored, not more of the model; nor is what a layer that
     # trains in full was before.
     counted = {
@@ -109,7 +112,7 @@ def coverage_of(adapted: PeftModel, resolution: Resolution) -> Coverage:
         biases = [n for n, p in adapted.named_parameters() if p.requires_grad and n.endswith(".bias")]
         outside = sum(".base_layer." not in name for name in biases)
         rows.append(TargetRow("biases of other layers", 0, elsewhere, outside))
-    return Coverage(tuple(rows), trainable, total, base, base - routed * (1 - share), visited)
+    return Coverage(tuple(rows), trainable, total, base, base - routed * (1 - share), visited, in_full)
 
 
 def _trainable_by_site(adapted: PeftModel) -> dict[str, int]:

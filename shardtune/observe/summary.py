@@ -178,16 +178,16 @@ def weights_lines(loaded: Loaded, blueprint: Blueprint) -> list[str]:
 
 def coverage_line(coverage: Coverage) -> str:
     """How much trains, and how much of the model it acts on: two shares that are easily taken for each other."""
-    covered = sum(row.covers for row in coverage.rows) / coverage.base
+    covered = (sum(row.covers for row in coverage.rows) - coverage.in_full) / coverage.base
     line = (
         f"{coverage.trainable:,} parameters, {percent(coverage.share)} of all; adapters on {percent(covered)} of the "
         f"weights"
     )
-    if coverage.visited is None:
-        return line
-    active = sum(row.covers_active for row in coverage.rows) / coverage.active
-    visited, experts = coverage.visited
-    return f"{line}, {percent(active)} of those active per token ({visited} of {experts} routed experts)"
+    if coverage.visited is not None:
+        active = (sum(row.covers_active for row in coverage.rows) - coverage.in_full) / coverage.active
+        visited, experts = coverage.visited
+        line += f", {percent(active)} of those active per token ({visited} of {experts} routed experts)"
+    return f"{line}; {percent(coverage.in_full / coverage.base)} train in full" if coverage.in_full else line
 
 
 def adapter_table(coverage: Coverage) -> Table:

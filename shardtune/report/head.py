@@ -73,11 +73,13 @@ def _trained(run: RunHistory, values: dict[str, str]) -> str:
     trainable, total, base = (number(found.get(name)) for name in ("trainable", "total", "base"))
     if not trainable or not total or not base:
         return ""
-    covers = sum(number(mapping(row).get("covers")) or 0.0 for row in listed(found.get("rows")))
+    in_full = number(found.get("in_full")) or 0.0
+    covers = sum(number(mapping(row).get("covers")) or 0.0 for row in listed(found.get("rows"))) - in_full
     rank = f"LoRA, rank {values['lora.r']}: " if values.get("lora.r") else ""
     return (
         f"{rank}{trainable:,.0f} parameters, {words.percent(trainable / total)} of all; adapters on "
         f"{words.percent(covers / base)} of the weights"
+        f"{f'; {words.percent(in_full / base)} train in full' if in_full else ''}"
     )
 
 

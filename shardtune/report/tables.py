@@ -246,7 +246,7 @@ def adapters(run: RunHistory) -> Table | None:
         return None
     trainable, total = whole(found.get("trainable")), whole(found.get("total"))
     note = f"{trainable:,} of {total:,} parameters train ({_share(trainable, total)})." if trainable and total else ""
-    note += " Covered: the share of the model's weights that have an adapter" + (
+    note += " Covered: the share of the model's weights that have an adapter or train in full" + (
         ", of all and of those active per token." if routed else "."
     )
     proof = run.facts.proof

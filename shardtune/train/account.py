@@ -124,10 +124,9 @@ def tell_plan(
 ) -> None:
     config = resolved.config
     batch, steps = summary.math_lines(math, "sequences" if config.train.packing else "rows")
-    frozen = coverage.total - coverage.trainable
     compute = "bfloat16" if config.train.bf16 else config.model.torch_dtype
     lines = {
-        "model": f"{config.model.model_name_or_path} ({frozen:,} parameters, computed in {compute})",
+        "model": f"{config.model.model_name_or_path} ({coverage.base:,} parameters, computed in {compute})",
         "data": summary.data_line(prepared.train.counts),
         "format": format_line(*format_found(prepared)),
         "eval": summary.data_line(prepared.val.counts) if prepared.val else "none (data.val_split is null)",

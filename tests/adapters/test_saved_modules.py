@@ -38,6 +38,7 @@ def test_names_mean_whole_parts_and_the_table_counts_what_trains(saved: str | li
     assert coverage.trainable == sum(row.parameters for row in coverage.rows)
     _, without, _ = adapted([])
     assert coverage.base == without.base and coverage.total == without.total
+    assert coverage.in_full == coverage.rows[-1].parameters and without.in_full == 0
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,9 @@ from safetensors.torch import load_file
 from toys import save_toy, toy_text_config
 
 
-def test_biases_of_adapted_layers_train_and_go_with_the_adapter(journey: Journey, tmp_path: Path) -> None:
+def test_biases_of_adapted_layers_and_a_layer_in_full_train_and_go_with_the_adapter(
+    journey: Journey, tmp_path: Path
+) -> None:
     from transformers import LlamaForCausalLM
 
     def with_biases(config: object) -> LlamaForCausalLM:
@@ -28,11 +30,14 @@ def test_biases_of_adapted_layers_train_and_go_with_the_adapter(journey: Journey
     model = save_toy(with_biases, toy_text_config("llama", attention_bias=True, mlp_bias=True), tmp_path / "model")  # type: ignore[arg-type]
     write_rows(journey)
     adapted = ["v_proj", "gate_proj", "up_proj", "down_proj"]
-    write_run(journey, model, lora={"target_modules": adapted, "bias": "lora_only"}, train={"learning_rate": 2e-2})
-    journey.shardtune("train", "run.yaml", "--nproc", 2, "-o", "train.per_device_train_batch_size=4")
+    lora = {"target_modules": adapted, "bias": "lora_only", "modules_to_save": "norm"}
+    write_run(journey, model, lora=lora, train={"learning_rate": 2e-2})
+    done = journey.shardtune("train", "run.yaml", "--nproc", 2, "-o", "train.per_device_train_batch_size=4")
     run = journey.only_run()
     check_run(journey, run, model)
     stored, trained = load_file(model / "model.safetensors"), load_file(run / "final" / "adapter_model.safetensors")
+    assert f"({sum(tensor.numel() for tensor in stored.values()):,} parameters, computed in" in done.stdout
+    assert "% train in full" in done.stdout and "base_model.model.model.norm.weight" in trained
     biases = {name: tensor for name, tensor in trained.items() if name.endswith(".bias")}
     assert len(biases) == 2 * len(adapted) and {name.split(".")[-3] for name in biases} == set(adapted)
     for name, tensor in biases.items():

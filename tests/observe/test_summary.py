@@ -77,6 +77,13 @@ def test_what_trains_and_what_it_acts_on_are_not_taken_for_each_other() -> None:
     assert coverage_line(coverage) == "4,884,480 parameters, 3.5 % of all; adapters on 78.9 % of the weights"
 
 
+def test_what_trains_in_full_is_not_counted_as_adapters() -> None:
+    rows = (TargetRow("attention", 8, 1_000, 0, 20_000, 20_000), TargetRow("in full", 2, 30_000, 0, 30_000, 30_000))
+    coverage = Coverage(rows, 31_000, 101_000, 100_000, 100_000, in_full=30_000)
+    expected = "31,000 parameters, 30.7 % of all; adapters on 20.0 % of the weights; 30.0 % train in full"
+    assert coverage_line(coverage) == expected
+
+
 def mixture() -> Coverage:
     rows = (
         TargetRow("attention", 180, 16_846_848, 0, 1_009_778_688, 1_009_778_688),
