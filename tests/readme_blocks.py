@@ -21,7 +21,8 @@ _BLOCK = re.compile(
     r"<!-- output:quickstart -->\n```console\n\$ make quickstart\n(.*?)```\n<!-- /output -->", re.DOTALL
 )
 _WIDTH, _INDENT = 100, 10
-_LEFT_OUT = ("profile ", "training rows: ", "validation rows: ", "weights ")
+# The last is only printed where rank 0 is the later one to look for the prepared data.
+_LEFT_OUT = ("profile ", "training rows: ", "validation rows: ", "weights ", "waiting for another process ")
 _STEPS_SHOWN = 3  # before the last one
 _BOXES = "“╭├│╰"
 _MASKS = (

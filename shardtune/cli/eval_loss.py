@@ -34,11 +34,11 @@ def eval_loss(
         typer.Option(
             "--adapter",
             metavar="RUN|PATH",
-            help="A run's id (its beginning will do) or folder, its final/, a checkpoint, or any PEFT adapter that fits "
-            "the `lora` section; default: none.",
+            help="A run's id (its beginning will do) or folder, its final/, a checkpoint, or any PEFT adapter that "
+            "fits the `lora` section; default: none.",
         ),
     ] = None,
-    runs_dir: RunsDir = Path("runs"),
+    runs_dir: RunsDir = None,
     override: Overrides = None,
     as_json: Annotated[bool, typer.Option("--json", help="The result as one JSON object on stdout.")] = False,
     nproc: Nproc = "",
@@ -79,7 +79,7 @@ def eval_loss(
     leave(code)
 
 
-def _adapter(given: Path | None, runs_dir: Path, place: Node | Worker) -> Path | None:
+def _adapter(given: Path | None, runs_dir: Path | None, place: Node | Worker) -> Path | None:
     """A run's id becomes its folder, where the adapter is read: on rank 0, or on the node that has it."""
     from shardtune.errors import UserInputError
     from shardtune.launch.place import Worker
@@ -91,4 +91,6 @@ def _adapter(given: Path | None, runs_dir: Path, place: Node | Worker) -> Path |
     try:
         return find_run(str(given), runs_dir)
     except UserInputError as error:
-        raise UserInputError(f"--adapter: '{given}' does not exist. {error.what}", why=error.why, fix=error.fix) from None
+        raise UserInputError(
+            f"--adapter: '{given}' does not exist. {error.what}", why=error.why, fix=error.fix
+        ) from None

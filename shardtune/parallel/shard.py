@@ -151,7 +151,9 @@ def decoder_layers(model: nn.Module, classes: str | list[str] | None) -> list[nn
     unknown = sorted(wanted - set(present)) if classes is not None else []
     layers = [module for module in model.modules() if type(module).__name__ in wanted]
     if unknown or not layers:
-        own = Counter(type(m).__name__ for m in model.modules() if not type(m).__module__.startswith(("torch.", "peft.")))
+        own = Counter(
+            type(m).__name__ for m in model.modules() if not type(m).__module__.startswith(("torch.", "peft."))
+        )
         repeated = ", ".join(f"{name} (×{n})" for name, n in own.most_common() if n > 1)
         raise UserInputError(
             f"parallel.transformer_layer_cls_to_wrap: no module of class {', '.join(unknown)} in the model."

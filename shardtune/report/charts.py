@@ -200,6 +200,10 @@ def _undone(run: RunHistory, name: str) -> list[dict[str, tuple[Numbers, Numbers
     return [part for part in run.train.set_aside[-20:] if name in part and len(part[name][0])]
 
 
+# A run without a plan is of a plain Trainer that had the profiler with it; what its mean is over is its own affair.
+_OF_A_SCRIPT = "eval_loss, as the script's own Trainer computed it."
+
+
 def _eval(run: RunHistory) -> Chart | None:
     x, y = run.evals.get("loss")
     if not len(x):
@@ -213,7 +217,7 @@ def _eval(run: RunHistory) -> Chart | None:
     return Chart(
         "eval", "Learning", "Evaluation loss", ".4~f", can_log=True, note=told([curve]),
         latest=words.loss(float(y[-1])), series=[Series("evaluation", curve.x, curve.y, 1, look="points")], stars=stars,
-        about="Mean over the supervised tokens of the validation set.", axis="loss",
+        about="Mean over the supervised tokens of the validation set." if run.facts.plan else _OF_A_SCRIPT, axis="loss",
         broken=_broken([("evaluation loss", curve)]),
     )  # fmt: skip
 

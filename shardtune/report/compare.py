@@ -176,9 +176,11 @@ def _without_empty(found: tables.Table) -> tables.Table:
 
 
 def _difference_table(names: list[str], settings: list[list[Setting]]) -> tables.Table | None:
-    found = differences(settings)
-    if not any(settings):
+    """Between runs that have a config.yaml: a Trainer with the profiler has none, and differs in nothing."""
+    known = [(name, of_run) for name, of_run in zip(names, settings, strict=True) if of_run]
+    if len(known) < min(2, len(names)):
         return None
+    found = differences([of_run for _, of_run in known])
     rows: list[list[tables.Cell]] = [
         [
             {"text": words.plain(path, 200), "tone": "mono"},
@@ -187,4 +189,6 @@ def _difference_table(names: list[str], settings: list[list[Setting]]) -> tables
         for path, values in found
     ]
     note = "All other settings are the same." if found else "Every setting is the same."
-    return tables.table(["setting", *names], rows, note=note)
+    if without := [name for name, of_run in zip(names, settings, strict=True) if not of_run]:
+        note += f" Without a config.yaml: {', '.join(without)}."
+    return tables.table(["setting", *(name for name, _ in known)], rows, note=note)

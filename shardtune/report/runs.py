@@ -219,7 +219,8 @@ def glance(events: Path | None, record: Path, others: Sequence[Path] = ()) -> Gl
         eval_loss=number(evaluated.get("loss")),
         tokens_per_second=number(step.get("tokens_per_second")),
         processes=whole(start.get("world_size")),
-        model=text(mapping(mapping(said.get("settings")).get("model")).get("model_name_or_path")),
+        model=text(mapping(mapping(said.get("settings")).get("model")).get("model_name_or_path"))
+        or text(start.get("model")),
         failure=current(read_failures(record.parent), times[0] if times else None),
     )
 

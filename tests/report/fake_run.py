@@ -49,6 +49,10 @@ class FakeRun:
         with (self.folder / f"events-rank{rank}.jsonl").open("a", encoding="utf-8") as file:
             file.write(text)
 
+    def profiled(self, model: str) -> None:
+        """Instead of `begin`: a script's own Trainer, with the profiler as a callback."""
+        self.everywhere("run_start", run=self.folder.name, world_size=self.ranks, environment=SOFTWARE, model=model)
+
     def everywhere(self, event: str, **fields: Any) -> None:
         for rank in range(self.ranks):
             self.write(event, rank, **fields)

@@ -166,6 +166,28 @@ def test_only_settings_that_differ_are_compared(tmp_path: Path) -> None:
     assert [row[0]["text"] for row in view["differences"]["rows"]] == ["lora.r"]
 
 
+def test_a_run_without_a_config_differs_in_no_setting(tmp_path: Path) -> None:
+    one, two, script = (FakeRun(tmp_path / name, ranks=1) for name in ("one", "two", "script"))
+    one.begin(5, r=16, rate="0.0001")
+    two.begin(5, r=32, rate="0.0001")
+    script.profiled("toys/dense")
+    runs = [history(run.folder) for run in (one, script, two)]
+    assert compare_view(runs[:2], one.now)["differences"] is None
+    table = compare_view(runs, one.now)["differences"]
+    assert [column["name"] for column in table["columns"]] == ["setting", "one", "two"] and len(table["rows"]) == 1
+    assert "Without a config.yaml: script" in table["note"]
+
+
+def test_an_evaluation_is_captioned_by_who_computed_it(tmp_path: Path) -> None:
+    ours, script = FakeRun(tmp_path / "ours", ranks=1), FakeRun(tmp_path / "script", ranks=1)
+    ours.begin(5)
+    script.profiled("toys/dense")
+    for run, about in ((ours, "Mean over the supervised tokens"), (script, "the script's own Trainer")):
+        run.evaluate(5, 0.5)
+        charts = {chart["id"]: chart for chart in run_view(history(run.folder), run.now)["charts"]}
+        assert about in charts["eval"]["about"]
+
+
 def test_compared_runs_lie_on_the_same_axes_and_the_best_is_marked(shardtune: Command, tmp_path: Path) -> None:
     for name, loss in (("a", 0.5), ("b", 0.4)):
         run = FakeRun(tmp_path / "runs" / name, ranks=2)

@@ -205,3 +205,10 @@ def test_without_a_folder_given_runs_are_found_in_every_folder_here_that_holds_s
     with pytest.raises(UserInputError, match="'outputs' is a folder of runs, not a run") as folder:
         find_run("outputs", None)
     assert folder.value.fix == "Give one of them, such as outputs/20260102-b."
+
+
+def test_a_profiled_trainers_run_is_listed_with_its_model(tmp_path: Path) -> None:
+    run = FakeRun(tmp_path / "script", ranks=1)
+    run.profiled("toys/dense")
+    (row,) = RunList(tmp_path).rows(run.now)
+    assert row.glance.model == "toys/dense"

@@ -151,7 +151,8 @@ def test_a_learning_rate_that_stays_too_small_is_said(llama: Any, tmp_path: Path
 
 
 def test_a_run_of_one_step_says_what_is_not_proven_yet(llama: Any, tmp_path: Path) -> None:
-    assert "2 of 4 adapter shards got a gradient" in Loop(llama, tmp_path).run(1)
+    told = Loop(llama, tmp_path).run(1)
+    assert "2 of 4 adapter shards got a gradient" in told and "(step 1, 1 rank)" in told
     assert len(events(tmp_path, "proof")[0]["unproven"]) == 2
 
 

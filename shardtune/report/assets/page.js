@@ -145,7 +145,7 @@
     return (view) => {
       fill(part.notes, view.notes, notes);
       fill(part.results, view.results, (t) => card(coloured(t)));
-      fill(part.differences, view.differences, (t) => card(table(t, "Settings that differ")), "No config.yaml to compare.");
+      fill(part.differences, view.differences, (t) => card(table(t, "Settings that differ")), "Fewer than two of these runs have a config.yaml to compare.");
       showCharts(figures, view.charts, [], view.axes);
       footer.textContent = view.written;
     };
