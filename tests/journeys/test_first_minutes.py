@@ -7,9 +7,11 @@ import shlex
 import subprocess
 import urllib.request
 
+import pytest
 from journey import Journey
 
 
+@pytest.mark.slow
 def test_what_the_quickstart_names_at_its_end_works_as_it_is_typed(journey: Journey) -> None:
     done = journey.shardtune("quickstart", "--tiny", "--nproc", 1)
     report, dashboard = (line[10:] for line in done.stdout.splitlines()[-2:])

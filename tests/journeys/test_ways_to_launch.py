@@ -78,6 +78,7 @@ def check_two_processes(here: Journey, toy_model: Path) -> Path:
     return run
 
 
+@pytest.mark.slow
 def test_a_copied_fsdp1_file_trains_with_offload_and_anothers_layer_class(here: Journey, toy_model: Path) -> None:
     (here.folder / "fsdp.yaml").write_text(FSDP1)
     done = here.shardtune("train", "--config", "run.yaml", "--accelerate-config", "fsdp.yaml")

@@ -62,6 +62,7 @@ def test_rank_stabilised_lora_is_scaled_in_plain_peft_as_it_was_in_training(jour
     assert abs(score(load(toy_model, run / "final"), rows).loss - found.loss) > 0.01
 
 
+@pytest.mark.slow
 def test_a_tied_head_is_left_alone_and_its_name_is_refused_as_a_target(journey: Journey, tmp_path: Path) -> None:
     from transformers import LlamaForCausalLM
 

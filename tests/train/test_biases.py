@@ -14,6 +14,7 @@ from running import events
 from safetensors.torch import load_file, save_file
 from toys import save_toy, toy_config, toy_text_config
 
+pytestmark = pytest.mark.slow
 WORKER = Path(__file__).parent / "resume_worker.py"
 HEAD, NORM = "base_model.model.lm_head.bias", "base_model.model.model.final_layernorm.bias"
 QUERY = "base_model.model.model.layers.0.self_attn.q_proj.base_layer.bias"
