@@ -102,11 +102,11 @@ class ProofOfTraining(TrainerCallback):
             touched = [name for name, p in held if checksum(p) != self.frozen[name]]
             self._stop_if(f"'{touched[0]}' is frozen, and was changed" if touched else "", state)
         if not self.processes.agree(bool(self.waiting)) or self.steps >= _PATIENCE:
-            self._tell(state)
+            self._tell(state.global_step + 1)
 
     def on_train_end(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         if not self.done and self.steps:
-            self._tell(state)  # a run too short to prove A
+            self._tell(state.global_step)  # a run too short to prove A
 
     def _stop_if(self, problem: str, state: TrainerState) -> None:
         """Raise on every rank if any rank found something."""
@@ -116,13 +116,13 @@ class ProofOfTraining(TrainerCallback):
             return
         self.events.write("proof", ok=False, problem=found[rank], rank=rank, step=state.global_step + 1)
         raise ShardtuneError(
-            f"Not what was meant is trained: {found[rank]} in step {state.global_step + 1} (rank {rank}).",
+            f"Training check failed: {found[rank]} in step {state.global_step + 1} (rank {rank}).",
             why="Every shard of an adapter must receive a gradient and change, and no frozen weight may.",
             fix="Please report this with the config and the first lines of the log; the run was stopped before it cost "
             "more.",
         )
 
-    def _tell(self, state: TrainerState) -> None:
+    def _tell(self, last: int) -> None:
         counts = torch.tensor([self.shards - len(self.waiting), self.shards, len(self.frozen)])
         dist.all_reduce(counts, group=self.processes.control)
         proven, shards, frozen = counts.tolist()
@@ -131,11 +131,10 @@ class ProofOfTraining(TrainerCallback):
             text += " (the others have had no token, or too small an update, so far)"
         text += f"; none of {frozen:,} frozen shards did"
         ranks = summary.count(self.processes.world_size, "rank")
-        first, last = self.first_step, state.global_step + 1
-        steps = f"step {last}" if first == last else f"steps {first}–{last}"
+        steps = f"step {last}" if self.first_step == last else f"steps {self.first_step}–{last}"
         summary.say(self.console, "checked", f"{text} ({steps}, {ranks})")
         self.events.write(
-            "proof", ok=True, proven=proven, shards=shards, frozen=frozen, step=state.global_step + 1,
+            "proof", ok=True, proven=proven, shards=shards, frozen=frozen, step=last,
             unproven=sorted(self.waiting)[:20],
         )  # fmt: skip
         self.waiting, self.frozen, self.before, self.moved, self.done = {}, {}, {}, set(), True

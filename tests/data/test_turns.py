@@ -11,6 +11,7 @@ from test_chat import EXPECTED, PLAIN, TOOLS, Row, calling, chat, says
 from shardtune.data.messages import read_conversation
 from shardtune.data.turns import TurnFinder
 
+ENDS = ("<|im_end|>", "<|eot_id|>", "</s>")
 SILENT = CHATML.split("{%- if add_generation_prompt")[0]
 CLOSING = CHATML + "{%- if not add_generation_prompt -%}{{- '<|endoftext|>' -}}{%- endif -%}"
 
@@ -28,24 +29,36 @@ def texts(text: str, spans: list[tuple[int, int]] | None) -> list[str] | None:
     return None if spans is None else [text[start:end] for start, end in spans]
 
 
+def said(turns: list[str] | None, messages: list[dict[str, Any]]) -> list[str] | None:
+    """The turns that say something: empty ones are found as well, and left out later."""
+    if turns is None:
+        return None
+    answers = [message for message in messages if message["role"] == "assistant"]
+    return [
+        turn
+        for turn, message in zip(turns, answers, strict=True)
+        if (message["content"].strip() or "tool_calls" in message) and turn not in ENDS
+    ]
+
+
 def by_roles(finder: TurnFinder, row: Row) -> list[str] | None:
     messages, tools = messages_of(row)
     text = finder.template.render(messages, tools)
     skeleton = finder.skeleton_of_roles([message["role"] for message in messages], tools)
-    return texts(text, finder.read(text, messages, skeleton)) if skeleton else None
+    return said(texts(text, finder.read(text, messages, skeleton)), messages) if skeleton else None
 
 
 def by_row(finder: TurnFinder, row: Row) -> list[str] | None:
     messages, tools = messages_of(row)
     text = finder.template.render(messages, tools)
     skeleton = finder.skeleton_of_row(messages, tools)
-    return texts(text, finder.read(text, messages, skeleton)) if skeleton else None
+    return said(texts(text, finder.read(text, messages, skeleton)), messages) if skeleton else None
 
 
 def by_prefixes(finder: TurnFinder, row: Row) -> list[str] | None:
     messages, tools = messages_of(row)
     text = finder.template.render(messages, tools)
-    return texts(text, finder.by_prefixes(text, messages, tools))
+    return said(texts(text, finder.by_prefixes(text, messages, tools)), messages)
 
 
 @pytest.mark.parametrize(("family", "row", "expected"), EXPECTED)
