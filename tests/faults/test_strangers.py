@@ -112,6 +112,7 @@ def test_a_launcher_leaves_no_thread_to_the_interpreters_end_and_no_secret_to_it
         assert pair.environment["SHARDTUNE_SECRET"] not in machine.said()
 
 
+@pytest.mark.slow
 def test_a_node_on_a_network_starts_with_a_secret_or_says_that_it_has_none(
     shardtune: Command, tmp_path: Path, toy_model: Path, toy_data: Path
 ) -> None:

@@ -18,6 +18,7 @@ def rows(numbers: range) -> list[dict[str, str]]:
     return [{"prompt": " ".join(w) + " ", "completion": f"<|tool|> {' '.join(reversed(w))} <|/tool|>"} for w in words]
 
 
+@pytest.mark.slow
 def test_new_tokens_train_and_load_in_plain_peft_and_eval_loss_measures_what_the_run_said(journey: Journey) -> None:
     from peft import PeftModel
     from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM

@@ -181,7 +181,7 @@ def start_long_run(
     [
         (signal.SIGINT, 2, True, 130),
         pytest.param(signal.SIGINT, 1, False, 130, marks=pytest.mark.slow),
-        (signal.SIGTERM, 2, False, 75),
+        pytest.param(signal.SIGTERM, 2, False, 75, marks=pytest.mark.slow),
     ],
 )
 def test_a_signal_stops_after_the_step_and_keeps_what_was_learnt(

@@ -25,7 +25,7 @@ SETTLED = {
     "qwen3_next": (False, "sdpa"),
     "starcoder2": (False, "sdpa"),  # no family file
 }
-FAST = ("llama4_text", "gpt_oss", "starcoder2")
+FAST = ("llama4_text",)
 
 
 @pytest.mark.parametrize("kind", [pytest.param(k, marks=[pytest.mark.slow] * (k not in FAST)) for k in SETTLED])

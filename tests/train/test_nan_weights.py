@@ -13,7 +13,7 @@ from toys import toy_config, toy_llama
 NAME = "model.layers.1.mlp.down_proj.weight"
 
 
-@pytest.mark.parametrize("action", ["stop", "rollback"])
+@pytest.mark.parametrize("action", ["stop", pytest.param("rollback", marks=pytest.mark.slow)])
 def test_a_damaged_checkpoint_is_told_from_a_learning_rate_that_is_too_high(
     action: str, shardtune: Command, toy_data: Path, tmp_path: Path
 ) -> None:

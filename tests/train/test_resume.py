@@ -92,6 +92,7 @@ def test_a_run_that_broke_down_before_its_final_adapter_writes_it_without_anothe
     assert_same(folder, undisturbed)
 
 
+@pytest.mark.slow
 def test_what_an_epochs_end_brings_is_not_lost(config: Path) -> None:
     """Evaluated by epoch, saved by steps: the save of an epoch's last step comes before that epoch's evaluation."""
     by_epoch = ("train.eval_strategy=epoch", "train.save_steps=1", "train.max_steps=7", "train.save_total_limit=null")
