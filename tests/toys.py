@@ -225,3 +225,18 @@ def toy_config(folder: Path, model_folder: Path, data_folder: Path, **sections: 
     path = folder / "run.yaml"
     path.write_text(yaml.safe_dump(values), encoding="utf-8")
     return path
+
+
+def plain_eval_loss(model: Any, tokenizer: Any, data: Path) -> float:
+    """Mean cross-entropy of the answers in the toy validation rows, a row at a time, by transformers alone."""
+    import torch
+
+    summed, tokens = 0.0, 0
+    for row in map(json.loads, (data / "validation.jsonl").read_text().splitlines()):
+        prompt = tokenizer(row["question"] + " =>")["input_ids"]
+        answer = [*tokenizer(row["answer"])["input_ids"], tokenizer.eos_token_id]
+        with torch.no_grad():
+            logits = model(torch.tensor([prompt + answer])).logits[0, len(prompt) - 1 : -1]
+        summed += torch.nn.functional.cross_entropy(logits, torch.tensor(answer), reduction="sum").item()
+        tokens += len(answer)
+    return summed / tokens

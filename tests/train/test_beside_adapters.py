@@ -11,7 +11,7 @@ import torch
 from ranks import free_ports, on_ranks
 from running import events
 from safetensors.torch import load_file
-from toys import save_toy, toy_config, toy_text_config
+from toys import plain_eval_loss, save_toy, toy_config, toy_text_config
 
 WORKER = Path(__file__).parent / "resume_worker.py"
 LORA: dict[str, dict[str, Any]] = {
@@ -89,12 +89,4 @@ def plain_loss(model_folder: Path, adapter: Path, data: Path) -> float:
     tokenizer = AutoTokenizer.from_pretrained(model_folder)
     base = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
     model = PeftModel.from_pretrained(base, adapter).eval()
-    summed, tokens = 0.0, 0
-    for row in map(json.loads, (data / "validation.jsonl").read_text().splitlines()):
-        prompt = tokenizer(row["question"] + " =>")["input_ids"]
-        answer = [*tokenizer(row["answer"])["input_ids"], tokenizer.eos_token_id]
-        with torch.no_grad():
-            logits = model(torch.tensor([prompt + answer])).logits[0, len(prompt) - 1 : -1]
-        summed += torch.nn.functional.cross_entropy(logits, torch.tensor(answer), reduction="sum").item()
-        tokens += len(answer)
-    return summed / tokens
+    return plain_eval_loss(model, tokenizer, data)

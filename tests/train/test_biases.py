@@ -12,7 +12,7 @@ from interrupted import evaluations, final_weights, lines
 from ranks import free_ports, on_ranks
 from running import events
 from safetensors.torch import load_file, save_file
-from toys import save_toy, toy_config, toy_text_config
+from toys import plain_eval_loss, save_toy, toy_config, toy_text_config
 
 pytestmark = pytest.mark.slow
 WORKER = Path(__file__).parent / "resume_worker.py"
@@ -104,12 +104,6 @@ def test_plain_peft_gives_the_adapter_its_biases_and_reaches_the_reported_loss(
     stored = load_file(phi / "model.safetensors")["lm_head.bias"]
     assert not torch.equal(model.base_model.model.lm_head.bias, stored)
     tokenizer = AutoTokenizer.from_pretrained(phi)
-    summed, tokens = 0.0, 0
-    for row in map(json.loads, (toy_data / "validation.jsonl").read_text().splitlines()):
-        prompt = tokenizer(row["question"] + " =>")["input_ids"]
-        answer = [*tokenizer(row["answer"])["input_ids"], tokenizer.eos_token_id]
-        with torch.no_grad():
-            logits = model(torch.tensor([prompt + answer])).logits[0, len(prompt) - 1 : -1]
-        summed += torch.nn.functional.cross_entropy(logits, torch.tensor(answer), reduction="sum").item()
-        tokens += len(answer)
-    assert summed / tokens == pytest.approx(events(runs / "whole", "eval")[-1]["loss"], rel=1e-5)
+    assert plain_eval_loss(model, tokenizer, toy_data) == pytest.approx(
+        events(runs / "whole", "eval")[-1]["loss"], rel=1e-5
+    )

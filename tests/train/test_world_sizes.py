@@ -9,7 +9,7 @@ import pytest
 import torch
 import yaml
 from running import Command, events
-from toys import toy_config
+from toys import plain_eval_loss, toy_config
 
 # (per-device batch, accumulation) that make 6 rows a step; 50 rows leave a last step of 2, fewer than there are ranks
 SHAPES = {1: (2, 3), 2: (3, 1), 3: (1, 2)}
@@ -111,16 +111,8 @@ def test_the_final_adapter_scores_with_plain_peft_what_the_run_reported(
         base = AutoModelForCausalLM.from_pretrained(toy_model, dtype=torch.float32)
         model = PeftModel.from_pretrained(base, run / "final").eval()
         tokenizer = AutoTokenizer.from_pretrained(run / "final")
-        summed, tokens = 0.0, 0
-        for row in map(json.loads, (toy_data / "validation.jsonl").read_text().splitlines()):
-            prompt = tokenizer(row["question"] + " =>")["input_ids"]
-            answer = [*tokenizer(row["answer"])["input_ids"], tokenizer.eos_token_id]
-            with torch.no_grad():
-                logits = model(torch.tensor([prompt + answer])).logits[0, len(prompt) - 1 : -1]
-            summed += torch.nn.functional.cross_entropy(logits, torch.tensor(answer), reduction="sum").item()
-            tokens += len(answer)
         best = min(event["loss"] for event in events(run, "eval"))
-        assert summed / tokens == pytest.approx(best, rel=1e-5)
+        assert plain_eval_loss(model, tokenizer, toy_data) == pytest.approx(best, rel=1e-5)
         assert best < events(run, "eval")[0]["loss"]  # it is not the first checkpoint, and something was learnt
 
 
