@@ -142,8 +142,12 @@ def checkpointing_line(train: TrainSection, device: str) -> str:
     if checkpointing == "selective":
         return "activation checkpointing: selective (products and attention are kept, the rest is recomputed)"
     if checkpointing:
-        place = " in host memory" if train.offload_activations and device == "cuda" else ""
-        return f"activation checkpointing: full (each layer's input is kept{place}, the layer is recomputed)"
+        moved = train.offload_activations and device == "cuda"
+        place = " in host memory" if moved else ""
+        line = f"activation checkpointing: full (each layer's input is kept{place}, the layer is recomputed)"
+        if train.offload_activations and not moved:
+            line += "; train.offload_activations has no effect on a CPU"
+        return line
     return "activation checkpointing: none"
 
 
