@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 from accelerate.state import AcceleratorState, GradientState
+from ranks import free_ports, on_ranks
 
 from shardtune.config import load_config
 from shardtune.launch.run_folder import FOLDER_VARIABLE
@@ -43,6 +44,17 @@ def run(
             if dist.is_initialized():
                 dist.destroy_process_group()
             gc.collect()  # the files a dead process would have let go of
+
+
+def whole_cut_and_alone(environment: dict[str, str], config: Path) -> Path:
+    """Three runs of batches of four rows, and where they are: `whole` undisturbed on two processes; `cut`, which breaks
+    down there after step 4 (with its evaluation and checkpoint) and goes on; `alone` on one process."""
+    worker = Path(__file__).parent / "resume_worker.py"
+    cut = [{"run_id": "cut", "crash_at": 4}, {"run_id": "cut"}]
+    for nproc, wanted in ((2, [{"run_id": "whole"}, *cut]), (1, [{"run_id": "alone"}])):
+        asked = [{**one, "overrides": [f"train.per_device_train_batch_size={4 // nproc}"]} for one in wanted]
+        on_ranks(environment, worker, nproc, config, json.dumps(free_ports(len(asked))), json.dumps(asked), timeout=300)
+    return config.parent / "runs"
 
 
 @contextmanager

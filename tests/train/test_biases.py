@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from interrupted import evaluations, final_weights, lines
-from ranks import free_ports, on_ranks
+from interrupted import evaluations, final_weights, lines, whole_cut_and_alone
 from running import events
 from safetensors.torch import load_file, save_file
 from toys import plain_eval_loss, save_toy, toy_config, toy_text_config
 
 pytestmark = pytest.mark.slow
-WORKER = Path(__file__).parent / "resume_worker.py"
 HEAD, NORM = "base_model.model.lm_head.bias", "base_model.model.model.final_layernorm.bias"
 QUERY = "base_model.model.model.layers.0.self_attn.q_proj.base_layer.bias"
-SHAPES = {1: 4, 2: 2}  # processes: rows of each
 
 
 @pytest.fixture(scope="module")
@@ -45,17 +40,9 @@ def config(phi: Path, toy_data: Path, tmp_path_factory: pytest.TempPathFactory) 
     )  # fmt: skip
 
 
-def sessions(environment: dict[str, str], nproc: int, config: Path, *wanted: dict[str, Any]) -> None:
-    asked = [{**one, "overrides": [f"train.per_device_train_batch_size={SHAPES[nproc]}"]} for one in wanted]
-    on_ranks(environment, WORKER, nproc, config, json.dumps(free_ports(len(asked))), json.dumps(asked), timeout=300)
-
-
 @pytest.fixture(scope="module")
 def runs(config: Path, shared_environment: dict[str, str]) -> Path:
-    """On two processes one run undisturbed, and one that ends after the evaluation and checkpoint of step 4."""
-    sessions(shared_environment, 2, config, {"run_id": "whole"}, {"run_id": "cut", "crash_at": 4}, {"run_id": "cut"})
-    sessions(shared_environment, 1, config, {"run_id": "alone"})
-    return config.parent / "runs"
+    return whole_cut_and_alone(shared_environment, config)
 
 
 def test_a_checkpoint_written_after_an_evaluation_has_the_state_of_everything_that_trains(runs: Path) -> None:

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
-from interrupted import evaluations, final_weights, lines
-from ranks import free_ports, on_ranks
+from interrupted import evaluations, final_weights, lines, whole_cut_and_alone
 from running import Command, events
 from safetensors.torch import load_file
 from toys import WORDS, save_toy, toy_config, toy_text_config, toy_wrapper
 
-WORKER = Path(__file__).parent / "resume_worker.py"
 TOKENS = ["<|tool|>", "<|/tool|>", "<|never|>"]
 EMBEDDING = "base_model.model.model.embed_tokens.token_adapter.trainable_tokens_delta"
 HEAD = "base_model.model.lm_head.token_adapter.trainable_tokens_delta"
@@ -45,17 +42,9 @@ def config(tool_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     )  # fmt: skip
 
 
-def sessions(environment: dict[str, str], nproc: int, config: Path, *wanted: dict[str, Any]) -> None:
-    asked = [{**one, "overrides": [f"train.per_device_train_batch_size={4 // nproc}"]} for one in wanted]
-    on_ranks(environment, WORKER, nproc, config, json.dumps(free_ports(len(asked))), json.dumps(asked), timeout=300)
-
-
 @pytest.fixture(scope="module")
 def runs(config: Path, shared_environment: dict[str, str]) -> Path:
-    """On two processes one run undisturbed, and one that ends after the evaluation and checkpoint of step 4."""
-    sessions(shared_environment, 2, config, {"run_id": "whole"}, {"run_id": "cut", "crash_at": 4}, {"run_id": "cut"})
-    sessions(shared_environment, 1, config, {"run_id": "alone"})
-    return config.parent / "runs"
+    return whole_cut_and_alone(shared_environment, config)
 
 
 @pytest.mark.slow
