@@ -19,3 +19,18 @@ def mixture_meanings(*dense: str) -> dict[str, tuple[str, ...]]:
     gate, up = (*gate, f"{block}.experts.gate_up_proj"), (*up, f"{block}.experts.gate_up_proj")
     down = (*down, f"{block}.experts.down_proj")
     return {"gate_proj": gate, "up_proj": up, "down_proj": down, "w1": gate, "w2": down, "w3": up}
+
+
+# Gated delta nets (Qwen3-Next, Qwen3.5).
+QWEN3_5_DELTA_NET = (
+    "linear_attn.in_proj_qkv",
+    "linear_attn.in_proj_z",
+    "linear_attn.in_proj_b",
+    "linear_attn.in_proj_a",
+    "linear_attn.out_proj",
+)
+DELTA_NET_CARRIES_STATE = "gated delta nets carry a state along the whole row, whatever documents it holds"
+DELTA_NET_IN_PLAIN_TORCH = (
+    "Without the packages flash-linear-attention and causal-conv1d transformers computes the delta nets in plain "
+    "torch, many times slower."
+)

@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 from shardtune.model.families.family import Family
-from shardtune.model.families.names import EXPERTS, MLP, SELF_ATTENTION, mixture_meanings
+from shardtune.model.families.names import (
+    DELTA_NET_CARRIES_STATE,
+    DELTA_NET_IN_PLAIN_TORCH,
+    EXPERTS,
+    MLP,
+    SELF_ATTENTION,
+    mixture_meanings,
+)
 
 _LINEAR_ATTENTION = ("linear_attn.in_proj_qkvz", "linear_attn.in_proj_ba", "linear_attn.out_proj")
 
@@ -18,10 +25,7 @@ FAMILY = Family(
     experts=EXPERTS,
     router=("mlp.gate.weight", "mlp.shared_expert_gate.weight"),
     meanings=mixture_meanings("mlp.shared_expert", "mlp"),
-    pitfalls=(
-        "Without the packages flash-linear-attention and causal-conv1d transformers computes the delta nets in plain "
-        "torch, many times slower.",
-    ),
+    pitfalls=(DELTA_NET_IN_PLAIN_TORCH,),
     proven=frozenset({"fused_loss", "fused_experts", "selective"}),
-    unfit={"packing": "gated delta nets carry a state along the whole row, whatever documents it holds"},
+    unfit={"packing": DELTA_NET_CARRIES_STATE},
 )
