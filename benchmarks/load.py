@@ -47,12 +47,12 @@ from transformers import AutoModelForCausalLM
 from accelerate.utils.fsdp_utils import fsdp2_load_full_state_dict
 from shardtune.adapters.lora import add_lora
 from shardtune.config.schema import LoraSection, ModelSection, ParallelSection
-from shardtune.model.blueprint import draw_up
+from shardtune.model.meta_model import build_meta_model
 from shardtune.model.fill import bare_name
 from shardtune.parallel.processes import join
 from shardtune.parallel.shard import shard_model
 from shardtune.train.proof import checksum
-from shardtune.train.weights import bring_in, find_checkpoint
+from shardtune.train.weights import load_sharded_weights, find_checkpoint
 
 def high_water():
     lines = open("/proc/self/status").read().splitlines()
@@ -67,10 +67,10 @@ def load(processes):
     if way == "ours":
         section = ModelSection(model_name_or_path=folder, torch_dtype="bfloat16")
         checkpoint = find_checkpoint(section, processes)
-        blueprint = draw_up(section, checkpoint.folder, checkpoint.stored)
-        model, *_ = add_lora(blueprint.model, LoraSection(), blueprint.family)
+        meta_model = build_meta_model(section, checkpoint.folder, checkpoint.stored)
+        model, *_ = add_lora(meta_model.model, LoraSection(), meta_model.family)
         shard_model(model, ParallelSection(device="cpu"), processes.mesh, None)
-        bring_in(model, blueprint, checkpoint.way, processes, 0, lambda done, total: None, on_host=False)
+        load_sharded_weights(model, meta_model, checkpoint.way, processes, 0, lambda done, total: None, on_host=False)
         return model
     if way == "transformers":
         from transformers.distributed import DistributedConfig

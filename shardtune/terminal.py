@@ -1,4 +1,4 @@
-"""How does a long line fit a terminal? Broken between words; a path or a number is never broken."""
+"""How is a line written for people? Labels, numbers with units, and lines that fit a terminal."""
 
 from __future__ import annotations
 
@@ -10,6 +10,10 @@ from typing import IO, TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from shardtune.observe.events import EventLog
+
+VERBOSE_VARIABLE = "SHARDTUNE_VERBOSE"  # set by -v, for the ranks that a launcher starts
+_INDENT = 10  # columns of a label and the space behind it
 _LABELLED = re.compile(r" *(error|why|fix): ")
 
 
@@ -51,3 +55,62 @@ def fitted(text: str, stream: IO[str]) -> str:
     except (OSError, ValueError):  # a stream that was closed, or has no descriptor
         width = None
     return wrapped(text, width or None, 2)
+
+
+def say(console: Console, label: str, text: str, style: str = "bold") -> None:
+    """One labelled line: wrapped between words on a terminal, whole elsewhere, so that logs can be searched."""
+    from rich.text import Text
+
+    line = wrapped(f"{label:<{_INDENT - 1}} {text}", width_of(console), _INDENT)
+    console.print(Text.assemble((line[: len(label)], style), line[len(label) :]), soft_wrap=True)
+
+
+def detail(console: Console, label: str, text: str) -> None:
+    """A line for those who asked for everything (`-v`)."""
+    if is_verbose():
+        say(console, label, text)
+
+
+def is_verbose() -> bool:
+    return bool(os.environ.get(VERBOSE_VARIABLE))
+
+
+def warn(console: Console, events: EventLog, about: str, text: str) -> None:
+    """Where nobody overlooks it, and kept for reports."""
+    say(console, "warning", text, "bold red")
+    events.write("warning", about=about, text=text)
+
+
+def percent(share: float) -> str:
+    """`78.9 %`; a share that is not zero never reads as zero."""
+    return f"{share:.1%}".replace("%", " %") if share >= 0.0005 or not share else f"{100 * share:.1g} %"
+
+
+def count(number: int, word: str, plural: str = "s") -> str:
+    """`1 process`, `2 processes`."""
+    return f"{number:,} {word}{'' if number == 1 else plural}"
+
+
+def operations(tflops: float) -> str:
+    """`310 TFLOP/s`; a toy on a CPU does `66.6 MFLOP/s`."""
+    for unit in ("TFLOP/s", "GFLOP/s", "MFLOP/s"):
+        if tflops >= 0.1 or unit == "MFLOP/s":
+            break
+        tflops *= 1000
+    return f"{tflops:.3g} {unit}"
+
+
+def size(number: float) -> str:
+    """Bytes in powers of 1024, as memory is counted: 13207024435 → `12.3 GiB`."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(number) < 999.5:  # three digits of more would read 1e+03
+            return f"{number:.3g} {unit}"
+        number /= 1024
+    return f"{number:.3g} TiB"
+
+
+def clock(seconds: float) -> str:
+    """12 s → `0:12`, 3700 s → `1:01:40`."""
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

@@ -11,14 +11,14 @@ from torch.distributed.tensor import DTensor
 
 from shardtune.adapters.lora import add_lora
 from shardtune.config.schema import LoraSection, ModelSection, ParallelSection
-from shardtune.model.blueprint import draw_up
 from shardtune.model.fill import bare_name
+from shardtune.model.meta_model import build_meta_model
 from shardtune.model.quantized import hold_in_fp8
 from shardtune.observe.host_meter import host_peak_bytes
 from shardtune.parallel.processes import Processes, join
 from shardtune.parallel.shard import shard_model
 from shardtune.train.choices import fp8_blocks
-from shardtune.train.weights import bring_in, find_checkpoint
+from shardtune.train.weights import find_checkpoint, load_sharded_weights
 
 
 def main(cases: str, out: str) -> None:
@@ -33,12 +33,14 @@ def bring_in_case(case: dict, section: ParallelSection, processes: Processes) ->
     folder = case.get("folders", {}).get(str(processes.rank)) or case["model"]["model_name_or_path"]
     model_section = ModelSection(**{**case["model"], "model_name_or_path": folder})
     checkpoint = find_checkpoint(model_section, processes)
-    blueprint = draw_up(model_section, checkpoint.folder, checkpoint.stored)
+    meta_model = build_meta_model(model_section, checkpoint.folder, checkpoint.stored)
     if model_section.base_precision == "fp8":
-        hold_in_fp8(blueprint.model, fp8_blocks(blueprint))
-    model, *_ = add_lora(blueprint.model, LoraSection(lora_dropout=0, **case.get("lora", {})), blueprint.family)
+        hold_in_fp8(meta_model.model, fp8_blocks(meta_model))
+    model, *_ = add_lora(meta_model.model, LoraSection(lora_dropout=0, **case.get("lora", {})), meta_model.family)
     shard_model(model, section, processes.mesh, None)
-    loaded = bring_in(model, blueprint, checkpoint.way, processes, 7, lambda done, total: None, on_host=False)
+    loaded = load_sharded_weights(
+        model, meta_model, checkpoint.way, processes, 7, lambda done, total: None, on_host=False
+    )
     return {
         "way": loaded.way,
         "bytes_read": loaded.bytes_read,

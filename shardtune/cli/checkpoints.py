@@ -90,7 +90,7 @@ def _show(rows: list[dict[str, Any]], verify: bool, title: str) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    from shardtune.observe.summary import size
+    from shardtune.terminal import size
 
     table = Table("step", "size", "eval loss", "age", "", "every byte checked" if verify else "names and sizes checked")
     for row in rows:

@@ -166,7 +166,7 @@ def source_name(section: DataSection) -> str:
 
 def _tell_prepared(console: Console, prepared: PreparedSet, section: DataSection) -> None:
     from shardtune.data.inspect import counts_line, format_found, format_line
-    from shardtune.observe.summary import say
+    from shardtune.terminal import say
 
     say(console, "source", source_name(section))
     say(console, "format", format_line(*format_found(prepared)))

@@ -58,12 +58,12 @@ def eval_loss(
     Exit codes: as of `shardtune train` (docs/exit-codes.md).
     """
     from shardtune.launch.ending import leave
-    from shardtune.launch.evaluation import Evaluation
     from shardtune.launch.network import INSECURE_VARIABLE
     from shardtune.launch.place import Asked, read_place
     from shardtune.launch.start import start
     from shardtune.observe.output import unstoppable_output
-    from shardtune.observe.summary import VERBOSE_VARIABLE
+    from shardtune.run.evaluation import Evaluation
+    from shardtune.terminal import VERBOSE_VARIABLE
 
     overrides = [*(override or ()), "train.report_to=none"]
     if nproc:

@@ -11,7 +11,7 @@ from shardtune import __version__
 from shardtune.cli import checkpoints, config, dashboard, data, env, eval_loss, quickstart, report, train
 from shardtune.cli.options import WithSettings
 from shardtune.errors import ShardtuneError
-from shardtune.launch.failure import render
+from shardtune.run.failure import render
 from shardtune.terminal import fitted
 
 app = typer.Typer(

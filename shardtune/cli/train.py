@@ -66,7 +66,7 @@ def train(
     from shardtune.launch.place import Asked
     from shardtune.launch.start import start
     from shardtune.observe.output import unstoppable_output
-    from shardtune.observe.summary import VERBOSE_VARIABLE
+    from shardtune.terminal import VERBOSE_VARIABLE
 
     overrides = list(override or ())
     if nproc:

@@ -12,7 +12,7 @@ from shardtune.data.inspect import NAMES, stored_rows
 from shardtune.data.messages import KNOWN_ROLES
 from shardtune.data.show_rows import spread, visible
 from shardtune.errors import UserInputError
-from shardtune.observe.summary import count
+from shardtune.terminal import count
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerBase

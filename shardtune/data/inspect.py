@@ -11,7 +11,7 @@ import numpy as np
 
 from shardtune.data.histogram import Bucket, length_buckets, share
 from shardtune.data.show_rows import beginning
-from shardtune.observe.summary import count
+from shardtune.terminal import count
 
 if TYPE_CHECKING:
     from pathlib import Path

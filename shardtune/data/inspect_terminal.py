@@ -10,7 +10,7 @@ from shardtune.data.checks import Finding
 from shardtune.data.histogram import histogram_lines
 from shardtune.data.inspect import Report, SplitNumbers, split_facts
 from shardtune.data.show_rows import ShownRow, as_text, legend
-from shardtune.observe.summary import say
+from shardtune.terminal import say
 
 _WIDEST = 120  # of the plot: longer bars say nothing more
 

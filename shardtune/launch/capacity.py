@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 
 from shardtune.errors import UserInputError
-from shardtune.launch.failure import three_parts
 from shardtune.machine import free_memory
+from shardtune.run.failure import three_parts
 from shardtune.terminal import fitted
 
 LEAST_BYTES = 350 << 20  # of one process, its own pages after its imports; measured with torch 2.13 (CPU): 330 MB

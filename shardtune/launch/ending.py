@@ -13,9 +13,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import NoReturn
 
-from shardtune.launch.failure import report_failure
-from shardtune.launch.parent_death import LAUNCHER_VARIABLE
-from shardtune.train.interrupt import StopRequest, ignore_stop_signals
+from shardtune.run.failure import report_failure
+from shardtune.run.parent_death import LAUNCHER_VARIABLE
+from shardtune.run.stop_request import StopRequest, ignore_stop_signals
 
 STOPPED_EARLY = "Stopped on request before the first step; there is nothing to save."
 _THREADS_SECONDS = 60.0  # for threads that are not daemons, such as one that writes a checkpoint

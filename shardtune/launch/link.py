@@ -14,13 +14,13 @@ from datetime import timedelta
 from typing import Any, Protocol, TypeVar
 
 from shardtune.errors import ShardtuneError
-from shardtune.launch.exit_codes import LOST
 from shardtune.launch.joining import connect_to_master
 from shardtune.launch.listener import listen
 from shardtune.launch.network import Network
 from shardtune.launch.place import Node
 from shardtune.launch.server import LARGEST_FRAME, MasterServer, Table, frame
 from shardtune.launch.tunnel import Tunnel
+from shardtune.run.exit_codes import LOST
 
 T = TypeVar("T")
 _JOIN = 5.0  # seconds

@@ -16,9 +16,15 @@ from shardtune.checkpoint.store import CheckpointStore, UnreadableStoreError
 from shardtune.durable import replace_file
 from shardtune.errors import UserInputError
 from shardtune.launch.capacity import check_capacity
-from shardtune.launch.council import Council, Exchange, Report, Word, end_word, on_masters_clock
+from shardtune.launch.coordinator import Coordinator, Directive, Exchange, Report, end_directive, on_masters_clock
 from shardtune.launch.ending import STOPPED_EARLY
-from shardtune.launch.exit_codes import (
+from shardtune.launch.link import KeyValue, Link, MasterLink, MasterLostError, NodeLink
+from shardtune.launch.meeting import Met, facts_of, meet
+from shardtune.launch.network import SECRET_VARIABLE, Network, read_network
+from shardtune.launch.place import Node
+from shardtune.launch.workers import LocalWorkers
+from shardtune.machine import usable_cores
+from shardtune.run.exit_codes import (
     DONE,
     INTERRUPTED,
     LEFT_AT_ONCE,
@@ -28,17 +34,12 @@ from shardtune.launch.exit_codes import (
     stop_signals,
     stopped_by,
 )
-from shardtune.launch.failure import render
-from shardtune.launch.findings import cause_of
-from shardtune.launch.link import KeyValue, Link, MasterLink, MasterLostError, NodeLink
-from shardtune.launch.meeting import Facts, Met, facts_of, meet
-from shardtune.launch.network import SECRET_VARIABLE, Network, read_network
-from shardtune.launch.place import Node
-from shardtune.launch.run_folder import CHECKPOINTS
-from shardtune.launch.workers import LocalWorkers
-from shardtune.machine import usable_cores
+from shardtune.run.failure import render
+from shardtune.run.findings import cause_of
+from shardtune.run.folder import CHECKPOINTS
+from shardtune.run.node_facts import Facts
+from shardtune.run.stop_request import stopping_after_step
 from shardtune.terminal import fitted
-from shardtune.train.interrupt import stopping_after_step
 
 if TYPE_CHECKING:
     from shardtune.config.schema import ParallelSection, RunConfig
@@ -152,10 +153,10 @@ class _Launcher:
             link = self.link = self.link or self._open()
             try:
                 met = self._meet(link, attempt)
-                attempt = met.seat.attempt
+                attempt = met.assignment.attempt
                 word = self._attempt(link, met, restarts_left)
             except MasterLostError as error:  # while meeting
-                word = Word("end", code=LOST, text=render(error), restart=restarts_left > 0)
+                word = Directive("end", code=LOST, text=render(error), restart=restarts_left > 0)
             self._tell(word, restarts_left)
             if not word.restart:
                 return word.code
@@ -179,38 +180,38 @@ class _Launcher:
                 time.sleep(1)  # the others are about to read the same words from this master's table
             raise
 
-    def _attempt(self, link: Link, met: Met, restarts_left: int) -> Word:
+    def _attempt(self, link: Link, met: Met, restarts_left: int) -> Directive:
         """Start the ranks of this node and follow the master's word until it is the last one."""
         exchange: Exchange
         if isinstance(link, MasterLink):
-            council = Council(met.hosts, self.settings.node_timeout_seconds, restarts_left, time.monotonic())
-            exchange = _Chair(link.table, council, met.seat.attempt)
+            coordinator = Coordinator(met.hosts, self.settings.node_timeout_seconds, restarts_left, time.monotonic())
+            exchange = _MasterSide(link.table, coordinator, met.assignment.attempt)
         else:
             assert isinstance(link, NodeLink)
-            exchange = _Member(link, met.seat.attempt, self.settings.node_timeout_seconds, restarts_left)
+            exchange = _NodeSide(link, met.assignment.attempt, self.settings.node_timeout_seconds, restarts_left)
         environ = {**self.environ, "OMP_NUM_THREADS": self._threads()}
-        workers = LocalWorkers(self.command, met.seat, environ)
+        workers = LocalWorkers(self.command, met.assignment, environ)
         try:
             word = _supervise(workers, exchange, self.signals)
         finally:
             workers.kill()
         folder = workers.folder_of_run()
         # A refused command is not the end of the run that it wanted to go on with; a refused restart is.
-        if word.code != UserInputError.exit_code or met.seat.attempt or not _saved(folder):
+        if word.code != UserInputError.exit_code or met.assignment.attempt or not _saved(folder):
             _keep(word, folder)
         if word.text and not word.restart and word.code != UserInputError.exit_code:
             word = replace(word, text=word.text + _saved(folder))
         if word.code in (INTERRUPTED, PREEMPTED) and not workers.has_begun_training():
             print(STOPPED_EARLY, flush=True)
         workers.close()
-        if isinstance(exchange, _Chair):
-            exchange.farewell()
+        if isinstance(exchange, _MasterSide):
+            exchange.wait_until_read()
         return word
 
     def _threads(self) -> str:
         return self.environ.get("OMP_NUM_THREADS") or str(threads_per_process(self.facts.nproc))
 
-    def _tell(self, word: Word, restarts_left: int) -> None:
+    def _tell(self, word: Directive, restarts_left: int) -> None:
         if word.text:
             print(fitted(word.text, sys.stderr), file=sys.stderr, flush=True)
         if word.restart:
@@ -218,23 +219,23 @@ class _Launcher:
             _say(f"starting again ({total - restarts_left + 1} of at most {total} times, --max-restarts)")
 
 
-class _Chair:
+class _MasterSide:
     """The master's side of an attempt: hears the other nodes through its table, decides, publishes."""
 
-    def __init__(self, table: KeyValue, council: Council, attempt: int) -> None:
-        self.table, self.council, self.attempt = table, council, attempt
-        self._others = range(1, len(council.hosts))
+    def __init__(self, table: KeyValue, coordinator: Coordinator, attempt: int) -> None:
+        self.table, self.coordinator, self.attempt = table, coordinator, attempt
+        self._others = range(1, len(coordinator.hosts))
 
-    def __call__(self, report: Report) -> Word:
-        self.council.hear(report, time.monotonic())
+    def __call__(self, report: Report) -> Directive:
+        self.coordinator.hear(report, time.monotonic())
         for node in self._others:
             if (said := self.table.get(f"report/{self.attempt}/{node}")) is not None:
-                self.council.hear(on_masters_clock(Report.from_json(said), time.time()), time.monotonic())
-        word = self.council.word(time.monotonic(), time.time())
+                self.coordinator.hear(on_masters_clock(Report.from_json(said), time.time()), time.monotonic())
+        word = self.coordinator.word(time.monotonic(), time.time())
         self.table.set(f"word/{self.attempt}", word.to_json())
         return word
 
-    def farewell(self) -> None:
+    def wait_until_read(self) -> None:
         """Stay until the others have read the last word, or cannot."""
         deadline = time.monotonic() + _FAREWELL
         while time.monotonic() < deadline:
@@ -243,16 +244,16 @@ class _Chair:
             time.sleep(_LOOK)
 
 
-class _Member:
+class _NodeSide:
     """The side of every other node: reports, and follows; without the master it ends by itself."""
 
     def __init__(self, link: NodeLink, attempt: int, node_timeout: float, restarts_left: int) -> None:
         self.link, self.attempt, self.restarts_left = link, attempt, restarts_left
         self.node_timeout = node_timeout
         self._report: Report | None = None
-        self._word = Word()
+        self._word = Directive()
 
-    def __call__(self, report: Report) -> Word:
+    def __call__(self, report: Report) -> Directive:
         self._report = report
         if self._word.state == "end":
             return self._word
@@ -265,26 +266,26 @@ class _Member:
         assert self._report is not None
         table.set(f"report/{self.attempt}/{self._report.node}", self._report.to_json())
         if (said := table.get(f"word/{self.attempt}")) is not None:
-            word = Word.from_json(said)
+            word = Directive.from_json(said)
             if word.state == "end":
                 table.set(f"read/{self.attempt}/{self._report.node}", "yes")
             self._word = word
 
-    def _alone(self, report: Report) -> Word:
+    def _alone(self, report: Report) -> Directive:
         """The master is gone. What failed here, if anything did, is told; otherwise that."""
         lost = self.link.lost()
         if report.state not in ("failed", "settled"):
-            return Word("collect")
+            return Directive("collect")
         findings = [finding for finding in report.findings if finding.kind not in ("echo", "waiting")]
         if findings:
-            return end_word(cause_of(findings, 2), findings, self.restarts_left, time.time())
-        return Word("end", code=LOST, text=render(lost), restart=self.restarts_left > 0)
+            return end_directive(cause_of(findings, 2), findings, self.restarts_left, time.time())
+        return Directive("end", code=LOST, text=render(lost), restart=self.restarts_left > 0)
 
 
-def _supervise(workers: LocalWorkers, exchange: Exchange, signals: _Signals) -> Word:
+def _supervise(workers: LocalWorkers, exchange: Exchange, signals: _Signals) -> Directive:
     """Look, report, do as the word says, until it is `end`."""
-    seat = workers.seat
-    report = Report(seat.node, seat.host)
+    assignment = workers.assignment
+    report = Report(assignment.node, assignment.host)
     handed_on = 0
     failed_at: float | None = None
     while True:
@@ -306,7 +307,7 @@ def _supervise(workers: LocalWorkers, exchange: Exchange, signals: _Signals) -> 
             workers.send(handed_on)
         if word.state == "collect" and report.state not in ("settled", "done"):
             failed_at = failed_at or time.monotonic()
-            everyone_ended = len(codes) == seat.nproc
+            everyone_ended = len(codes) == assignment.nproc
             if everyone_ended or time.monotonic() - failed_at > _SETTLE:
                 findings = tuple(workers.findings())
                 workers.kill()
@@ -321,7 +322,7 @@ def _looked(workers: LocalWorkers, report: Report, codes: dict[int, int], handed
     if bad or workers.hung():
         return replace(report, state="failed")
     stopped = [number for code in codes.values() if (number := stop_signal(code)) is not None]
-    if len(codes) == workers.seat.nproc:
+    if len(codes) == workers.assignment.nproc:
         code = stopped_by(min(stopped)) if stopped else DONE  # SIGINT is the smaller number
         return replace(report, state="done", code=LEFT_AT_ONCE if LEFT_AT_ONCE in codes.values() else code)
     if stopped and not handed_on:  # one rank was told to stop before there was anything to save: so are the others
@@ -338,7 +339,7 @@ def _saved(folder: Path | None) -> str:
     return f"\n  run: {folder} has a checkpoint of step {steps[-1]}; the same command goes on from it." if steps else ""
 
 
-def _keep(word: Word, folder: Path | None) -> None:
+def _keep(word: Directive, folder: Path | None) -> None:
     """Everything that was found, beside the stacks, for whoever looks later: of the last failure, and of each one.
 
     Named by the cause's time, which is the same on all nodes: on a shared disk they write the same file.

@@ -2,96 +2,35 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import socket
 import time
-import uuid
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
-from importlib.metadata import PackageNotFoundError, version
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from shardtune.errors import UserInputError
 from shardtune.launch.link import KeyValue, Link
 from shardtune.launch.place import Node
-from shardtune.launch.workers import Seat
+from shardtune.launch.workers import RankAssignment
+from shardtune.run.node_facts import Facts, differences, digests, versions
 
 if TYPE_CHECKING:
     from shardtune.config.schema import RunConfig
 
 T = TypeVar("T")
-_PACKAGES = ("shardtune", "torch", "transformers", "peft", "trl", "accelerate")
-# What may differ between nodes: how many processes each starts, and where things lie on its own disk.
-_LOCAL_SETTINGS = ("parallel.nproc", "parallel.accelerate_config")
 _TALK = 30.0  # seconds for one exchange with the master while nodes meet
 _POLL = 0.1
-
-
-@dataclass(frozen=True)
-class Facts:
-    """What one node says of itself. `settings` are digests by key: enough to name what differs, and no secret."""
-
-    node: int
-    nnodes: int
-    nproc: int
-    host: str = field(default_factory=socket.gethostname)
-    incarnation: str = field(default_factory=lambda: uuid.uuid4().hex)
-    versions: dict[str, str] = field(default_factory=dict)
-    settings: dict[str, str] = field(default_factory=dict)
 
 
 def facts_of(node: Node, nproc: int, config: RunConfig) -> Facts:
     return Facts(node.node_rank, node.nnodes, nproc, versions=versions(), settings=digests(config))
 
 
-def versions() -> dict[str, str]:
-    found = {}
-    for name in _PACKAGES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = "missing"
-    return found
-
-
-def digests(config: RunConfig) -> dict[str, str]:
-    """A short digest of every setting that all nodes must share, by its dotted key."""
-    flat = {
-        f"{section}.{key}": value
-        for section, values in config.model_dump(mode="json").items()
-        if section != "cluster"
-        for key, value in values.items()
-    }
-    return {
-        key: hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:12]
-        for key, value in flat.items()
-        if key not in _LOCAL_SETTINGS
-    }
-
-
-def differences(all_facts: Sequence[Facts], called: str = "node") -> list[str]:
-    """How nodes differ from node 0, a line each; empty when they may train together."""
-    first, lines = all_facts[0], []
-    for other in all_facts[1:]:
-        who = f"{called} {other.node} ({other.host})"
-        for name in sorted({*first.versions, *other.versions}):
-            mine, its = first.versions.get(name, "missing"), other.versions.get(name, "missing")
-            if mine != its:
-                lines.append(f"{name} is {its} on {who} and {mine} on {called} 0 ({first.host})")
-        changed = sorted(
-            key for key in {*first.settings, *other.settings} if first.settings.get(key) != other.settings.get(key)
-        )
-        if changed:
-            lines.append(f"the config of {who} has another {', '.join(changed)} than that of {called} 0 ({first.host})")
-    return lines
-
-
 @dataclass(frozen=True)
 class Met:
     """All nodes are there. `hosts` by node."""
 
-    seat: Seat
+    assignment: RankAssignment
     hosts: tuple[str, ...]
 
 
@@ -120,12 +59,12 @@ def meet(
     if verdict["problem"]:
         raise UserInputError(*verdict["problem"][:1], why=verdict["problem"][1], fix=verdict["problem"][2])
     counts, hosts = verdict["nproc"], verdict["hosts"]
-    seat = Seat(
+    assignment = RankAssignment(
         attempt=attempt, node=facts.node, nnodes=facts.nnodes, first_rank=sum(counts[: facts.node]), nproc=facts.nproc,
         world_size=sum(counts), master_addr=node.master_addr, master_port=link.port,
         store_port=link.store_port, host=facts.host,
     )  # fmt: skip
-    return Met(seat, tuple(hosts))
+    return Met(assignment, tuple(hosts))
 
 
 class _Waiting:
@@ -147,7 +86,7 @@ class _Waiting:
         self.call(lambda table: table.set(key, json.dumps(value)))
 
     def take_seat(self, attempt: int, facts: Facts) -> Facts:
-        """Whoever holds this node's seat: we, unless another came before."""
+        """Whoever holds this node's assignment: we, unless another came before."""
         mine = json.dumps(asdict(facts))
         return Facts(**json.loads(self.call(lambda table: table.add(f"member/{attempt}/{facts.node}", mine))))
 
@@ -202,7 +141,7 @@ def _verdict(facts: Facts, there: dict[int, Facts], complaint: Any, waited: floa
 
 
 def _attend(waiting: _Waiting, facts: Facts, at_least: int, say: Callable[[str], None]) -> tuple[int, dict[str, Any]]:
-    """The part of every other node: take the seat, and wait for the master's verdict."""
+    """The part of every other node: take the assignment, and wait for the master's verdict."""
     told = -1
     while True:
         attempt = waiting.read("attempt")
@@ -252,7 +191,7 @@ def _complain(waiting: _Waiting, attempt: int, facts: Facts, holder: Facts) -> N
 
 
 def _is_alive(waiting: _Waiting, attempt: int, node: int) -> bool:
-    """Does the holder of the seat still report?"""
+    """Does the holder of the assignment still report?"""
     key = f"report/{attempt}/{node}"
     before = waiting.read(key)
     deadline = time.monotonic() + 3.0

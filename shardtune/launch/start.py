@@ -15,17 +15,17 @@ from shardtune.errors import UserInputError
 from shardtune.launch.accelerate_machines import other_process_count, refuse_lone_machine
 from shardtune.launch.defaults import banner, set_safe_defaults
 from shardtune.launch.ending import STOPPED_EARLY, as_rank
-from shardtune.launch.evaluation import Evaluation, adapter_folder
-from shardtune.launch.exit_codes import INTERRUPTED, PREEMPTED
 from shardtune.launch.local import launch, process_count, threads_per_process
 from shardtune.launch.named_paths import check_inputs
 from shardtune.launch.network import read_network
-from shardtune.launch.parent_death import LAUNCHER_VARIABLE
 from shardtune.launch.place import Asked, Node, Worker, read_place, unused_master
-from shardtune.launch.run_folder import CHECKPOINTS, FOLDER_VARIABLE, RunFolder
-from shardtune.launch.which_run import choose_run
+from shardtune.run.evaluation import Evaluation, adapter_folder
+from shardtune.run.exit_codes import INTERRUPTED, PREEMPTED
+from shardtune.run.folder import CHECKPOINTS, FOLDER_VARIABLE, RunFolder
+from shardtune.run.parent_death import LAUNCHER_VARIABLE
+from shardtune.run.stop_request import StopRequest
+from shardtune.run.which_run import choose_run
 from shardtune.terminal import fitted
-from shardtune.train.interrupt import StopRequest
 
 
 def start(

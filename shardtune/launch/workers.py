@@ -13,20 +13,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shardtune.launch.channel import Channel, read_message
-from shardtune.launch.exit_codes import stop_signal
-from shardtune.launch.findings import Finding
 from shardtune.launch.host_memory import oom_kills
-from shardtune.launch.parent_death import LAUNCHER_VARIABLE
-from shardtune.launch.stacks import ask as stacks_of
+from shardtune.run.channel import Channel, read_message
+from shardtune.run.exit_codes import stop_signal
+from shardtune.run.findings import Finding
+from shardtune.run.node_facts import STORE_VARIABLE
+from shardtune.run.parent_death import LAUNCHER_VARIABLE
+from shardtune.run.stacks import ask as stacks_of
 
-STORE_VARIABLE = "SHARDTUNE_STORE_PREFIX"  # of the ranks' keys in their store; each attempt has its own
 STORE_PORT_VARIABLE = "SHARDTUNE_STORE_PORT"  # of that store, on loopback
 _LATE = 5.0  # seconds past its deadline after which a rank's own watchdog is taken to be stuck as well
 
 
 @dataclass(frozen=True)
-class Seat:
+class RankAssignment:
     """Which ranks of which run this node starts, and where all ranks meet."""
 
     attempt: int
@@ -44,16 +44,16 @@ class Seat:
 class LocalWorkers:
     """The processes of this node in one attempt, and what they tell this launcher (`channel.py`)."""
 
-    def __init__(self, command: list[str], seat: Seat, environ: Mapping[str, str]) -> None:
-        self.seat = seat
+    def __init__(self, command: list[str], assignment: RankAssignment, environ: Mapping[str, str]) -> None:
+        self.assignment = assignment
         self._channels: dict[int, Channel] = {}
         self._states: dict[int, dict[str, Any]] = {}  # the last that could be read
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._ended: dict[int, float] = {}  # when a rank was first seen to be gone
         self._examined: dict[int, Finding] = {}
         self._oom_kills = oom_kills()
-        for local in range(seat.nproc):
-            rank = seat.first_rank + local
+        for local in range(assignment.nproc):
+            rank = assignment.first_rank + local
             self._channels[rank] = channel = Channel.create()
             # A process group of its own: Ctrl-C reaches it once, through us, and its data loaders end with it.
             # From the main thread: a rank ends with the thread that started it (parent_death).
@@ -65,12 +65,12 @@ class LocalWorkers:
             )
 
     def _environment(self, local: int) -> dict[str, str]:
-        seat = self.seat
+        own = self.assignment
         return {
-            "RANK": str(seat.first_rank + local), "WORLD_SIZE": str(seat.world_size), "LOCAL_RANK": str(local),
-            "LOCAL_WORLD_SIZE": str(seat.nproc), "GROUP_RANK": str(seat.node), "MASTER_ADDR": seat.master_addr,
-            "MASTER_PORT": str(seat.master_port), STORE_VARIABLE: f"attempt{seat.attempt}",
-            STORE_PORT_VARIABLE: str(seat.store_port), LAUNCHER_VARIABLE: str(os.getpid()),
+            "RANK": str(own.first_rank + local), "WORLD_SIZE": str(own.world_size), "LOCAL_RANK": str(local),
+            "LOCAL_WORLD_SIZE": str(own.nproc), "GROUP_RANK": str(own.node), "MASTER_ADDR": own.master_addr,
+            "MASTER_PORT": str(own.master_port), STORE_VARIABLE: f"attempt{own.attempt}",
+            STORE_PORT_VARIABLE: str(own.store_port), LAUNCHER_VARIABLE: str(os.getpid()),
         }  # fmt: skip
 
     def codes(self) -> dict[int, int]:
@@ -133,7 +133,7 @@ class LocalWorkers:
         return now > before
 
     def _found(self, rank: int, kind: str, when: float, **more: Any) -> Finding:
-        return Finding(kind, when, self.seat.node, self.seat.host, rank, **more)
+        return Finding(kind, when, self.assignment.node, self.assignment.host, rank, **more)
 
     def _examine(self, rank: int, state: dict[str, Any]) -> Finding | None:
         """Is a rank that lives the one the others wait for? A stopped one certainly; a silent one, too."""

@@ -9,9 +9,9 @@ import torch
 
 from shardtune.config.schema import ModelSection
 from shardtune.errors import UserInputError
-from shardtune.model.blueprint import draw_up, first_line
 from shardtune.model.fill import fill, materialise, slots
 from shardtune.model.locate import check_model_folder, local_or_hub, looks_local
+from shardtune.model.meta_model import build_meta_model, first_line
 from shardtune.model.new_tokens import NewTokens, add_new_tokens
 from shardtune.model.reading import ShardReader
 from shardtune.model.stored import read_headers
@@ -62,11 +62,11 @@ def load_model(section: ModelSection) -> PreTrainedModel:
         UserInputError: the folder is not a causal language model, or its checkpoint does not fit it.
     """
     folder = model_folder(section)
-    blueprint = draw_up(section, folder, read_headers(folder))
-    materialise(blueprint.model, blueprint.model, torch.device("cpu"))
-    with ShardReader(blueprint.assembly) as reader:
-        fill(slots(blueprint.model, blueprint.assembly), reader)
-    return blueprint.model
+    meta_model = build_meta_model(section, folder, read_headers(folder))
+    materialise(meta_model.model, meta_model.model, torch.device("cpu"))
+    with ShardReader(meta_model.assembly) as reader:
+        fill(slots(meta_model.model, meta_model.assembly), reader)
+    return meta_model.model
 
 
 def load_tokenizer(section: ModelSection, folder: Path | None = None) -> PreTrainedTokenizerBase:

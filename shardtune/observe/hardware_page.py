@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from shardtune.observe.hardware_summary import concerns
-from shardtune.observe.summary import count, say, size
+from shardtune.terminal import count, say, size
 
 Facts = Mapping[str, Any]
 

@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 
 from shardtune.observe.hardware import describe_hardware
-from shardtune.observe.summary import count, say, size
+from shardtune.terminal import count, say, size
 
 Facts = Mapping[str, Any]
 

@@ -7,7 +7,7 @@ import time
 from rich.console import Console
 
 from shardtune.observe.bar import Bar
-from shardtune.observe.summary import size
+from shardtune.terminal import size
 
 
 class LoadingProgress(Bar):

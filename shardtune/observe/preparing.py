@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from shardtune.observe.bar import Bar
-from shardtune.observe.summary import clock
+from shardtune.terminal import clock
 
 if TYPE_CHECKING:
     from shardtune.data.prepare import ProgressInfo

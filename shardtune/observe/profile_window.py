@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from shardtune.observe.summary import operations, size
+from shardtune.terminal import operations, size
 
 _SHORT = {"data": "data", "forward": "fwd", "backward": "bwd", "optimizer": "opt", "collective": "comm"}
 _TOLD_REST = 0.05  # of a step, that no phase explains: less is not worth a word

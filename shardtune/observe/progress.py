@@ -13,8 +13,7 @@ from transformers import TrainerCallback
 
 from shardtune.observe.bar import NarrowProgress
 from shardtune.observe.events import EventLog
-from shardtune.observe.summary import clock
-from shardtune.terminal import width_of, wrapped
+from shardtune.terminal import clock, width_of, wrapped
 
 if TYPE_CHECKING:
     from transformers import TrainerControl, TrainerState, TrainingArguments

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.text import Text
 
-from shardtune.observe.summary import count
+from shardtune.terminal import count
 
 _SHOWN = 3
 

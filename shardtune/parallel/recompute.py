@@ -21,7 +21,7 @@ from shardtune.kernels.products import is_kept, is_low_rank
 _CACHES = ("past_key_values", "layer_past")
 
 
-def keep_products(layers: list[nn.Module]) -> None:
+def apply_selective_checkpointing(layers: list[nn.Module]) -> None:
     """Let each layer keep its products and attention, and compute the rest again in the backward pass.
 
     To be called before the layers are compiled and sharded. Where no gradient is wanted nothing changes.

@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 from shardtune.config.schema import ParallelSection
 from shardtune.errors import ShardtuneError, UserInputError
 from shardtune.parallel.offload import offloads_params
-from shardtune.parallel.recompute import keep_products
+from shardtune.parallel.recompute import apply_selective_checkpointing
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -63,7 +63,7 @@ def shard_model(
     for layer in layers:
         layer.is_decoder_layer = True  # type: ignore[assignment]
     if selective:
-        keep_products(layers)
+        apply_selective_checkpointing(layers)
     if compiled:
         compile_layers(layers)
     precision = MixedPrecisionPolicy(
@@ -176,7 +176,7 @@ def local_bytes(model: nn.Module) -> int:
     return sum(p.numel() * p.element_size() for p in held)
 
 
-def let_go(model: nn.Module) -> None:
+def reshard_all(model: nn.Module) -> None:
     """Free what a forward pass without a backward one leaves gathered: each rank holds its shards alone again.
 
     The root unit stays gathered for a backward pass, and every unit without `reshard_after_forward`. Until then

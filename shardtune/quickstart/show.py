@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from shardtune.launch.run_folder import new_run_id
 from shardtune.launch.start import start
 from shardtune.observe.events import EventLog
-from shardtune.observe.summary import say
 from shardtune.quickstart import sentences
 from shardtune.quickstart.recipe import REAL, TINY, Recipe, config_text
 from shardtune.quickstart.weights import default_cache, model_folder, tiny_model
+from shardtune.run.folder import new_run_id
+from shardtune.terminal import say
 
 if TYPE_CHECKING:
     from shardtune.quickstart.score import Score
@@ -108,8 +108,8 @@ def _write_scores(run: Path, before: Score, after: Score) -> None:
 
 
 def _tell(console: Console, before: Score, after: Score, final: Path, seconds: float) -> None:
-    from shardtune.observe.summary import clock
     from shardtune.quickstart.score import comparison
+    from shardtune.terminal import clock
 
     console.print(comparison(before, after))
     say(console, "adapter", str(final))

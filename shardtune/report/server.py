@@ -20,7 +20,7 @@ from starlette.routing import Route
 
 from shardtune import __version__
 from shardtune.errors import UserInputError
-from shardtune.report.door import Door, is_loopback
+from shardtune.report.access import AccessMiddleware, is_loopback
 from shardtune.report.page import SCRIPTS, asset, chart_library, shell
 from shardtune.report.runs import is_run_path
 from shardtune.report.watch import Watch
@@ -66,9 +66,9 @@ def application(root: Path, names: Sequence[str], token: str | None) -> Starlett
         Route("/api/runs/{name:path}", run),
         Route("/api/compare", compare),
     ]
-    # The door is the outermost: nothing is looked up for whoever may not look.
+    # The access check is the outermost: nothing is looked up for whoever may not look.
     inside = [
-        Middleware(Door, names=names, token=token),
+        Middleware(AccessMiddleware, names=names, token=token),
         Middleware(GZipMiddleware, minimum_size=2000, compresslevel=4),
     ]
     return Starlette(routes=routes, middleware=inside)

@@ -6,8 +6,8 @@ import math
 import unicodedata
 from datetime import datetime
 
-from shardtune.observe.summary import clock, count, operations, percent
-from shardtune.observe.summary import size as memory
+from shardtune.terminal import clock, count, operations, percent
+from shardtune.terminal import size as memory
 
 __all__ = ["age", "clock", "count", "loss", "memory", "operations", "percent", "plain", "seconds", "short", "when"]
 

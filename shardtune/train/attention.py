@@ -22,7 +22,7 @@ FLAT_ATTENTION = (varlen.NAME, "flash_attention_2", "flash_attention_3")
 _PACKING, _ATTENTION = "train.packing", "model.attn_implementation"
 
 
-def settle_packing(
+def resolve_packing(
     resolved: ResolvedConfig, model: PreTrainedModel, family: Family, device: torch.device, filled: float
 ) -> ResolvedConfig:
     """Whether rows are packed, and which attention code keeps them apart. Changes the model's attention where needed.
@@ -37,7 +37,7 @@ def settle_packing(
     """
     asked = resolved.config.model.attn_implementation
     on_gpu = varlen.usable(device, torch.bfloat16 if resolved.config.train.bf16 else model.dtype)
-    resolved = _settle_rows(resolved, model, family, nearly_full=on_gpu and filled >= NEARLY_FULL)
+    resolved = _resolve_rows(resolved, model, family, nearly_full=on_gpu and filled >= NEARLY_FULL)
     if asked not in ("auto", varlen.NAME, whole_rows.NAME):
         return resolved
     packed = resolved.config.train.packing is True
@@ -62,7 +62,7 @@ def settle_packing(
     return resolved.with_auto(_ATTENTION, name, why)
 
 
-def _settle_rows(
+def _resolve_rows(
     resolved: ResolvedConfig, model: PreTrainedModel, family: Family, *, nearly_full: bool
 ) -> ResolvedConfig:
     """`train.packing`, which must be known before the attention code is."""

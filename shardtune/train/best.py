@@ -11,12 +11,12 @@ import torch
 from shardtune.checkpoint.adapter import WEIGHTS, put_adapter, read_adapter
 from shardtune.checkpoint.manifest import Damage
 from shardtune.checkpoint.store import CheckpointStore, Damaged, UnreadableStoreError
-from shardtune.observe.summary import warn
+from shardtune.terminal import warn
 
 if TYPE_CHECKING:
     from peft import PeftModel
 
-    from shardtune.train.scene import Scene
+    from shardtune.train.context import RunContext
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,9 @@ class Best:
     eval_loss: float
 
 
-def load_best(scene: Scene, model: PeftModel, store: CheckpointStore, now: int, loss: float | None) -> Best | None:
+def load_best(
+    context: RunContext, model: PeftModel, store: CheckpointStore, now: int, loss: float | None
+) -> Best | None:
     """Put the adapter of the best sound checkpoint into the model. A collective; rank 0 alone reads.
 
     A damaged one is named and set aside, and the next best is taken.
@@ -38,18 +40,18 @@ def load_best(scene: Scene, model: PeftModel, store: CheckpointStore, now: int, 
     """
     tensors: dict[str, torch.Tensor] = {}
     found: dict[str, Any] | None = None
-    if scene.processes.is_main:
+    if context.processes.is_main:
         best: Best | None = None
         try:
             best, tensors, damaged = _find(store, now, loss)
-            _tell(scene, store, best, damaged, now)
+            _tell(context, store, best, damaged, now)
         except UnreadableStoreError as error:
             text = f"{error.what} {error.why} The final adapter is that of the last step ({now})."
-            warn(scene.console, scene.events, "checkpoint", text)
+            warn(context.console, context.events, "checkpoint", text)
         if best is not None:
             shapes = {name: list(tensor.shape) for name, tensor in tensors.items()}
             found = {"step": best.step, "eval_loss": best.eval_loss, "shapes": shapes}
-    found = scene.processes.share_from_main(found)
+    found = context.processes.share_from_main(found)
     if found is None:
         return None
     if found["shapes"]:
@@ -81,15 +83,15 @@ def _find(
     return None, {}, damaged
 
 
-def _tell(scene: Scene, store: CheckpointStore, best: Best | None, damaged: list[Damaged], now: int) -> None:
+def _tell(context: RunContext, store: CheckpointStore, best: Best | None, damaged: list[Damaged], now: int) -> None:
     for one in damaged:
         try:
             store.set_aside(one.step)
             done = "was set aside"
         except OSError as error:
             done = f"could not be set aside ({error.strerror})"
-        warn(scene.console, scene.events, "checkpoint", f"A checkpoint is damaged and {done}. {one}")
+        warn(context.console, context.events, "checkpoint", f"A checkpoint is damaged and {done}. {one}")
     if damaged:
         kept = f"of step {best.step} (eval loss {best.eval_loss:.4f}), the best that is sound" if best else ""
         text = f"The final adapter is that {kept or f'of the last step ({now}): no evaluated checkpoint is sound'}."
-        warn(scene.console, scene.events, "checkpoint", text)
+        warn(context.console, context.events, "checkpoint", text)

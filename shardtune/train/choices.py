@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
     from shardtune.config import ResolvedConfig
     from shardtune.config.schema import TrainSection
-    from shardtune.model.blueprint import Blueprint
     from shardtune.model.families.family import Family
+    from shardtune.model.meta_model import MetaModel
     from shardtune.parallel.processes import Processes
 
 
-def settle_autos(resolved: ResolvedConfig, *, device: str, processes_here: int) -> ResolvedConfig:
+def resolve_autos(resolved: ResolvedConfig, *, device: str, processes_here: int) -> ResolvedConfig:
     """Every `auto` replaced by its value; `origins` then tell that it was chosen, and why."""
     if device == "cpu":
         resolved = resolved.on_cpu()
@@ -48,13 +48,13 @@ def settle_autos(resolved: ResolvedConfig, *, device: str, processes_here: int) 
     return resolved
 
 
-def settle_dtype(resolved: ResolvedConfig, blueprint: Blueprint) -> ResolvedConfig:
+def resolve_dtype(resolved: ResolvedConfig, meta_model: MetaModel) -> ResolvedConfig:
     """What weights are held in, by the checkpoint where `auto` leaves it to that, and what products are computed in.
 
     Raises:
         UserInputError: biases would train in float32 beside weights that compute in bfloat16.
     """
-    held = str(blueprint.model.dtype).removeprefix("torch.")
+    held = str(meta_model.model.dtype).removeprefix("torch.")
     if resolved.config.model.torch_dtype == "auto":
         why = "the checkpoint's own dtype, or bfloat16 where that is float16"
         resolved = resolved.with_auto("model.torch_dtype", held, why)
@@ -70,7 +70,7 @@ def settle_dtype(resolved: ResolvedConfig, blueprint: Blueprint) -> ResolvedConf
     return resolved
 
 
-def settle_layer_class(resolved: ResolvedConfig, blueprint: Blueprint) -> tuple[ResolvedConfig, list[str]]:
+def resolve_layer_class(resolved: ResolvedConfig, meta_model: MetaModel) -> tuple[ResolvedConfig, list[str]]:
     """A decoder layer's class that was copied from another architecture's file means this model's decoder layer.
 
     A class that is in the model stays what it says.
@@ -84,13 +84,13 @@ def settle_layer_class(resolved: ResolvedConfig, blueprint: Blueprint) -> tuple[
     key = "parallel.transformer_layer_cls_to_wrap"
     asked = resolved.config.parallel.transformer_layer_cls_to_wrap or []
     names = [asked] if isinstance(asked, str) else asked
-    present = {type(module).__name__ for module in blueprint.model.modules()}
+    present = {type(module).__name__ for module in meta_model.model.modules()}
     copied = [name for name in names if name not in present and name in known_decoder_layers()]
-    own = blueprint.layer_class
+    own = meta_model.layer_class
     if own not in present:
         return resolved, []
     where = resolved.origins[key].where or key
-    model = type(blueprint.model).__name__
+    model = type(meta_model.model).__name__
     if unknown := [name for name in names if name not in present and name not in copied]:
         raise UserInputError(
             f"{where}: no module of class {', '.join(unknown)} in the model.",
@@ -105,7 +105,7 @@ def settle_layer_class(resolved: ResolvedConfig, blueprint: Blueprint) -> tuple[
     return resolved.with_auto(key, meant[0] if len(meant) == 1 else meant, reason), [notice]
 
 
-def settle_kernels(
+def resolve_kernels(
     resolved: ResolvedConfig, model: PreTrainedModel, family: Family, device: torch.device
 ) -> ResolvedConfig:
     """Which fused code runs, and where it does not, why.
@@ -178,15 +178,15 @@ def fuse(model: PeftModel, train: TrainSection) -> Fused:
     )
 
 
-def settle_precision(resolved: ResolvedConfig, blueprint: Blueprint, processes: Processes) -> ResolvedConfig:
+def resolve_precision(resolved: ResolvedConfig, meta_model: MetaModel, processes: Processes) -> ResolvedConfig:
     """How the frozen weights are held, where the config leaves it open."""
     if resolved.config.model.base_precision != "auto":
         return resolved
-    assembly, sizes = blueprint.assembly, {name: p.numel() for name, p in blueprint.model.named_parameters()}
+    assembly, sizes = meta_model.assembly, {name: p.numel() for name, p in meta_model.model.named_parameters()}
     chosen, why = base_precision(
         quantised=sum(sizes[name] for name in assembly.quantised),
         parameters=sum(sizes.values()),
-        value_bytes=blueprint.model.dtype.itemsize,
+        value_bytes=meta_model.model.dtype.itemsize,
         ranks=processes.world_size,
         memory=_memory(processes.device),
     )
@@ -205,20 +205,20 @@ def fp8_compute_notice(multiplied: int, left: Counter[str], device: torch.device
     return "; ".join(parts) + "."
 
 
-def fp8_blocks(blueprint: Blueprint) -> dict[str, tuple[int, int]]:
+def fp8_blocks(meta_model: MetaModel) -> dict[str, tuple[int, int]]:
     """Which parameters are held in float8, and the block of each: as stored, or one scale per row where quantised here.
 
     In an FP8 checkpoint what is stored in full stays in full.
     """
-    assembly = blueprint.assembly
-    family = blueprint.family
+    assembly = meta_model.assembly
+    family = meta_model.family
     # Kernels read the weights of what is bypassed as they are.
     excluded = {name.removesuffix(".weight") for name in family.router} | set(family.bypassed)
-    candidates = fp8_candidates(blueprint.model, excluded)
+    candidates = fp8_candidates(meta_model.model, excluded)
     stored = [name for name in candidates if name in assembly.quantised]
     if stored:
         return {name: assembly.block(name) for name in stored}
-    return {name: (1, blueprint.model.get_parameter(name).shape[-1]) for name in candidates}
+    return {name: (1, meta_model.model.get_parameter(name).shape[-1]) for name in candidates}
 
 
 def _memory(device: torch.device) -> int:

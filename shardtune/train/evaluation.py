@@ -17,15 +17,15 @@ from peft.utils.other import get_pattern_key
 from rich.console import Console
 from transformers import PretrainedConfig, PrinterCallback
 
+from shardtune import terminal
 from shardtune.adapters.peft_form import adapted_ranks
 from shardtune.checkpoint.adapter import AdapterMisfitError, put_adapter, read_adapter, refuse_misfit
 from shardtune.errors import ShardtuneError, UserInputError
-from shardtune.launch.evaluation import adapter_folder
-from shardtune.launch.exit_codes import DONE, INTERRUPTED, PREEMPTED
-from shardtune.observe import summary
 from shardtune.observe.events import EventLog
 from shardtune.parallel.exchange import from_outline, outline
-from shardtune.train.scene import Data, Scene
+from shardtune.run.evaluation import adapter_folder
+from shardtune.run.exit_codes import DONE, INTERRUPTED, PREEMPTED
+from shardtune.train.context import Data, RunContext
 from shardtune.train.settings import trainer_settings
 from shardtune.train.step_watch import ProgressWatch
 from shardtune.train.trainer import ShardedSFTTrainer, StopAtStep
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from shardtune.config.schema import RunConfig
-    from shardtune.launch.evaluation import Evaluation
     from shardtune.parallel.processes import Processes
     from shardtune.plan.steps import TrainingMath
-    from shardtune.train.interrupt import StopRequest
+    from shardtune.run.evaluation import Evaluation
+    from shardtune.run.stop_request import StopRequest
     from shardtune.train.saving import CheckpointSaver
     from shardtune.train.watchdog import Watchdog
 
@@ -54,7 +54,7 @@ class GivenAdapter:
     notices: list[str]
 
 
-def temporary_scene(asked: RunConfig, processes: Processes, evaluation: Evaluation, at_end: ExitStack) -> Scene:
+def temporary_run(asked: RunConfig, processes: Processes, evaluation: Evaluation, at_end: ExitStack) -> RunContext:
     """A place for a rank's files that is gone with the evaluation: only its result is wanted.
 
     Raises:
@@ -68,11 +68,11 @@ def temporary_scene(asked: RunConfig, processes: Processes, evaluation: Evaluati
     folder = Path(at_end.enter_context(tempfile.TemporaryDirectory(prefix="shardtune-"))) / "eval-loss"
     folder.mkdir()
     console = Console(quiet=not processes.is_main, stderr=evaluation.as_json)
-    return Scene(processes, folder, console, EventLog(folder, processes.rank), asked, temporary=True)
+    return RunContext(processes, folder, console, EventLog(folder, processes.rank), asked, temporary=True)
 
 
 def evaluate_only(
-    scene: Scene,
+    context: RunContext,
     config: RunConfig,
     model: PeftModel,
     tokenizer: PreTrainedTokenizerBase,
@@ -92,15 +92,15 @@ def evaluate_only(
     assert data.val is not None
     if adapter is not None:
         put_adapter(model, adapter.tensors)
-    stopping = StopAtStep(stop, scene.processes)
+    stopping = StopAtStep(stop, context.processes)
     trainer = ShardedSFTTrainer(
         model=model,
-        args=trainer_settings(config, scene.folder, plan, on_cpu=scene.processes.device.type == "cpu"),
+        args=trainer_settings(config, context.folder, plan, on_cpu=context.processes.device.type == "cpu"),
         train_rows=data.train,
         eval_rows=data.val,
         collator=data.collator,
         tokenizer=tokenizer,
-        processes=scene.processes,
+        processes=context.processes,
         saver=saver,
         resumed=None,
         callbacks=[ProgressWatch(watchdog)],
@@ -109,8 +109,8 @@ def evaluate_only(
     trainer.stop_evaluating = stopping.now
     measured = trainer.evaluate()
     if stopping.stopped:
-        scene.console.print("Stopped on request; the evaluation was not finished.")
-        return INTERRUPTED if scene.processes.agree(stop.signal == signal.SIGINT) else PREEMPTED
+        context.console.print("Stopped on request; the evaluation was not finished.")
+        return INTERRUPTED if context.processes.agree(stop.signal == signal.SIGINT) else PREEMPTED
     loss = measured["eval_loss"]
     if not math.isfinite(loss):
         raise ShardtuneError(
@@ -127,20 +127,20 @@ def evaluate_only(
         "supervised_tokens": int(measured["eval_tokens"]),
         "tokens": counts.tokens,
         "rows": counts.rows,
-        "processes": scene.processes.world_size,
+        "processes": context.processes.world_size,
     }
-    if scene.processes.is_main:
-        _say(scene, result, as_json=as_json)
+    if context.processes.is_main:
+        _say(context, result, as_json=as_json)
     return DONE
 
 
-def _say(scene: Scene, result: dict[str, Any], *, as_json: bool) -> None:
+def _say(context: RunContext, result: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
         print(json.dumps(result), flush=True)
         return
-    summary.say(scene.console, "adapter", result["adapter"] or "none: the model as it is")
-    summary.say(scene.console, "eval", f"{result['rows']:,} rows, {result['supervised_tokens']:,} supervised tokens")
-    summary.say(scene.console, "loss", f"{result['eval_loss']:.4f}, perplexity {result['perplexity']:,.2f}")
+    terminal.say(context.console, "adapter", result["adapter"] or "none: the model as it is")
+    terminal.say(context.console, "eval", f"{result['rows']:,} rows, {result['supervised_tokens']:,} supervised tokens")
+    terminal.say(context.console, "loss", f"{result['eval_loss']:.4f}, perplexity {result['perplexity']:,.2f}")
 
 
 def read_given(processes: Processes, model: PeftModel, base: str, given: Path) -> GivenAdapter:

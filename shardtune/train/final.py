@@ -15,7 +15,7 @@ from shardtune.checkpoint.store import CheckpointStore, publish
 from shardtune.checkpoint.wrapper import write_for_wrapper
 from shardtune.durable import library_os_errors
 from shardtune.errors import ShardtuneError
-from shardtune.observe.summary import warn
+from shardtune.terminal import warn
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     from shardtune.config.schema import RunConfig
     from shardtune.model.families.family import Wrapper
-    from shardtune.train.interrupt import StopRequest
-    from shardtune.train.scene import Scene
+    from shardtune.run.stop_request import StopRequest
+    from shardtune.train.context import RunContext
     from shardtune.train.watchdog import Watchdog
 
 FINAL = "final"
@@ -35,7 +35,7 @@ Fill = Callable[[Path], None]
 
 
 def write_final(
-    scene: Scene,
+    context: RunContext,
     config: RunConfig,
     model: PeftModel,
     wrapper: Wrapper | None,
@@ -49,9 +49,9 @@ def write_final(
     Raises:
         ShardtuneError: on every rank, when there is no room anywhere.
     """
-    tensors = gather_adapter(model, keep=scene.processes.is_main)
+    tensors = gather_adapter(model, keep=context.processes.is_main)
     outcome: dict[str, str] = {}
-    if scene.processes.is_main:
+    if context.processes.is_main:
 
         def fill(folder: Path) -> None:
             write_adapter(model, tensors, folder)
@@ -61,10 +61,10 @@ def write_final(
                 tokenizer.save_pretrained(folder)
 
         publishing = Publishing(
-            folder=scene.folder,
+            folder=context.folder,
             fallback_dir=Path(config.train.fallback_dir).expanduser() if config.train.fallback_dir else None,
             wait_seconds=60 * config.train.final_wait_minutes,
-            warn=lambda text: warn(scene.console, scene.events, FINAL, text),
+            warn=lambda text: warn(context.console, context.events, FINAL, text),
             stopped=lambda: stop.requested,
             beat=watchdog.beat,
         )
@@ -75,8 +75,8 @@ def write_final(
     # Rank 0 may wait for room longer than a collective, or than this phase may last on the other ranks.
     longest = 60 * (config.train.final_wait_minutes + 3 * config.parallel.checkpoint_timeout_minutes)
     until = time.monotonic() + longest
-    scene.processes.wait_for_all(FINAL, lambda: watchdog.beat() if time.monotonic() < until else None)
-    outcome = scene.processes.share_from_main(outcome)
+    context.processes.wait_for_all(FINAL, lambda: watchdog.beat() if time.monotonic() < until else None)
+    outcome = context.processes.share_from_main(outcome)
     if "path" not in outcome:
         raise ShardtuneError(outcome["what"], why=outcome["why"], fix=outcome["fix"])
     return Path(outcome["path"])

@@ -11,12 +11,12 @@ from transformers import PrinterCallback
 from shardtune.observe.profiler import LLMStepProfiler
 from shardtune.observe.progress import ProgressCallback
 from shardtune.parallel.offload import OffloadedInputs, has_another_place
+from shardtune.run.stop_request import Grace, StopRequest, grace_seconds
 from shardtune.train.guards.alarm import RollBack
-from shardtune.train.guards.looks import Looks
+from shardtune.train.guards.health import HealthChecks
 from shardtune.train.guards.machine import gpu_of
 from shardtune.train.guards.rollback import go_back
 from shardtune.train.guards.watch import Guards
-from shardtune.train.interrupt import Grace, StopRequest, grace_seconds
 from shardtune.train.proof import ProofOfTraining
 from shardtune.train.run_files import let_trackers_fail
 from shardtune.train.saving import CheckpointSaver, RunFacts, SaveWatch
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
     from shardtune.config.schema import RunConfig
     from shardtune.plan.steps import TrainingMath
+    from shardtune.train.context import Data, RunContext
     from shardtune.train.memory.ledger import Ledger
     from shardtune.train.resume import ResumePoint
-    from shardtune.train.scene import Data, Scene
     from shardtune.train.watchdog import Watchdog
 
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 class Loop:
     """A trainer that is ready to begin."""
 
-    scene: Scene
+    context: RunContext
     trainer: ShardedSFTTrainer
     guards: Guards
     progress: ProgressCallback
@@ -74,12 +74,12 @@ class Loop:
                 return
             # Outside of the handler: the exception would keep the frames of the loop, and all that lives in them.
             self.progress.close()
-            point = go_back(alarm, self.guards, self.trainer, self.scene.processes, self.facts, self.math)
+            point = go_back(alarm, self.guards, self.trainer, self.context.processes, self.facts, self.math)
             self.progress.tokens_before = point.tokens
 
 
 def set_up_loop(
-    scene: Scene,
+    context: RunContext,
     config: RunConfig,
     model: PeftModel,
     tokenizer: PreTrainedTokenizerBase,
@@ -93,16 +93,16 @@ def set_up_loop(
     ledger: Ledger,
 ) -> Loop:
     """The trainer for a model that is sharded and filled, with its callbacks in the order they are asked in."""
-    processes, console, events = scene.processes, scene.console, scene.events
+    processes, console, events = context.processes, context.console, context.events
     stopping = StopAtStep(stop, processes)
-    looks = Looks(config.guards, processes, gpu_of(processes.device), config.train.debug_freq)
+    looks = HealthChecks(config.guards, processes, gpu_of(processes.device), config.train.debug_freq)
     guards = Guards(config.guards, console, events, processes, looks)
     progress = ProgressCallback(console, events)
     profiler = LLMStepProfiler(config.train.debug_freq, config.data.max_length, console=console, events=events)
     grace = Grace(grace_seconds(config.train.grace_seconds, os.environ))
     trainer = ShardedSFTTrainer(
         model=model,
-        args=trainer_settings(config, scene.folder, math, on_cpu=processes.device.type == "cpu"),
+        args=trainer_settings(config, context.folder, math, on_cpu=processes.device.type == "cpu"),
         train_rows=data.train,
         eval_rows=data.val,
         collator=data.collator,
@@ -123,7 +123,7 @@ def set_up_loop(
         ],
     )
     trainer.remove_callback(PrinterCallback)
-    let_trackers_fail(scene, trainer.callback_handler.callbacks)
+    let_trackers_fail(context, trainer.callback_handler.callbacks)
     trainer.ledger = ledger
     if config.train.offload_activations and has_another_place(processes.device):
         width = model.config.get_text_config().hidden_size
@@ -134,4 +134,4 @@ def set_up_loop(
     trainer.stop_evaluating = stopping.now
     if resumed is not None:
         progress.tokens_before = resumed.tokens
-    return Loop(scene, trainer, guards, progress, profiler, stopping, facts, math)
+    return Loop(context, trainer, guards, progress, profiler, stopping, facts, math)

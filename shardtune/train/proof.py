@@ -13,8 +13,8 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from transformers import TrainerCallback
 
+from shardtune import terminal
 from shardtune.errors import ShardtuneError
-from shardtune.observe import summary
 from shardtune.observe.events import EventLog
 from shardtune.parallel.processes import Processes
 
@@ -130,9 +130,9 @@ class ProofOfTraining(TrainerCallback):
         if proven < shards:
             text += " (the others have had no token, or too small an update, so far)"
         text += f"; none of {frozen:,} frozen shards did"
-        ranks = summary.count(self.processes.world_size, "rank")
+        ranks = terminal.count(self.processes.world_size, "rank")
         steps = f"step {last}" if self.first_step == last else f"steps {self.first_step}–{last}"
-        summary.say(self.console, "checked", f"{text} ({steps}, {ranks})")
+        terminal.say(self.console, "checked", f"{text} ({steps}, {ranks})")
         self.events.write(
             "proof", ok=True, proven=proven, shards=shards, frozen=frozen, step=last,
             unproven=sorted(self.waiting)[:20],

@@ -20,7 +20,7 @@ from shardtune.data.collate import REAL_TOKENS, Collator
 from shardtune.data.show_rows import spread
 from shardtune.data.tokens import IGNORED
 from shardtune.observe.samples import Answered, show_samples
-from shardtune.parallel.shard import let_go
+from shardtune.parallel.shard import reshard_all
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from shardtune.config.schema import TrainSection
     from shardtune.data.prepared import Prepared
     from shardtune.parallel.processes import Processes
-    from shardtune.train.scene import Data, Scene
+    from shardtune.train.context import Data, RunContext
     from shardtune.train.trainer import ShardedSFTTrainer
 
 
@@ -52,7 +52,7 @@ class Samples:
 
     def __init__(
         self,
-        scene: Scene,
+        context: RunContext,
         trainer: ShardedSFTTrainer,
         data: Data,
         section: TrainSection,
@@ -60,7 +60,7 @@ class Samples:
         stopped: Callable[[], bool],
         beat: Callable[[], None],
     ) -> None:
-        self.scene, self.trainer, self.section, self.stopped, self.beat = scene, trainer, section, stopped, beat
+        self.context, self.trainer, self.section, self.stopped, self.beat = context, trainer, section, stopped, beat
         self.tokenizer: PreTrainedTokenizerBase = trainer.processing_class
         name, rows = ("validation", data.val) if data.val is not None else ("train", data.train)
         self.questions = questions(
@@ -75,14 +75,14 @@ class Samples:
             said = self._generate([question.prompt for question in some], self._ends(some))
             if said is None:
                 return
-            if self.scene.processes.is_main:
+            if self.context.processes.is_main:
                 for question, ids in zip(some, said, strict=True):
                     self._write(when, question, ids)
 
     def show(self) -> None:
         """Both answers to each question, on rank 0; those from before this process out of its events."""
-        if self.scene.processes.is_main and self.questions:
-            show_samples(self.scene.console, written(self.scene.events.lines()))
+        if self.context.processes.is_main and self.questions:
+            show_samples(self.context.console, written(self.context.events.lines()))
 
     def _generate(self, prompts: list[tuple[int, ...]], ends: Collection[int]) -> list[list[int]] | None:
         model = self.trainer.model
@@ -91,15 +91,15 @@ class Samples:
         if most is not None:
             tokens = min(tokens, most - max(map(len, prompts)))
         was_training = model.training
-        let_go(model)  # gathered before the weights were last changed
+        reshard_all(model)  # gathered before the weights were last changed
         model.eval()
         try:
             return greedy(
-                lambda rows: next_tokens(model, self.trainer.collator, rows, self.scene.processes.device),
-                prompts, tokens, ends, self.scene.processes, self._goes_on,
+                lambda rows: next_tokens(model, self.trainer.collator, rows, self.context.processes.device),
+                prompts, tokens, ends, self.context.processes, self._goes_on,
             )  # fmt: skip
         finally:
-            let_go(model)  # whoever looks at the parameters next means the shards
+            reshard_all(model)  # whoever looks at the parameters next means the shards
             model.train(was_training)
 
     def _goes_on(self) -> bool:
@@ -113,7 +113,7 @@ class Samples:
         return ends | ({self.tokenizer.eos_token_id} - {None})
 
     def _write(self, when: str, question: Question, ids: list[int]) -> None:
-        self.scene.events.write(
+        self.context.events.write(
             "sample",
             when=when,
             row=question.row,

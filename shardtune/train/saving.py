@@ -20,7 +20,7 @@ from shardtune.checkpoint.snapshot import Snapshot
 from shardtune.checkpoint.store import CheckpointStore
 from shardtune.machine import free_memory
 from shardtune.observe.events import EventLog
-from shardtune.observe.summary import say, size, warn
+from shardtune.terminal import say, size, warn
 from shardtune.train.loop_state import gather_parts, loop_state
 
 if TYPE_CHECKING:

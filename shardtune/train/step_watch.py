@@ -10,8 +10,8 @@ from rich.console import Console
 from transformers import TrainerCallback
 
 from shardtune.observe.events import EventLog
-from shardtune.observe.summary import warn
-from shardtune.train.interrupt import Grace
+from shardtune.run.stop_request import Grace
+from shardtune.terminal import warn
 from shardtune.train.watchdog import BATCH, ENDING, EVALUATING, SAVING, STEP, Watchdog
 
 if TYPE_CHECKING:

@@ -22,10 +22,10 @@ from shardtune.data.collate import REAL_TOKENS, SUPERVISED, Collator
 from shardtune.data.order import Documents, StepLoader, StepOrder
 from shardtune.data.tokens import IGNORED
 from shardtune.parallel.processes import Processes
-from shardtune.parallel.shard import let_go
+from shardtune.parallel.shard import reshard_all
+from shardtune.run.stop_request import StopRequest, ignore_stop_signals
 from shardtune.train.guards.numbers import HostNumber
 from shardtune.train.guards.pace import TimedBatches
-from shardtune.train.interrupt import StopRequest, ignore_stop_signals
 from shardtune.train.loop_state import put_loss_sum, put_schedule, put_state
 from shardtune.train.memory.ledger import BACKWARD, SAVING
 from shardtune.train.resume import ResumePoint
@@ -163,7 +163,7 @@ class ShardedSFTTrainer(SFTTrainer):
         assert isinstance(bare, torch.optim.Optimizer)
         return bare
 
-    def go_on_from(self, point: ResumePoint) -> None:
+    def resume_from(self, point: ResumePoint) -> None:
         """The next `train()` begins at `point` with an optimizer and a schedule of its own, as in a new process."""
         self.resumed = point
         for name in ("optimizer", "lr_scheduler"):
@@ -243,7 +243,7 @@ class ShardedSFTTrainer(SFTTrainer):
         finally:
             self.model.train(was_training)
             self.aux_loss_enabled = balanced
-            let_go(self.model)  # a checkpoint may be next: of the shards, which the optimizer's state belongs to
+            reshard_all(self.model)  # a checkpoint may be next: of the shards, which the optimizer's state belongs to
         dist.all_reduce(total, group=self.processes.control)
         loss_per_token = (total[0] / total[1]).item()
         self.paused_seconds += time.perf_counter() - began

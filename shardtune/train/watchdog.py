@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from shardtune.launch.channel import Channel, put_message
-from shardtune.launch.exit_codes import LOST, NO_PROGRESS
-from shardtune.launch.failure import leave_record, three_parts
-from shardtune.launch.parent_death import LAUNCHER_VARIABLE
-from shardtune.launch.stacks import answering
+from shardtune.run.channel import Channel, put_message
+from shardtune.run.exit_codes import LOST, NO_PROGRESS
+from shardtune.run.failure import leave_record, three_parts
+from shardtune.run.parent_death import LAUNCHER_VARIABLE
+from shardtune.run.stacks import answering
 
 if TYPE_CHECKING:
     from shardtune.config.schema import ParallelSection

@@ -29,10 +29,10 @@ from shardtune.parallel.processes import Processes
 if TYPE_CHECKING:
     from peft import PeftModel
 
-    from shardtune.model.blueprint import Blueprint
+    from shardtune.model.meta_model import MetaModel
     from shardtune.model.new_tokens import NewTokens
 
-Way = Literal["read-all", "rank0-broadcast", "random"]
+LoadStrategy = Literal["read-all", "rank0-broadcast", "random"]
 _SMALL_FILE = 64 << 20
 _SMALL = (".json", ".jinja", ".txt", ".model", ".py", ".tiktoken")
 _MESSAGE = 256 << 20  # gloo sends are cut to this
@@ -44,14 +44,14 @@ class Checkpoint:
 
     folder: Path
     stored: Mapping[str, StoredTensor]
-    way: Way
+    way: LoadStrategy
 
 
 @dataclass(frozen=True)
 class Loaded:
     """What loading cost on this rank."""
 
-    way: Way
+    way: LoadStrategy
     bytes_read: int
     seconds: float
     local_bytes: int
@@ -98,10 +98,10 @@ def find_checkpoint(section: ModelSection, processes: Processes) -> Checkpoint:
     return Checkpoint(folder, stored, "read-all")
 
 
-def bring_in(
+def load_sharded_weights(
     model: PeftModel,
-    blueprint: Blueprint,
-    way: Way,
+    meta_model: MetaModel,
+    way: LoadStrategy,
     processes: Processes,
     seed: int,
     told: Callable[[int, int], None],
@@ -118,17 +118,17 @@ def bring_in(
     """
     began = time.perf_counter()
     device = torch.device("cpu") if on_host else processes.device
-    materialise(model, blueprint.model, device, buffers=processes.device)
+    materialise(model, meta_model.model, device, buffers=processes.device)
     if way == "random":
-        return _draw(model, blueprint, processes, seed, began, new_tokens)
-    own = slots(model, blueprint.assembly)
+        return _draw(model, meta_model, processes, seed, began, new_tokens)
+    own = slots(model, meta_model.assembly)
     total = 0
-    with ShardReader(blueprint.assembly, told=lambda done: told(done, total)) as reader:
+    with ShardReader(meta_model.assembly, told=lambda done: told(done, total)) as reader:
         if way == "read-all":
             total = sum(job.nbytes for job in jobs(own, reader))
             fill(own, reader)
         else:
-            total = blueprint.assembly.bytes
+            total = meta_model.assembly.bytes
             _spread(own, reader, processes)
     _begin_adapters(model, seed, new_tokens, processes)
     if processes.device.type == "cuda":
@@ -153,13 +153,13 @@ def _begin_adapters(model: PeftModel, seed: int, new_tokens: NewTokens | None, p
 
 def _draw(
     model: PeftModel,
-    blueprint: Blueprint,
+    meta_model: MetaModel,
     processes: Processes,
     seed: int,
     began: float,
     new_tokens: NewTokens | None,
 ) -> Loaded:
-    held = draw_base(model, seed, getattr(blueprint.model.config, "initializer_range", 0.02))
+    held = draw_base(model, seed, getattr(meta_model.model.config, "initializer_range", 0.02))
     _begin_adapters(model, seed, new_tokens, processes)
     if processes.device.type == "cuda":
         torch.cuda.synchronize(processes.device)

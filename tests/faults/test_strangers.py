@@ -16,7 +16,7 @@ from faults.cluster import Cluster, environment_of_tests
 from running import Command
 from toys import toy_config
 
-from shardtune.launch.council import Word
+from shardtune.launch.coordinator import Directive
 
 BOUND = 120
 TORCH_STORE = """
@@ -42,7 +42,7 @@ def test_a_stranger_with_a_torch_store_cannot_end_the_run(pair: Cluster) -> None
     pair.start_all_toys(env={"TOY_STEPS": "200"})
     pair.wait_for_step(5, ranks=2)
     stranger = subprocess.run(
-        [sys.executable, "-c", TORCH_STORE, str(pair.port), Word("end", code=0).to_json()],
+        [sys.executable, "-c", TORCH_STORE, str(pair.port), Directive("end", code=0).to_json()],
         env=pair.environment, capture_output=True, text=True, timeout=BOUND,
     )  # fmt: skip
     assert stranger.returncode != 0 and "SET" not in stranger.stdout

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from shardtune.config.schema import ParallelSection, RunConfig
 from shardtune.errors import ShardtuneError
-from shardtune.launch.failure import render
 from shardtune.launch.local import launch
 from shardtune.launch.place import Node
+from shardtune.run.failure import render
 
 nnodes, node_rank, nproc = map(int, sys.argv[1:4])
 config = RunConfig.model_validate(

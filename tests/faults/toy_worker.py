@@ -16,10 +16,10 @@ import torch.distributed as dist
 
 from shardtune.config.schema import ParallelSection
 from shardtune.launch.ending import as_rank
-from shardtune.launch.exit_codes import PREEMPTED
 from shardtune.observe.events import EventLog
 from shardtune.parallel.processes import join
-from shardtune.train.interrupt import StopRequest
+from shardtune.run.exit_codes import PREEMPTED
+from shardtune.run.stop_request import StopRequest
 from shardtune.train.watchdog import BATCH, STEP, Limits, Watchdog
 
 RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])

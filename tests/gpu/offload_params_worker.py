@@ -30,10 +30,10 @@ def devices(model: torch.nn.Module) -> dict[str, dict[str, int]]:
 def main(config: str, sessions: str) -> None:
     stock = train_run.write_final
 
-    def write_final(scene: Any, settled: Any, model: Any, *rest: Any) -> Path:
+    def write_final(context: Any, settled: Any, model: Any, *rest: Any) -> Path:
         found = {**devices(model), "peak": torch.cuda.max_memory_allocated()}
-        (scene.folder / "devices.json").write_text(json.dumps(found))
-        return stock(scene, settled, model, *rest)
+        (context.folder / "devices.json").write_text(json.dumps(found))
+        return stock(context, settled, model, *rest)
 
     train_run.write_final = write_final
     for session in json.loads(sessions):

@@ -13,7 +13,7 @@ from transformers import LlamaForCausalLM, Mistral4ForCausalLM
 from shardtune.adapters.experts import use_grouped_products
 from shardtune.adapters.fused import use_fused_lora
 from shardtune.kernels import varlen
-from shardtune.parallel.recompute import keep_products
+from shardtune.parallel.recompute import apply_selective_checkpointing
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -50,7 +50,7 @@ def toy(kind: str, way: str, *, compiled: bool) -> PeftModel:
     use_fused_lora(model)
     layers = list(base.model.layers)
     if way == "selective":
-        keep_products(layers)
+        apply_selective_checkpointing(layers)
     if compiled:
         torch._dynamo.reset()
         for layer in layers:

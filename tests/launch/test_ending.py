@@ -52,7 +52,7 @@ leave(0)
 LOADING_DATA = """
 from torch.utils.data import DataLoader
 from shardtune.launch.ending import leave
-from shardtune.train.interrupt import ignore_stop_signals
+from shardtune.run.stop_request import ignore_stop_signals
 
 loader = DataLoader(range(8), num_workers=2, persistent_workers=True, worker_init_fn=ignore_stop_signals)
 print(sum(batch.item() for batch in loader), flush=True)

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from shardtune.launch import workers as workers_module
-from shardtune.launch.findings import Finding, cause_of
 from shardtune.launch.host_memory import oom_kills
 from shardtune.launch.workers import LocalWorkers
+from shardtune.run.findings import Finding, cause_of
 
 
 def cgroup(folder: Path, own: str, file: str, text: str) -> tuple[Path, Path]:

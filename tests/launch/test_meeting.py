@@ -12,9 +12,10 @@ import pytest
 from shardtune.config.schema import RunConfig
 from shardtune.errors import UserInputError
 from shardtune.launch.link import Link, MasterLink, MasterLostError, NodeLink
-from shardtune.launch.meeting import Facts, Met, differences, digests, meet
+from shardtune.launch.meeting import Met, meet
 from shardtune.launch.network import Network
 from shardtune.launch.place import Node
+from shardtune.run.node_facts import Facts, differences, digests
 
 NETWORK = Network(b"key", "127.0.0.1")
 
@@ -86,7 +87,7 @@ def test_nodes_that_come_in_any_order_get_their_ranks(meeting: Meeting) -> None:
     for node in (2, 0, 1):
         meeting.join(replace(facts(node), nproc=node + 1))
     meeting.end()
-    seats = {met.seat.node: met.seat for met in meeting.result.values() if isinstance(met, Met)}
+    seats = {met.assignment.node: met.assignment for met in meeting.result.values() if isinstance(met, Met)}
     assert [(seats[n].first_rank, seats[n].nproc, seats[n].world_size) for n in range(3)] == [
         (0, 1, 6),
         (1, 2, 6),
@@ -139,7 +140,7 @@ def test_a_second_start_waits_for_the_masters_next_attempt(meeting: Meeting) -> 
     meeting.join(facts(0, nnodes=2), attempt=1)
     meeting.end()
     met = meeting.result[again]
-    assert isinstance(met, Met) and met.seat.attempt == 1
+    assert isinstance(met, Met) and met.assignment.attempt == 1
 
 
 def test_a_node_that_was_started_anew_waits_until_its_old_self_is_given_up(meeting: Meeting) -> None:
@@ -150,7 +151,7 @@ def test_a_node_that_was_started_anew_waits_until_its_old_self_is_given_up(meeti
     meeting.join(facts(0, nnodes=2), attempt=1)
     meeting.end()
     met = meeting.result[anew]
-    assert isinstance(met, Met) and met.seat.attempt == 1
+    assert isinstance(met, Met) and met.assignment.attempt == 1
 
 
 def config(**model: object) -> RunConfig:

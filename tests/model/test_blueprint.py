@@ -14,10 +14,10 @@ from toys import mixtral_config, save_toy, toy_llama, toy_mistral4, toy_text_con
 
 from shardtune.config.schema import ModelSection
 from shardtune.errors import ShardtuneError, UserInputError
-from shardtune.model.blueprint import draw_up
 from shardtune.model.families.registry import families
 from shardtune.model.fill import fill, materialise, slots
 from shardtune.model.load import load_model
+from shardtune.model.meta_model import build_meta_model
 from shardtune.model.reading import ShardReader
 from shardtune.model.stored import read_headers
 
@@ -75,42 +75,42 @@ def test_the_text_model_comes_out_of_its_wrapper_and_the_rest_is_not_read(tmp_pa
             for name, v in tensors.items()
         }
         save_file(tensors, file, {"format": "pt"})
-    blueprint = draw_up(section(tmp_path), tmp_path, read_headers(tmp_path))
-    assert (blueprint.wrapper.class_name, blueprint.family.name) == ("Mistral3ForConditionalGeneration", "mistral4")
+    meta_model = build_meta_model(section(tmp_path), tmp_path, read_headers(tmp_path))
+    assert (meta_model.wrapper.class_name, meta_model.family.name) == ("Mistral3ForConditionalGeneration", "mistral4")
     text = sum(t.nbytes for name, t in tensors.items() if "language_model" in name or name.startswith("lm_head"))
-    materialise(blueprint.model, blueprint.model, torch.device("cpu"))
+    materialise(meta_model.model, meta_model.model, torch.device("cpu"))
     with torch.no_grad():  # poisoned: what is not read stays NaN
-        for parameter in blueprint.model.parameters():
+        for parameter in meta_model.model.parameters():
             parameter.fill_(torch.nan)
-    with ShardReader(blueprint.assembly) as reader:
-        fill(slots(blueprint.model, blueprint.assembly), reader)
+    with ShardReader(meta_model.assembly) as reader:
+        fill(slots(meta_model.model, meta_model.assembly), reader)
         assert reader.reading.bytes == text < sum(t.nbytes for t in tensors.values())
     wrapped = transformers.Mistral3ForConditionalGeneration.from_pretrained(tmp_path)
     expected = {
         **dict(wrapped.model.language_model.named_parameters(prefix="model")),
         "lm_head.weight": wrapped.lm_head.weight,
     }
-    found = dict(blueprint.model.named_parameters())
+    found = dict(meta_model.model.named_parameters())
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
 def test_bytes_read_are_no_more_than_the_process_really_read(tmp_path: Path) -> None:
     toy_wrapper(tmp_path)
-    blueprint = draw_up(section(tmp_path), tmp_path, read_headers(tmp_path))
-    materialise(blueprint.model, blueprint.model, torch.device("cpu"))
+    meta_model = build_meta_model(section(tmp_path), tmp_path, read_headers(tmp_path))
+    materialise(meta_model.model, meta_model.model, torch.device("cpu"))
 
     def read_by_process() -> int:
         fields = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
         return int(fields["rchar"])
 
-    with ShardReader(blueprint.assembly) as reader:
-        own = slots(blueprint.model, blueprint.assembly)
+    with ShardReader(meta_model.assembly) as reader:
+        own = slots(meta_model.model, meta_model.assembly)
         before = read_by_process()
         cost = read_by_process() - before  # of looking
         before = read_by_process()
         fill(own, reader)
-        assert read_by_process() - before - cost == reader.reading.bytes == blueprint.assembly.bytes
+        assert read_by_process() - before - cost == reader.reading.bytes == meta_model.assembly.bytes
 
 
 def test_a_wrapper_nobody_described_is_refused(tmp_path: Path) -> None:
@@ -188,7 +188,7 @@ def test_a_type_from_the_future_says_which_version_wrote_it(tmp_path: Path) -> N
 
 def test_a_buffer_nobody_computes_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     toy_llama(tmp_path)
-    blueprint = draw_up(section(tmp_path), tmp_path, read_headers(tmp_path))
-    monkeypatch.setattr(type(blueprint.model), "_init_weights", lambda self, module: None)
+    meta_model = build_meta_model(section(tmp_path), tmp_path, read_headers(tmp_path))
+    monkeypatch.setattr(type(meta_model.model), "_init_weights", lambda self, module: None)
     with pytest.raises(Exception, match=r"model\.rotary_emb\.(original_)?inv_freq' of LlamaForCausalLM has no value"):
-        materialise(blueprint.model, blueprint.model, torch.device("cpu"))
+        materialise(meta_model.model, meta_model.model, torch.device("cpu"))

@@ -15,9 +15,9 @@ from toys import toy_mistral4, toy_mixtral
 from shardtune.config.schema import ModelSection
 from shardtune.errors import UserInputError
 from shardtune.kernels import fp8
-from shardtune.model.blueprint import Blueprint, draw_up
 from shardtune.model.fill import fill, materialise, slots
 from shardtune.model.load import load_model
+from shardtune.model.meta_model import MetaModel, build_meta_model
 from shardtune.model.quantized import hold_in_fp8
 from shardtune.model.reading import ShardReader
 from shardtune.model.stored import read_headers
@@ -50,13 +50,13 @@ def toy(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return toy_mixtral(tmp_path, intermediate_size=32, hidden_size=40)
 
 
-def kept(folder: Path, dtype: str = "float32") -> tuple[Blueprint, torch.nn.Module]:
-    blueprint = draw_up(section(folder, dtype), folder, read_headers(folder))
-    hold_in_fp8(blueprint.model, fp8_blocks(blueprint))
-    materialise(blueprint.model, blueprint.model, torch.device("cpu"))
-    with ShardReader(blueprint.assembly) as reader:
-        fill(slots(blueprint.model, blueprint.assembly), reader)
-    return blueprint, blueprint.model
+def kept(folder: Path, dtype: str = "float32") -> tuple[MetaModel, torch.nn.Module]:
+    meta_model = build_meta_model(section(folder, dtype), folder, read_headers(folder))
+    hold_in_fp8(meta_model.model, fp8_blocks(meta_model))
+    materialise(meta_model.model, meta_model.model, torch.device("cpu"))
+    with ShardReader(meta_model.assembly) as reader:
+        fill(slots(meta_model.model, meta_model.assembly), reader)
+    return meta_model, meta_model.model
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -72,8 +72,8 @@ def test_multiplied_out_it_is_what_codes_and_scales_say_experts_too(toy: Path, f
 def test_rows_multiplied_out_alone_equal_those_of_the_whole(toy: Path, form: str) -> None:
     to_fp8(toy, form)
     whole = dict(load_model(section(toy, "bfloat16")).named_parameters())
-    blueprint = draw_up(section(toy, "bfloat16"), toy, read_headers(toy))
-    with ShardReader(blueprint.assembly) as reader:
+    meta_model = build_meta_model(section(toy, "bfloat16"), toy, read_headers(toy))
+    with ShardReader(meta_model.assembly) as reader:
         for name, parameter in whole.items():
             for first, last in (
                 (0, 1),
@@ -89,13 +89,13 @@ def test_rows_multiplied_out_alone_equal_those_of_the_whole(toy: Path, form: str
 @pytest.mark.parametrize("form", FORMS)
 def test_kept_in_float8_it_holds_the_stored_codes_and_computes_the_same(toy: Path, form: str) -> None:
     values = to_fp8(toy, form)
-    blueprint, model = kept(toy)
+    meta_model, model = kept(toy)
     held = {name for name, p in model.named_parameters() if p.dtype == torch.float8_e4m3fn}
     assert {"model.layers.0.mlp.experts.gate_up_proj", "model.layers.1.mlp.experts.down_proj"} < held
-    assert held == set(blueprint.assembly.quantised)
+    assert held == set(meta_model.assembly.quantised)
     for name in held:
         parameter = model.get_parameter(name)
-        block = blueprint.assembly.block(name)
+        block = meta_model.assembly.block(name)
         exact = fp8.dequantize(parameter, model.get_parameter(f"{name}_scale_inv"), block, torch.float32)
         assert torch.equal(exact, fused(values, name, parameter)), name
     ids = torch.arange(5, 45).view(2, 20)
@@ -106,24 +106,24 @@ def test_kept_in_float8_it_holds_the_stored_codes_and_computes_the_same(toy: Pat
 def test_activation_scales_are_counted_and_not_read(toy: Path) -> None:
     to_fp8(toy, "scalar")
     stored = read_headers(toy)
-    blueprint = draw_up(section(toy), toy, stored)
+    meta_model = build_meta_model(section(toy), toy, stored)
     scales = [name for name in stored if name.endswith("activation_scale")]
-    assert blueprint.assembly.unused_scales == len(scales) > 0
+    assert meta_model.assembly.unused_scales == len(scales) > 0
 
 
 def test_a_checkpoint_in_full_is_quantised_on_load_and_the_error_told(tmp_path: Path) -> None:
     toy_mistral4(tmp_path)
     stored = load_file(tmp_path / "model.safetensors")
-    blueprint = draw_up(section(tmp_path), tmp_path, read_headers(tmp_path))
-    hold_in_fp8(blueprint.model, fp8_blocks(blueprint))
-    materialise(blueprint.model, blueprint.model, torch.device("cpu"))
-    with ShardReader(blueprint.assembly) as reader:
-        fill(slots(blueprint.model, blueprint.assembly), reader)
+    meta_model = build_meta_model(section(tmp_path), tmp_path, read_headers(tmp_path))
+    hold_in_fp8(meta_model.model, fp8_blocks(meta_model))
+    materialise(meta_model.model, meta_model.model, torch.device("cpu"))
+    with ShardReader(meta_model.assembly) as reader:
+        fill(slots(meta_model.model, meta_model.assembly), reader)
     difference = size = 0.0
-    for name, parameter in blueprint.model.named_parameters():
+    for name, parameter in meta_model.model.named_parameters():
         if parameter.dtype != torch.float8_e4m3fn:
             continue
-        scale = blueprint.model.get_parameter(f"{name}_scale_inv")
+        scale = meta_model.model.get_parameter(f"{name}_scale_inv")
         assert scale.shape == (*parameter.shape[:-1], 1)  # one for each row
         value = parameter.float() * scale
         rows = stored[name].abs().amax(-1, keepdim=True)
@@ -132,8 +132,8 @@ def test_a_checkpoint_in_full_is_quantised_on_load_and_the_error_told(tmp_path: 
         size += float(stored[name].square().sum())
     assert reader.error.relative == pytest.approx(math.sqrt(difference / size), rel=1e-3)
     assert 0.01 < reader.error.relative < 0.05
-    assert blueprint.model.get_parameter("model.layers.0.mlp.gate.weight").dtype == torch.float32  # the router
-    assert blueprint.model.get_parameter("lm_head.weight").dtype == torch.float32
+    assert meta_model.model.get_parameter("model.layers.0.mlp.gate.weight").dtype == torch.float32  # the router
+    assert meta_model.model.get_parameter("lm_head.weight").dtype == torch.float32
 
 
 def test_a_block_size_that_the_scales_contradict_is_told(toy: Path) -> None:

@@ -23,7 +23,7 @@ from shardtune.observe.batches import BatchCount, attended_pairs, count_batch
 from shardtune.observe.chips import peak_tflops
 from shardtune.observe.flop_recorder import FlopRecorder
 from shardtune.observe.flops import Cost, FlopFormula
-from shardtune.parallel.recompute import keep_products
+from shardtune.parallel.recompute import apply_selective_checkpointing
 
 CLASSES = {"llama": LlamaForCausalLM, "mistral4": Mistral4ForCausalLM, "mixtral": MixtralForCausalLM}
 ROWS, LENGTH = 2, 40
@@ -103,7 +103,7 @@ def test_the_formula_agrees_with_torchs_counter(
 ) -> None:
     model = adapted(toy(kind), modules, parameters)
     if checkpointing == "selective":
-        keep_products(list(model.get_base_model().model.layers))
+        apply_selective_checkpointing(list(model.get_base_model().model.layers))
     if checkpointing == "full":
         model.enable_input_require_grads()
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
@@ -240,7 +240,7 @@ def test_of_a_compiled_model_that_keeps_its_products_low_rank_alone_is_counted_a
     layers = model.get_base_model().model.layers
     if fused:
         use_fused_lora(model)
-    keep_products(list(layers))
+    apply_selective_checkpointing(list(layers))
     for layer in layers:
         layer.forward = torch.compile(layer.forward)
     found = FlopRecorder(model).formula()

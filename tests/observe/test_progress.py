@@ -15,7 +15,7 @@ from transformers import TrainerControl, TrainerState
 
 from shardtune.observe.events import EventLog
 from shardtune.observe.progress import ProgressCallback
-from shardtune.observe.summary import clock
+from shardtune.terminal import clock
 
 
 class Run:

@@ -9,8 +9,8 @@ from typing import Any
 from shardtune.config.schema import ParallelSection
 from shardtune.errors import UserInputError
 from shardtune.parallel.processes import join
-from shardtune.train import scene
-from shardtune.train.scene import refuse_different_data
+from shardtune.train import context
+from shardtune.train.context import refuse_different_data
 
 
 def refusal(processes: Any, fingerprint: str) -> list[Any]:
@@ -32,7 +32,7 @@ def main(out: str) -> None:
             "everywhere": processes.all_gather(mine),
         }
         seen["not_numbers"] = [repr(value) for value in processes.all_gather(float("nan") if rank else float("-inf"))]
-        scene.socket.gethostname = lambda: f"host{rank}"  # type: ignore[attr-defined]
+        context.socket.gethostname = lambda: f"host{rank}"  # type: ignore[attr-defined]
         seen["same"] = refusal(processes, "abc")
         seen["one_odd"] = refusal(processes, "other" if rank == 1 else "abc")
         seen["all_odd"] = refusal(processes, f"own{rank}")

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from shardtune.config.schema import ParallelSection
 from shardtune.parallel.processes import Processes, join
-from shardtune.parallel.shard import layers_of, let_go, shard_model
+from shardtune.parallel.shard import layers_of, reshard_all, shard_model
 
 LAYERS, STEPS = 5, 3
 CASES = [  # layers ahead in forward and backward, whether layers are let go in between, what is computed again
@@ -57,7 +57,7 @@ def run_case(processes: Processes, ahead: tuple[int, int], reshard: bool, way: s
             optimizer.zero_grad()
             with torch.no_grad():  # an evaluation in between is a pass without a way back
                 model.eval()(input_ids=ids)
-            let_go(model)
+            reshard_all(model)
             model.train()
     gradients = {n: p.grad.full_tensor().clone() for n, p in model.named_parameters() if p.requires_grad}
     return {"steps": steps, "losses": losses, "gradients": gradients}

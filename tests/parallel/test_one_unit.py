@@ -53,7 +53,7 @@ def test_adapters_are_shards_again_once_let_go_and_after_backward(mesh: DeviceMe
 
     with torch.no_grad():
         path.loss(batch)
-    shard.let_go(path.model)
+    shard.reshard_all(path.model)
     assert are_shards()
     loss = path.loss(batch)
     assert not are_shards()  # gathered, for backward

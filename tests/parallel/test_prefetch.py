@@ -77,8 +77,8 @@ def test_layers_are_let_go_once_they_have_computed_and_nobody_keeps_one_after_a_
 ) -> None:
     passes = ("forward", "backward") if reshard else ("backward",)
     for step in steps_of(two_ranks, ahead, reshard, way):
-        let_go = Counter((unit, when) for kind, unit, when in step if kind == "reshard")
-        assert let_go == {(ROOT, "backward"): 1} | {(layer, when): 1 for layer in range(LAYERS) for when in passes}
+        reshard_all = Counter((unit, when) for kind, unit, when in step if kind == "reshard")
+        assert reshard_all == {(ROOT, "backward"): 1} | {(layer, when): 1 for layer in range(LAYERS) for when in passes}
         for layer in range(LAYERS):
             for when in passes:
                 assert step.index(("compute", layer, when)) < step.index(("reshard", layer, when))

@@ -31,7 +31,7 @@ from shardtune.adapters.fused import use_fused_lora
 from shardtune.kernels.products import OWN_KEPT, OWN_RECOMPUTED, is_kept, is_low_rank
 from shardtune.model.families.registry import families
 from shardtune.parallel import recompute
-from shardtune.parallel.recompute import keep_products
+from shardtune.parallel.recompute import apply_selective_checkpointing
 
 WAYS = ("none", "selective", "full")
 ATTENTION = {"llama": ["q_proj", "v_proj", "o_proj", "down_proj"], "mistral4": ["q_a_proj", "kv_b_proj", "o_proj"]}
@@ -73,7 +73,7 @@ def toy(case: str, way: str) -> PeftModel:
 
 def recomputing(model: PeftModel, way: str) -> PeftModel:
     if way == "selective":
-        keep_products(layers_of(model))
+        apply_selective_checkpointing(layers_of(model))
     elif way == "full":
         model.get_base_model().gradient_checkpointing_enable({"use_reentrant": False})
     return model
@@ -226,7 +226,7 @@ def test_a_kept_result_that_is_overwritten_is_refused_not_used() -> None:
             return torch.sin(self.one(x).mul_(2.0)) * x
 
     layer = Overwrites()
-    keep_products([layer])
+    apply_selective_checkpointing([layer])
     with pytest.raises(RuntimeError, match="has been mutated"):
         layer(torch.randn(3, 8, requires_grad=True)).sum().backward()
 
@@ -340,7 +340,7 @@ def test_keywords_get_through_to_compiled_code() -> None:
         torch.manual_seed(0)
         layer, x, pair = Takes(), torch.randn(3, 8), (torch.randn(8, requires_grad=True), torch.randn(8))
         if way == "selective":
-            keep_products([layer])
+            apply_selective_checkpointing([layer])
             layer.forward = torch.compile(layer.forward, backend="aot_eager", fullgraph=True)
         for longest in (5, 6, 7):
             layer(x, pair=pair, bounds=torch.tensor([0, longest]), longest=longest, word=None).sum().backward()
@@ -379,7 +379,7 @@ def test_compiled_code_that_writes_in_place_is_right() -> None:
         torch.manual_seed(0)
         layer = Overwrites()
         if way == "selective":
-            keep_products([layer])
+            apply_selective_checkpointing([layer])
         layer.forward = torch.compile(layer.forward, backend=Graphs().backend, fullgraph=True)
         own = x.clone().requires_grad_()
         layer(own).sum().backward()

@@ -14,7 +14,7 @@ from fake_run import FakeRun
 from running import Command
 from serving import Dashboard, dashboard
 
-from shardtune.report.door import Door, _name, is_loopback
+from shardtune.report.access import AccessMiddleware, _name, is_loopback
 
 
 def begun(folder: Path) -> FakeRun:
@@ -156,7 +156,7 @@ def test_a_folder_that_is_not_there_and_a_short_token_are_told(shardtune: Comman
 
 def test_an_open_door_without_a_token_cannot_be_built() -> None:
     with pytest.raises(ValueError, match="token"):
-        Door(lambda *_: None, names=(), token=None)  # type: ignore[arg-type, return-value]
+        AccessMiddleware(lambda *_: None, names=(), token=None)  # type: ignore[arg-type, return-value]
 
 
 @pytest.mark.parametrize(

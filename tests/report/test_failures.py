@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 from fake_run import FakeRun
 
-from shardtune.launch.council import Word, end_word
-from shardtune.launch.findings import Finding, cause_of
+from shardtune.launch.coordinator import Directive, end_directive
 from shardtune.launch.local import _keep
 from shardtune.lease import Lease
 from shardtune.report.failures import read_failures
@@ -20,6 +19,7 @@ from shardtune.report.page import embedded
 from shardtune.report.status import LEASE
 from shardtune.report.view import View, run_view
 from shardtune.report.watch import Watch
+from shardtune.run.findings import Finding, cause_of
 
 BROKEN = "RuntimeError('gloo: Connection closed by peer')"
 
@@ -35,7 +35,7 @@ def troubles(view: View) -> list[tuple[str, str, str]]:
     return [(what["text"], said, ranks) for _, what, said, ranks, _ in (view["troubles"] or {"rows": []})["rows"]]
 
 
-def kill_rank_1(run: FakeRun, step: int, *, restarts_left: int = 0) -> Word:
+def kill_rank_1(run: FakeRun, step: int, *, restarts_left: int = 0) -> Directive:
     """As it is written: rank 0 sees its connection break, then both launchers' findings are put together and kept."""
     run.now += 1
     run.write("run_failed", 0, exit_code=1, text=BROKEN)
@@ -45,7 +45,7 @@ def kill_rank_1(run: FakeRun, step: int, *, restarts_left: int = 0) -> Word:
                 for_memory=True),
     ]  # fmt: skip
     run.now += 3
-    word = end_word(cause_of(findings, 1), findings, restarts_left, run.now)
+    word = end_directive(cause_of(findings, 1), findings, restarts_left, run.now)
     _keep(word, run.folder)
     return word
 
@@ -137,7 +137,7 @@ def test_it_stays_one_entry_when_the_launcher_has_written_it_down_too(run: FakeR
     stop_by_guard(run)
     text = "error: The loss of step 8 is nan on rank 1.\n  why: Rows train:3.\n  fix: Lower train.learning_rate."
     findings = [Finding("answer", run.now + rank, 0, "a", rank, text=text, exit_code=1) for rank in range(2)]
-    _keep(end_word(cause_of(findings, 1), findings, 0, run.now + 3), run.folder)
+    _keep(end_directive(cause_of(findings, 1), findings, 0, run.now + 3), run.folder)
     view = view_of(run)
     assert view["why"] == "The loss of step 8 is nan on rank 1; exit code 1."
     assert view["advice"] == ["Rows train:3.", "Lower train.learning_rate."]
@@ -148,7 +148,7 @@ def test_an_exception_is_told_with_its_last_line(run: FakeRun) -> None:
     trace = 'Traceback (most recent call last):\n  File "x.py", line 3\nValueError: no such column\n'
     findings = [Finding("error", run.now, 0, "a", 1, text=trace, doing="preparing data"),
                 Finding("echo", run.now + 1, 0, "a", 0, text=BROKEN)]  # fmt: skip
-    _keep(end_word(cause_of(findings, 1), findings, 0, run.now + 3), run.folder)
+    _keep(end_directive(cause_of(findings, 1), findings, 0, run.now + 3), run.folder)
     assert view_of(run)["why"] == ("Rank 1 failed first while preparing data: ValueError: no such column; exit code 1.")
 
 

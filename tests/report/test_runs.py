@@ -11,14 +11,14 @@ import pytest
 from fake_run import FakeRun
 
 from shardtune.errors import UserInputError
-from shardtune.launch.run_folder import _NAME, RECORD
-from shardtune.launch.run_folder import LEASE as LAUNCH_LEASE
 from shardtune.lease import Lease, is_held, looks_alive
 from shardtune.report import runs
 from shardtune.report.history import RunHistory
 from shardtune.report.results import results_of
 from shardtune.report.runs import RunList, find_run, is_run_name, is_run_path
 from shardtune.report.status import LEASE, STALE_SECONDS
+from shardtune.run.folder import _NAME, RECORD
+from shardtune.run.folder import LEASE as LAUNCH_LEASE
 
 
 def begun(folder: Path, steps: int = 3, **how: object) -> FakeRun:

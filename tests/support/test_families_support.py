@@ -28,14 +28,14 @@ from shardtune.adapters.fused import use_fused_lora
 from shardtune.errors import UserInputError
 from shardtune.kernels import fp8, varlen, whole_rows
 from shardtune.model.assembly import Assembly
-from shardtune.model.blueprint import Blueprint
 from shardtune.model.experts import SCALE_SUFFIX, fused_experts
 from shardtune.model.families.generic import decoder_layers
 from shardtune.model.families.registry import family_for, family_of
+from shardtune.model.meta_model import MetaModel
 from shardtune.model.quantized import hold_in_fp8
-from shardtune.parallel.recompute import keep_products
-from shardtune.train.attention import settle_packing
-from shardtune.train.choices import fp8_blocks, fuse, settle_kernels
+from shardtune.parallel.recompute import apply_selective_checkpointing
+from shardtune.train.attention import resolve_packing
+from shardtune.train.choices import fp8_blocks, fuse, resolve_kernels
 from shardtune.train.fused_loss import use_fused_loss
 
 CPU = torch.device("cpu")
@@ -67,8 +67,8 @@ def test_a_run_computes_the_loss_and_gradients_of_plain_transformers_and_peft(ki
     meant = one_by_one(as_peft_computes(adapted(toy(kind))))
     base = toy(kind)
     model, family = adapted(base), family_of(base)
-    resolved = settle_kernels(any_config(tmp_path), base, family, CPU)
-    resolved = settle_packing(resolved, base, family, CPU, filled=0.5)
+    resolved = resolve_kernels(any_config(tmp_path), base, family, CPU)
+    resolved = resolve_packing(resolved, base, family, CPU, filled=0.5)
     train = resolved.config.train
     fuse(model, train)
     if train.fused_loss:
@@ -89,10 +89,10 @@ def test_where_they_would_not_packing_is_off_and_asking_for_it_is_refused(kind: 
     model = toy(kind)
     family = family_of(model)
     reason = family.unfit["packing"]
-    settled = settle_packing(any_config(tmp_path), model, family, CPU, filled=0.5)
+    settled = resolve_packing(any_config(tmp_path), model, family, CPU, filled=0.5)
     assert settled.config.train.packing is False and settled.origins["train.packing"].where == reason
     with pytest.raises(UserInputError, match="not known to keep the documents") as refused:
-        settle_packing(any_config(tmp_path, "train.packing=true"), model, family, CPU, filled=0.5)
+        resolve_packing(any_config(tmp_path, "train.packing=true"), model, family, CPU, filled=0.5)
     assert refused.value.why.lower() == f"{reason}.".lower()
     with torch.no_grad():  # the reason is a fact: they do read each other
         alone = sum(loss_from_logits(model, batch_of("padded", [[one]])) for one in documents())
@@ -155,7 +155,7 @@ def test_adapters_on_experts_have_the_gradients_of_peft_or_are_refused(kind: str
 def test_a_base_held_in_fp8_trains_as_its_dequantised_twin_or_is_refused(kind: str) -> None:
     held, twin = toy(kind), toy(kind)
     family = family_of(held)
-    blocks = fp8_blocks(Blueprint(held, family, None, Assembly({})))
+    blocks = fp8_blocks(MetaModel(held, family, None, Assembly({})))
     if family.experts and "fused_experts" not in family.proven:
         with pytest.raises(UserInputError, match="cannot be adapted or held in FP8"):
             hold_in_fp8(held, blocks)
@@ -179,7 +179,7 @@ def test_what_is_computed_again_in_the_backward_pass_gives_the_same_gradients(ki
     model = adapted(base).train()
     meant = one_by_one(model)
     if kept == "products":
-        keep_products(decoder_layers(base))
+        apply_selective_checkpointing(decoder_layers(base))
         if "selective" in family_of(base).unfit:
             with pytest.raises(RuntimeError, match="mutated"):
                 one_by_one(model)

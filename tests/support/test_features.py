@@ -29,14 +29,14 @@ from shardtune.config import ResolvedConfig
 from shardtune.errors import ShardtuneError
 from shardtune.kernels import fp8
 from shardtune.model.assembly import Assembly
-from shardtune.model.blueprint import Blueprint
 from shardtune.model.experts import SCALE_SUFFIX
 from shardtune.model.families.generic import decoder_layers
 from shardtune.model.families.registry import family_of
+from shardtune.model.meta_model import MetaModel
 from shardtune.model.quantized import hold_in_fp8
-from shardtune.parallel.recompute import keep_products
-from shardtune.train.attention import settle_packing
-from shardtune.train.choices import fp8_blocks, fuse, settle_kernels
+from shardtune.parallel.recompute import apply_selective_checkpointing
+from shardtune.train.attention import resolve_packing
+from shardtune.train.choices import fp8_blocks, fuse, resolve_kernels
 from shardtune.train.fused_loss import use_fused_loss
 
 NEW_TOKENS = sorted({int(ids[0]) for ids, _ in documents()})  # that stand in the rows
@@ -55,7 +55,7 @@ def build(config: ResolvedConfig, cell: Cell, *, dequantised: bool = False) -> P
     biased = {"attention_bias": True, "mlp_bias": True}
     base = toy("mixtral") if "expert LoRA" in cell else toy("llama", **biased)
     if config.config.model.base_precision == "fp8":
-        blocks = fp8_blocks(Blueprint(base, family_of(base), None, Assembly({})))
+        blocks = fp8_blocks(MetaModel(base, family_of(base), None, Assembly({})))
         codes = {name: quantise(base.get_parameter(name), block) for name, block in blocks.items()}
         if not dequantised:
             hold_in_fp8(base, blocks)
@@ -72,13 +72,13 @@ def build(config: ResolvedConfig, cell: Cell, *, dequantised: bool = False) -> P
 def as_a_run_computes(model: PeftModel, resolved: ResolvedConfig) -> dict[str, torch.Tensor]:
     base = model.get_base_model()
     family = family_of(base)
-    settled = settle_packing(settle_kernels(resolved, base, family, CPU), base, family, CPU, filled=0.5)
+    settled = resolve_packing(resolve_kernels(resolved, base, family, CPU), base, family, CPU, filled=0.5)
     train = settled.config.train
     fuse(model, train)
     if train.fused_loss:
         use_fused_loss(base, causal=True)
     if train.gradient_checkpointing == "selective":
-        keep_products(decoder_layers(base))
+        apply_selective_checkpointing(decoder_layers(base))
     elif train.gradient_checkpointing:
         base.gradient_checkpointing_enable({"use_reentrant": False})
     one, two, three, four = documents()

@@ -17,7 +17,7 @@ from accelerate.state import AcceleratorState, GradientState
 from ranks import free_ports, on_ranks
 
 from shardtune.config import load_config
-from shardtune.launch.run_folder import FOLDER_VARIABLE
+from shardtune.run.folder import FOLDER_VARIABLE
 from shardtune.train.run import train
 from shardtune.train.trainer import ShardedSFTTrainer, StopAtStep
 

@@ -19,11 +19,11 @@ from shardtune.adapters.lora import add_lora
 from shardtune.config import load_config
 from shardtune.config.schema import DataSection, LoraSection, ModelSection, RunConfig
 from shardtune.errors import UserInputError
-from shardtune.launch.evaluation import Evaluation, adapter_folder
-from shardtune.launch.exit_codes import INTERRUPTED
 from shardtune.parallel.processes import Processes
-from shardtune.train.evaluation import read_given, temporary_scene
-from shardtune.train.interrupt import StopRequest
+from shardtune.run.evaluation import Evaluation, adapter_folder
+from shardtune.run.exit_codes import INTERRUPTED
+from shardtune.run.stop_request import StopRequest
+from shardtune.train.evaluation import read_given, temporary_run
 from shardtune.train.run import train
 
 
@@ -135,7 +135,7 @@ def test_without_validation_rows_there_is_nothing_to_evaluate(processes: Process
 
     config = RunConfig(model=ModelSection(model_name_or_path="m"), data=DataSection(dataset_name_or_path="d"))
     with ExitStack() as at_end, pytest.raises(UserInputError, match=r"data\.val_split is null"):
-        temporary_scene(config, processes, Evaluation(), at_end)
+        temporary_run(config, processes, Evaluation(), at_end)
 
 
 def test_an_evaluation_that_is_interrupted_says_so_with_its_exit_code_and_leaves_nothing(

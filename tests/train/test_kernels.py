@@ -20,12 +20,12 @@ from toys import WORDS, save_toy, toy_config, toy_llama, toy_text_config
 
 from shardtune.config import load_config
 from shardtune.errors import UserInputError
-from shardtune.model.blueprint import draw_up
 from shardtune.model.families.registry import family_of
+from shardtune.model.meta_model import build_meta_model
 from shardtune.model.stored import read_headers
-from shardtune.observe.summary import VERBOSE_VARIABLE
-from shardtune.train.attention import settle_packing
-from shardtune.train.choices import settle_kernels
+from shardtune.terminal import VERBOSE_VARIABLE
+from shardtune.train.attention import resolve_packing
+from shardtune.train.choices import resolve_kernels
 from shardtune.train.fused_loss import why_not
 
 RUNS = {
@@ -154,12 +154,12 @@ def test_nearly_full_rows_are_not_packed_on_a_gpu(
     monkeypatch.setattr("transformers.PreTrainedModel.set_attn_implementation", lambda *_: None)
     model = AutoModelForCausalLM.from_config(toy_text_config("llama"))
     resolved = load_config(toy_config(tmp_path, toy_model, toy_data))
-    settled = settle_packing(resolved, model, family_of(model), torch.device("cpu"), filled)
+    settled = resolve_packing(resolved, model, family_of(model), torch.device("cpu"), filled)
     assert settled.config.train.packing is packed
     here = ("shardtune_varlen" if packed else "shardtune_whole_rows") if gpu else "sdpa"
     assert settled.config.model.attn_implementation == here
     asked = load_config(toy_config(tmp_path, toy_model, toy_data), ["train.packing=true", "train.kernels=eager"])
-    settled = settle_packing(asked, model, family_of(model), torch.device("cpu"), filled)
+    settled = resolve_packing(asked, model, family_of(model), torch.device("cpu"), filled)
     assert settled.config.train.packing is True
     assert settled.config.model.attn_implementation == "sdpa"
 
@@ -178,7 +178,7 @@ def test_an_attention_code_of_ours_that_does_not_fit_is_refused(
         toy_config(tmp_path, toy_model, toy_data), [f"model.attn_implementation={name}", f"train.packing={packing}"]
     )
     with pytest.raises(UserInputError, match="which this run cannot use"):
-        settle_packing(asked, model, family_of(model), torch.device("cpu"), 0.5)
+        resolve_packing(asked, model, family_of(model), torch.device("cpu"), 0.5)
 
 
 @pytest.mark.parametrize(("name", "packed"), [("shardtune_varlen", True), ("shardtune_whole_rows", False)])
@@ -187,8 +187,8 @@ def test_a_saved_config_that_names_our_attention_trains_again(
 ) -> None:
     monkeypatch.setattr("shardtune.kernels.varlen.usable", lambda device, dtype: True)
     asked = load_config(toy_config(tmp_path, toy_model, toy_data), [f"model.attn_implementation={name}"])
-    model = draw_up(asked.config.model, toy_model, read_headers(toy_model)).model
-    settled = settle_packing(asked, model, family_of(model), torch.device("cpu"), 0.5)
+    model = build_meta_model(asked.config.model, toy_model, read_headers(toy_model)).model
+    settled = resolve_packing(asked, model, family_of(model), torch.device("cpu"), 0.5)
     assert settled.config.train.packing is packed
     assert model.config._attn_implementation == settled.config.model.attn_implementation == name
 
@@ -211,7 +211,7 @@ def test_layers_are_compiled_where_it_pays(
 
     model = AutoModelForCausalLM.from_config(toy_text_config("llama")).float().requires_grad_(False)
     resolved = load_config(toy_config(tmp_path, toy_model, toy_data), overrides)
-    settled = settle_kernels(resolved, model, family_of(model), torch.device(device))
+    settled = resolve_kernels(resolved, model, family_of(model), torch.device(device))
     assert settled.config.train.compile is compiled
     assert why in settled.origins["train.compile"].where
 
@@ -251,7 +251,7 @@ def test_asking_for_code_that_does_not_compute_a_model_is_refused(
     model = AutoModelForCausalLM.from_config(toy_text_config(kind)).requires_grad_(False)
     resolved = load_config(toy_config(tmp_path, toy_model, toy_data), [asked])
     with pytest.raises(UserInputError, match="cannot have") as refused:
-        settle_kernels(resolved, model, family_of(model), torch.device("cpu"))
+        resolve_kernels(resolved, model, family_of(model), torch.device("cpu"))
     assert refused.value.why.startswith(why)
 
 
@@ -262,7 +262,7 @@ def test_nothing_fused_is_chosen_for_an_architecture_without_a_file(
 
     model = AutoModelForCausalLM.from_config(toy_text_config("olmoe", num_experts=4)).requires_grad_(False)
     resolved = load_config(toy_config(tmp_path, toy_model, toy_data), ["train.bf16=true"])
-    settled = settle_kernels(resolved, model, family_of(model), torch.device("cuda"))
+    settled = resolve_kernels(resolved, model, family_of(model), torch.device("cuda"))
     for key in ("fused_loss", "fused_experts", "compile"):
         assert getattr(settled.config.train, key) is False
         assert "no family file for olmoe" in settled.origins[f"train.{key}"].where

@@ -13,10 +13,10 @@ from transformers import AutoModelForCausalLM, Mistral4ForCausalLM, PreTrainedMo
 from shardtune.config import ResolvedConfig, load_config
 from shardtune.errors import UserInputError
 from shardtune.model.assembly import Assembly
-from shardtune.model.blueprint import Blueprint
 from shardtune.model.families.registry import family_of
+from shardtune.model.meta_model import MetaModel
 from shardtune.parallel.shard import decoder_layers
-from shardtune.train.choices import settle_layer_class
+from shardtune.train.choices import resolve_layer_class
 
 
 def resolved(folder: Path, classes: str) -> ResolvedConfig:
@@ -27,13 +27,13 @@ def resolved(folder: Path, classes: str) -> ResolvedConfig:
     return load_config(folder / "run.yaml", accelerate_config=folder / "fsdp.yaml", environ={})
 
 
-def toy(model_type: str) -> Blueprint:
+def toy(model_type: str) -> MetaModel:
     config = toy_text_config(model_type)
     with torch.device("meta"):
         model: PreTrainedModel = (
             Mistral4ForCausalLM(config) if model_type == "mistral4" else AutoModelForCausalLM.from_config(config)
         )
-    return Blueprint(model, family_of(model), None, Assembly({}))
+    return MetaModel(model, family_of(model), None, Assembly({}))
 
 
 @pytest.mark.parametrize(
@@ -50,27 +50,27 @@ def toy(model_type: str) -> Blueprint:
 def test_it_means_the_decoder_layer_of_this_model_and_that_is_said(
     tmp_path: Path, model_type: str, written: str, meant: str
 ) -> None:
-    blueprint = toy(model_type)
-    after, notices = settle_layer_class(resolved(tmp_path, written), blueprint)
+    meta_model = toy(model_type)
+    after, notices = resolve_layer_class(resolved(tmp_path, written), meta_model)
     assert after.config.parallel.transformer_layer_cls_to_wrap == meant
     assert after.origins["parallel.transformer_layer_cls_to_wrap"].source == "auto"
     copied = written.strip("[]").split(",")[0]
     assert len(notices) == 1 and f"{copied} is read as {meant}" in notices[0] and "fsdp.yaml" in notices[0]
-    assert len(decoder_layers(blueprint.model, after.config.parallel.transformer_layer_cls_to_wrap)) == 2
+    assert len(decoder_layers(meta_model.model, after.config.parallel.transformer_layer_cls_to_wrap)) == 2
 
 
 def test_a_class_of_this_model_stays(tmp_path: Path) -> None:
     before = resolved(tmp_path, "LlamaMLP")
-    assert settle_layer_class(before, toy("llama")) == (before, [])
+    assert resolve_layer_class(before, toy("llama")) == (before, [])
 
 
 def test_a_class_that_is_no_decoder_layer_anywhere_is_refused_with_the_key_and_the_class_to_write(
     tmp_path: Path,
 ) -> None:
-    blueprint = toy("llama")
-    get_peft_model(blueprint.model, LoraConfig(target_modules=["q_proj"]))
+    meta_model = toy("llama")
+    get_peft_model(meta_model.model, LoraConfig(target_modules=["q_proj"]))
     with pytest.raises(UserInputError, match="no module of class MyBlock") as caught:
-        settle_layer_class(resolved(tmp_path, "MyBlock"), blueprint)
+        resolve_layer_class(resolved(tmp_path, "MyBlock"), meta_model)
     assert "fsdp.yaml" in caught.value.what and "fsdp_transformer_layer_cls_to_wrap" in caught.value.what
     assert "LlamaDecoderLayer" in caught.value.fix and "ModuleDict" not in str(caught.value)
 

@@ -15,11 +15,11 @@ from running import events
 
 from shardtune.observe.events import EventLog
 from shardtune.observe.hardware import describe_hardware
-from shardtune.observe.summary import VERBOSE_VARIABLE
+from shardtune.terminal import VERBOSE_VARIABLE
 from shardtune.train.machines import tell_machines
 
 
-def scene(folder: Path, rank: int, local_rank: int, gather: Callable[[Any], list[Any]] = lambda mine: [mine]) -> Any:
+def context(folder: Path, rank: int, local_rank: int, gather: Callable[[Any], list[Any]] = lambda mine: [mine]) -> Any:
     processes = SimpleNamespace(rank=rank, local_rank=local_rank, is_main=rank == 0, gather=gather)
     console = Console(file=StringIO(), width=120, quiet=rank != 0)
     return SimpleNamespace(processes=processes, console=console, folder=folder, events=EventLog(folder, rank))
@@ -28,7 +28,7 @@ def scene(folder: Path, rank: int, local_rank: int, gather: Callable[[Any], list
 def test_one_process_keeps_its_own_machine_and_tells_it_when_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    alone = scene(tmp_path, 0, 0)
+    alone = context(tmp_path, 0, 0)
     tell_machines(alone, workers=0)
     (event,) = events(tmp_path, "hardware")
     kept = json.loads((tmp_path / "environment.json").read_text())
@@ -49,7 +49,7 @@ def test_rank_0_tells_how_another_node_differs(tmp_path: Path) -> None:
         assert mine["host"] == here["host"]
         return [mine, None, there, None]  # two nodes of two ranks
 
-    main = scene(tmp_path, 0, 0, gather)
+    main = context(tmp_path, 0, 0, gather)
     tell_machines(main, workers=0)
     said = main.console.file.getvalue()
     assert f"differs   node 1 (other): Python 3.12.1 instead of {here['python']}\n" in said
@@ -58,6 +58,6 @@ def test_rank_0_tells_how_another_node_differs(tmp_path: Path) -> None:
 
 def test_a_second_rank_of_a_node_looks_at_nothing(tmp_path: Path) -> None:
     gathered: list[Any] = []
-    tell_machines(scene(tmp_path, 1, 1, lambda mine: gathered.append(mine) or []), workers=0)
+    tell_machines(context(tmp_path, 1, 1, lambda mine: gathered.append(mine) or []), workers=0)
     assert gathered == [None]
     assert events(tmp_path, "hardware", rank=1) == [] and not (tmp_path / "environment.json").exists()

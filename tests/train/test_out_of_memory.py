@@ -14,7 +14,7 @@ from running import events
 from toys import toy_config
 
 from shardtune.checkpoint.snapshot import Snapshot
-from shardtune.launch.exit_codes import OUT_OF_MEMORY
+from shardtune.run.exit_codes import OUT_OF_MEMORY
 from shardtune.train import run as run_module
 from shardtune.train.memory.allocator import Allocator
 from shardtune.train.memory.failure import OutOfMemory
@@ -59,7 +59,7 @@ def failing_in(phase: str) -> Iterator[None]:
         if phase == "saving":
             patch.setattr(CheckpointSaver, "save", no_memory)
         if phase == "loading":
-            patch.setattr(run_module, "bring_in", no_memory)
+            patch.setattr(run_module, "load_sharded_weights", no_memory)
         yield
 
 

@@ -18,9 +18,9 @@ from toys import toy_config
 from shardtune.checkpoint.snapshot import Snapshot
 from shardtune.checkpoint.store import CheckpointStore
 from shardtune.errors import ShardtuneError, UserInputError
-from shardtune.launch import run_folder
-from shardtune.launch.run_folder import LEASE
 from shardtune.lease import Lease
+from shardtune.run import folder as run_folder_module
+from shardtune.run.folder import LEASE
 from shardtune.train import saving
 
 # 11 packed rows in steps of 4: 3 steps an epoch, the last of them smaller. Log lines every 3 steps (and the first), so
@@ -285,7 +285,7 @@ def test_a_finished_run_is_not_continued_but_can_be_made_longer(
 
 
 def test_a_run_that_is_alive_is_not_joined(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_folder, "_LEASE_SECONDS", 0.0)
+    monkeypatch.setattr(run_folder_module, "_LEASE_SECONDS", 0.0)
     assert run(config, run_id="alive", stop_at=1) == 75
     lease = Lease.take(config.parent / "runs" / "alive" / LEASE)
     assert lease is not None

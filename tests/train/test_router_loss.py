@@ -131,7 +131,7 @@ def test_compiled_and_recomputed_layers_give_the_same_loss_and_gradients(
     recomputed: str, compiled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from shardtune.model.experts import use_grouped_experts
-    from shardtune.parallel.recompute import keep_products
+    from shardtune.parallel.recompute import apply_selective_checkpointing
     from shardtune.parallel.shard import compile_layers
 
     monkeypatch.setattr(torch, "compile", lambda f: COMPILE(f, backend="aot_eager"))
@@ -150,7 +150,7 @@ def test_compiled_and_recomputed_layers_give_the_same_loss_and_gradients(
             use_fused_loss(model, causal=True, router_coefficient=1.0)
             layers = list(model.model.layers)
             if recomputed == "selective":
-                keep_products(layers)
+                apply_selective_checkpointing(layers)
             if compiled:
                 compile_layers(layers)
             if recomputed == "full":

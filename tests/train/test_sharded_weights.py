@@ -25,7 +25,7 @@ WORKER = Path(__file__).parent.parent / "weights_worker.py"
 EXPERTS = {"target_modules": ["attention", "experts"], "r": 3}
 
 
-def bring_in(
+def load_sharded_weights(
     environment: dict[str, str], out: Path, worlds: Sequence[int], cases: dict, timeout: float = 180
 ) -> dict[int, dict[str, list]]:
     """By number of ranks, what each rank saw in each case."""
@@ -69,7 +69,7 @@ def seen(folder: Path, shared_environment: dict[str, str]) -> dict[int, dict[str
         "quantised-sent": case(folder / "llama", base_precision="fp8", load="rank0-broadcast"),
         "elsewhere": case(folder / "llama", folders={"1": str(folder / "nothing-here")}),
     }
-    return bring_in(shared_environment, folder / "out", (1, 2, 3), cases)
+    return load_sharded_weights(shared_environment, folder / "out", (1, 2, 3), cases)
 
 
 def slices(tensor: torch.Tensor, ranks: int) -> list[torch.Tensor]:
@@ -152,7 +152,9 @@ def test_nodes_with_different_checkpoints_are_told_apart(
     tensors = load_file(other / "model.safetensors")
     save_file({name: t.to(torch.bfloat16) for name, t in tensors.items()}, other / "model.safetensors")
     with pytest.raises(AssertionError, match="The nodes have different checkpoints of the model"):
-        bring_in(environment, tmp_path / "out", [2], {"x": case(folder / "llama", folders={"1": str(other)})})
+        load_sharded_weights(
+            environment, tmp_path / "out", [2], {"x": case(folder / "llama", folders={"1": str(other)})}
+        )
 
 
 @pytest.mark.slow
@@ -164,7 +166,10 @@ def test_two_gigabytes_on_two_and_three_ranks_cost_no_rank_more_than_its_shard(
     assert size > 1.9e9
     assert len(list(model.glob("*.safetensors"))) > 3
     big = {"big": case(model, torch_dtype="bfloat16")}
-    seen = {ranks: found["big"] for ranks, found in bring_in(environment, tmp_path, (2, 3), big, timeout=600).items()}
+    seen = {
+        ranks: found["big"]
+        for ranks, found in load_sharded_weights(environment, tmp_path, (2, 3), big, timeout=600).items()
+    }
     plain = transformers.LlamaForCausalLM.from_pretrained(model, dtype=torch.bfloat16)
     whole = sum(p.nbytes for p in plain.parameters())
     for ranks, found in seen.items():

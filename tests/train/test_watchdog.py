@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from shardtune.launch.channel import Channel, read_message
+from shardtune.run.channel import Channel, read_message
 from shardtune.train.watchdog import BATCH, PREPARING, SAVING, STEP, Limits
 
 SCRIPT = """

@@ -48,7 +48,7 @@ def go_back(
     assert point is not None
     guards.passed_over.update(range(alarm.first_step, alarm.step + 1))
     guards.tell_rollback(alarm, point.step)
-    trainer.go_on_from(point)
+    trainer.resume_from(point)
     return point
 
 

@@ -10,11 +10,11 @@ from transformers import TrainerCallback
 
 from shardtune.config.schema import GuardsSection
 from shardtune.observe.events import EventLog
-from shardtune.observe.summary import say
 from shardtune.parallel.processes import Processes
+from shardtune.terminal import say
 from shardtune.train.guards.alarm import Alarm, GuardStop, RollBack, rows_told
 from shardtune.train.guards.curve import Curve
-from shardtune.train.guards.looks import Looks
+from shardtune.train.guards.health import HealthChecks
 from shardtune.train.guards.numbers import Seen, Undo, drop_if_not_finite, exchange
 from shardtune.train.guards.weights import not_finite
 
@@ -40,7 +40,7 @@ class Guards(TrainerCallback):
         console: Console,
         events: EventLog,
         processes: Processes,
-        looks: Looks,
+        looks: HealthChecks,
     ) -> None:
         self.settings, self.console, self.events, self.processes = settings, console, events, processes
         self.curve, self.looks = Curve(settings), looks

@@ -8,7 +8,7 @@ from math import prod
 from typing import Any
 
 from shardtune.config.schema import RunConfig
-from shardtune.observe.summary import size
+from shardtune.terminal import size
 
 _MARGIN = 0.02  # of the GPU: what is asked for next is not known
 _GROWING = ("activations", "loss")  # with the tokens of a micro-batch

@@ -6,9 +6,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from shardtune.errors import ShardtuneError
-from shardtune.launch.exit_codes import OUT_OF_MEMORY
 from shardtune.observe.events import EventLog
-from shardtune.observe.summary import size
+from shardtune.run.exit_codes import OUT_OF_MEMORY
+from shardtune.terminal import size
 from shardtune.train.memory.advice import Answer, Model, Shortage, advise
 from shardtune.train.memory.allocator import ran_out, wanted_in
 from shardtune.train.memory.ledger import Ledger, Shortfall

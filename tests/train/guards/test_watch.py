@@ -17,7 +17,7 @@ from shardtune.config.schema import GuardsSection, ParallelSection
 from shardtune.observe.events import EventLog
 from shardtune.parallel.processes import join
 from shardtune.train.guards.alarm import Alarm, GuardStop
-from shardtune.train.guards.looks import Looks
+from shardtune.train.guards.health import HealthChecks
 from shardtune.train.guards.watch import Guards
 
 
@@ -25,7 +25,7 @@ from shardtune.train.guards.watch import Guards
 def guards(tmp_path: Path) -> Iterator[Guards]:
     settings = GuardsSection()
     with join(ParallelSection(device="cpu")) as processes:
-        looks = Looks(settings, processes, None, every=25)
+        looks = HealthChecks(settings, processes, None, every=25)
         watch = Guards(settings, Console(record=True, width=200), EventLog(tmp_path, 0), processes, looks)
         watch._trainer = SimpleNamespace(model=nn.Linear(2, 2), resumed=None)  # type: ignore[assignment]
         yield watch

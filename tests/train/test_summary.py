@@ -11,8 +11,9 @@ from rich.console import Console
 from shardtune.adapters.coverage import Coverage, TargetRow
 from shardtune.config.schema import TrainSection
 from shardtune.data.prepared import PreparedCounts
-from shardtune.observe.summary import adapter_table, coverage_line, data_line, math_lines, say, sharding_line, size
 from shardtune.plan.steps import training_math
+from shardtune.terminal import say, size
+from shardtune.train.summary import adapter_table, coverage_line, data_line, math_lines, sharding_line
 
 
 def printed(thing: Any, width: int = 100) -> str:

@@ -26,7 +26,7 @@ _LEAST_WAIT = 0.05  # seconds a step of waiting for data; below that nobody woul
 
 
 @dataclass(frozen=True)
-class Look:
+class RankHealth:
     """What one rank saw since its last look. None: not known here."""
 
     host: str
@@ -39,7 +39,7 @@ class Look:
     adapters: int  # checksum
 
 
-class Looks:
+class HealthChecks:
     """Every `every` steps: stragglers, data starvation, memory, throttling, adapters that stand still."""
 
     def __init__(self, settings: GuardsSection, processes: Processes, gpu: Gpu | None, every: int) -> None:
@@ -70,7 +70,7 @@ class Looks:
             self._mark = self._clock(step)
         if step % self.every:
             return []
-        looks = [Look(**look) for look in self.processes.all_gather(asdict(self._look(step)))]
+        looks = [RankHealth(**look) for look in self.processes.all_gather(asdict(self._look(step)))]
         found = (self._straggler(step, looks), self._starved(step, looks), self._full(step, looks),
                  self._throttled(step, looks), self._frozen(step, looks))  # fmt: skip
         self._adapters, self._moving = sum(look.adapters for look in looks), False
@@ -81,12 +81,12 @@ class Looks:
         assert self._trainer is not None
         return time.perf_counter() - self._trainer.paused_seconds, self._trainer.data_seconds, step
 
-    def _look(self, step: int) -> Look:
+    def _look(self, step: int) -> RankHealth:
         assert self._trainer is not None and self._mark is not None
         now, began = self._clock(step), self._mark
         waited, steps = now[1] - began[1], now[2] - began[2]
         used, capacity = self.gpu.memory() if self.gpu is not None else (0, 0)
-        return Look(
+        return RankHealth(
             host=socket.gethostname(),
             forward=self.forward.seconds_per_token(),
             tokens=self.forward.tokens,
@@ -97,7 +97,7 @@ class Looks:
             adapters=_adapters_checksum(self._trainer.model) if self.settings.frozen_adapter != "off" else 0,
         )
 
-    def _straggler(self, step: int, looks: list[Look]) -> Alarm | None:
+    def _straggler(self, step: int, looks: list[RankHealth]) -> Alarm | None:
         paces = [look.forward for look in looks if look.forward is not None]
         if len(paces) < 2 or len(paces) < len(looks):
             return None
@@ -117,7 +117,7 @@ class Looks:
             fix="Look at that machine: other jobs, clocks, temperature, a GPU that runs in a slower mode.",
         )  # fmt: skip
 
-    def _starved(self, step: int, looks: list[Look]) -> Alarm | None:
+    def _starved(self, step: int, looks: list[RankHealth]) -> Alarm | None:
         limit = self.settings.data_starvation_share
         ranks = tuple(
             rank for rank, look in enumerate(looks)
@@ -132,7 +132,7 @@ class Looks:
             fix="Set train.extra.dataloader_num_workers (2, say), or put the prepared data on a faster disk.",
         )  # fmt: skip
 
-    def _full(self, step: int, looks: list[Look]) -> Alarm | None:
+    def _full(self, step: int, looks: list[RankHealth]) -> Alarm | None:
         limit = self.settings.memory_share
         ranks = tuple(rank for rank, look in enumerate(looks) if look.memory is not None and look.memory > limit)
         if not ranks:
@@ -144,7 +144,7 @@ class Looks:
             fix="Halve train.per_device_train_batch_size and double train.gradient_accumulation_steps.",
         )  # fmt: skip
 
-    def _throttled(self, step: int, looks: list[Look]) -> Alarm | None:
+    def _throttled(self, step: int, looks: list[RankHealth]) -> Alarm | None:
         ranks = tuple(rank for rank, look in enumerate(looks) if look.throttle)
         if not ranks:
             return None
@@ -153,7 +153,7 @@ class Looks:
         fix = "Look at its cooling and power; the run goes on, slower."
         return Alarm("throttling", step, text, ranks=ranks, fix=fix)
 
-    def _frozen(self, step: int, looks: list[Look]) -> Alarm | None:
+    def _frozen(self, step: int, looks: list[RankHealth]) -> Alarm | None:
         same = self._adapters == sum(look.adapters for look in looks)
         if not same or not self._moving:
             return None
@@ -171,7 +171,7 @@ class Looks:
         self._adapters, self._moving = saved["adapters"], saved["moving"]
 
 
-def _named(ranks: tuple[int, ...], looks: list[Look]) -> str:
+def _named(ranks: tuple[int, ...], looks: list[RankHealth]) -> str:
     hosts = ", ".join(sorted({looks[rank].host for rank in ranks}))
     return f"Rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))} ({hosts})"
 

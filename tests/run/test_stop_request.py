@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from shardtune.train.interrupt import Grace, StopRequest, grace_seconds
+from shardtune.run.stop_request import Grace, StopRequest, grace_seconds
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGUSR1, 75), (signal.SIGINT, 130)])
@@ -45,14 +45,14 @@ def test_the_former_handlers_come_back() -> None:
 SCRIPT = """
 import os, signal, sys
 from types import SimpleNamespace
-from shardtune.train import interrupt
+from shardtune.run import stop_request
 clock = [0.0]
-interrupt.time = SimpleNamespace(monotonic=lambda: clock[0])
-with interrupt.StopRequest() as stop:
+stop_request.time = SimpleNamespace(monotonic=lambda: clock[0])
+with stop_request.StopRequest() as stop:
     stop.wait_for_step()
     signal.raise_signal(signal.SIGTERM)
     signal.raise_signal(signal.SIGTERM)  # the same press, handed on twice
-    clock[0] = 2 * interrupt._SAME_PRESS
+    clock[0] = 2 * stop_request._SAME_PRESS
     print("still here", flush=True)
     signal.raise_signal(signal.SIGTERM)
     print("never", flush=True)

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from shardtune.launch.exit_codes import DONE, INTERRUPTED, LEFT_AT_ONCE, PREEMPTED, stop_signal
-from shardtune.launch.findings import Cause, Finding, at_clock, cause_of
+from shardtune.run.exit_codes import DONE, INTERRUPTED, LEFT_AT_ONCE, PREEMPTED, stop_signal
+from shardtune.run.findings import Cause, Finding, at_clock, cause_of
 
 COLLECT_SECONDS = 12.0  # from the first failure until nodes that have not said anything count as lost
 
@@ -36,7 +36,7 @@ class Report:
 
 
 @dataclass(frozen=True)
-class Word:
+class Directive:
     """What every node does now: go on, stop (hand the signal on), collect (end the ranks, say what was found), end."""
 
     state: Literal["go", "stop", "collect", "end"] = "go"
@@ -51,12 +51,12 @@ class Word:
         return json.dumps(asdict(self))
 
     @classmethod
-    def from_json(cls, text: str | bytes) -> Word:
+    def from_json(cls, text: str | bytes) -> Directive:
         values = json.loads(text)
         return cls(**{**values, "findings": tuple(values["findings"])})
 
 
-class Council:
+class Coordinator:
     """Decides, on the master. Times are the master's own clock (`now`), so that nobody's clock has to be right."""
 
     def __init__(self, hosts: Sequence[str], node_timeout: float, restarts_left: int, now: float) -> None:
@@ -64,7 +64,7 @@ class Council:
         self._reports: dict[int, Report] = {}
         self._heard = dict.fromkeys(range(len(hosts)), now)
         self._collecting: float | None = None
-        self._end: Word | None = None
+        self._end: Directive | None = None
 
     def hear(self, report: Report, now: float) -> None:
         known = self._reports.get(report.node)
@@ -72,23 +72,23 @@ class Council:
             self._heard[report.node] = now
         self._reports[report.node] = report
 
-    def word(self, now: float, wall: float) -> Word:
+    def word(self, now: float, wall: float) -> Directive:
         """The word of this moment. Once it is `end` it stays so."""
         if self._end is None:
             self._end = self._decided(now, wall)
         if self._end is not None:
             return self._end
         if self._collecting is not None:
-            return Word("collect")
+            return Directive("collect")
         asked = [number for report in self._reports.values() if (number := _stop_of(report))]
-        return Word("stop", signal=asked[0]) if asked else Word()
+        return Directive("stop", signal=asked[0]) if asked else Directive()
 
-    def _decided(self, now: float, wall: float) -> Word | None:
+    def _decided(self, now: float, wall: float) -> Directive | None:
         reports = self._reports.values()
         silent = [node for node, heard in self._heard.items() if now - heard > self.node_timeout]
         if self._collecting is None:
             if len(self._reports) == len(self.hosts) and all(report.state == "done" for report in reports):
-                return Word("end", code=_code([report.code for report in reports]))
+                return Directive("end", code=_code([report.code for report in reports]))
             if silent or any(report.state == "failed" for report in reports):
                 self._collecting = now
             return None
@@ -100,20 +100,20 @@ class Council:
     def _has_settled(self, node: int) -> bool:
         return node in self._reports and self._reports[node].state in ("settled", "done")
 
-    def _judge(self, lost: list[int], now: float, wall: float) -> Word:
+    def _judge(self, lost: list[int], now: float, wall: float) -> Directive:
         findings = [finding for report in self._reports.values() for finding in report.findings]
         for node in lost:
             ago = now - self._heard[node]
             text = f"Node {node} ({self.hosts[node]}) was last heard of {ago:.0f} s ago."
             findings.append(Finding("lost", wall - ago, node, self.hosts[node], text=text))
         cause = cause_of(findings, len(self.hosts))
-        return end_word(cause, findings, self.restarts_left, wall)
+        return end_directive(cause, findings, self.restarts_left, wall)
 
 
-def end_word(cause: Cause, findings: Sequence[Finding], restarts_left: int, wall: float) -> Word:
+def end_directive(cause: Cause, findings: Sequence[Finding], restarts_left: int, wall: float) -> Directive:
     """The last word, with all findings, the cause first."""
     first = [cause.finding] if cause.finding is not None else []
-    return Word(
+    return Directive(
         "end",
         code=cause.code,
         text=cause.text,
@@ -144,4 +144,4 @@ def _code(codes: list[int]) -> int:
     return next((code for code in (LEFT_AT_ONCE, INTERRUPTED, PREEMPTED) if code in codes), max(codes))
 
 
-Exchange = Callable[[Report], Word]
+Exchange = Callable[[Report], Directive]

@@ -11,14 +11,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from shardtune.launch.channel import Channel
-from shardtune.launch.stacks import ask
+from shardtune.run.channel import Channel
+from shardtune.run.stacks import ask
 
 CHILD = """
     import json, sys, threading, time
     import os
-    from shardtune.launch.channel import Channel
-    from shardtune.launch.stacks import answering
+    from shardtune.run.channel import Channel
+    from shardtune.run.stacks import answering
 
     def busy():  # its frames come and go all the time: reading them from another thread may end the process
         while True:

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from shardtune.errors import ShardtuneError, UserInputError
-from shardtune.launch.channel import CHANNEL_VARIABLE, Channel, read_message
-from shardtune.launch.failure import kind_of, leave_record, render, report_failure
+from shardtune.run.channel import CHANNEL_VARIABLE, Channel, read_message
+from shardtune.run.failure import kind_of, leave_record, render, report_failure
 
 MISTAKE = UserInputError("The file is missing.", why="It was moved.", fix="Move it back.")
 

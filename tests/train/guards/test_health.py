@@ -11,19 +11,19 @@ import torch
 
 from shardtune.config.schema import GuardsSection
 from shardtune.parallel.processes import Processes
-from shardtune.train.guards import looks as looks_module
+from shardtune.train.guards import health as looks_module
 from shardtune.train.guards.alarm import Alarm
-from shardtune.train.guards.looks import Look, Looks
+from shardtune.train.guards.health import HealthChecks, RankHealth
 from shardtune.train.guards.machine import Gpu
 from shardtune.train.guards.numbers import drop_if_not_finite, exchange
 
 
 class Ranks:
-    """Looks of several ranks, as if they had been exchanged: the last look of rank 0 is this process's own."""
+    """The looks of several ranks, as if they had been exchanged: the last look of rank 0 is this process's own."""
 
     def __init__(self, processes: Processes, gpu: Gpu | None = None, **settings: Any) -> None:
         self.trainer = SimpleNamespace(model=torch.nn.Linear(4, 4), paused_seconds=0.0, data_seconds=0.0)
-        self.looks = Looks(GuardsSection(**settings), processes, gpu, every=1)
+        self.looks = HealthChecks(GuardsSection(**settings), processes, gpu, every=1)
         self.looks.attach(self.trainer)  # type: ignore[arg-type]
         self.looks.begin()
         self.step = 0
@@ -39,7 +39,9 @@ class Ranks:
     def among(self, paces: list[float], tokens: int = 1000) -> Alarm | None:
         """A look in which the ranks had these own seconds for so many tokens."""
         self.step += 1
-        seen = [Look(f"host{rank}", pace / tokens, tokens, None, 0.0, None, (), 0) for rank, pace in enumerate(paces)]
+        seen = [
+            RankHealth(f"host{rank}", pace / tokens, tokens, None, 0.0, None, (), 0) for rank, pace in enumerate(paces)
+        ]
         return self.looks._straggler(self.step, seen)
 
 

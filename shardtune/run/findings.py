@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from shardtune.launch.exit_codes import FAILED, LOST, NO_PROGRESS
-from shardtune.launch.failure import three_parts
+from shardtune.run.exit_codes import FAILED, LOST, NO_PROGRESS
+from shardtune.run.failure import three_parts
 
 # In this order a kind is believed to be the cause; within a line the earliest is. A rank that was killed or stopped, or
 # threw something of its own, explains those that waited for it; never the other way round.

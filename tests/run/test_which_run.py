@@ -18,9 +18,9 @@ from shardtune.checkpoint.store import CheckpointStore
 from shardtune.config import load_config
 from shardtune.config.schema import RunConfig
 from shardtune.errors import UserInputError
-from shardtune.launch import which_run
-from shardtune.launch.run_folder import RECORD
-from shardtune.launch.which_run import Choice, read_run, record_finish, record_start
+from shardtune.run import which_run
+from shardtune.run.folder import RECORD
+from shardtune.run.which_run import Choice, read_run, record_finish, record_start
 
 
 @pytest.fixture(autouse=True)

@@ -17,7 +17,7 @@ from shardtune.checkpoint.store import CheckpointStore, UnreadableStoreError, pu
 from shardtune.config.schema import RunConfig
 from shardtune.durable import read_plain, replace_file
 from shardtune.errors import UserInputError
-from shardtune.launch.run_folder import (
+from shardtune.run.folder import (
     CHECKPOINTS,
     RECORD,
     ForeignFolderError,

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from shardtune.launch.channel import CHANNEL_VARIABLE, Channel, put_message, read_message
+from shardtune.run.channel import CHANNEL_VARIABLE, Channel, put_message, read_message
 
 WRITER = """
 import itertools, os, sys, time
-from shardtune.launch.channel import Channel, put_message
+from shardtune.run.channel import Channel, put_message
 channel = Channel.inherited(os.environ)
 assert channel is not None
 print("writing", flush=True)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from shardtune.terminal import width_of, wrapped
+from shardtune.terminal import count, percent, size
 
 if TYPE_CHECKING:
     from shardtune.adapters.coverage import Coverage
@@ -17,38 +15,11 @@ if TYPE_CHECKING:
     from shardtune.config.schema import TrainSection
     from shardtune.data.order import Documents
     from shardtune.data.prepared import PreparedCounts
-    from shardtune.model.blueprint import Blueprint
-    from shardtune.observe.events import EventLog
+    from shardtune.model.meta_model import MetaModel
     from shardtune.parallel.processes import Processes
     from shardtune.parallel.shard import Sharding
     from shardtune.plan.steps import TrainingMath
     from shardtune.train.weights import Loaded
-
-
-VERBOSE_VARIABLE = "SHARDTUNE_VERBOSE"  # set by -v, for the ranks that a launcher starts
-_INDENT = 10  # columns of a label and the space behind it
-
-
-def say(console: Console, label: str, text: str, style: str = "bold") -> None:
-    """One labelled line: wrapped between words on a terminal, whole elsewhere, so that logs can be searched."""
-    line = wrapped(f"{label:<{_INDENT - 1}} {text}", width_of(console), _INDENT)
-    console.print(Text.assemble((line[: len(label)], style), line[len(label) :]), soft_wrap=True)
-
-
-def detail(console: Console, label: str, text: str) -> None:
-    """A line for those who asked for everything (`-v`)."""
-    if is_verbose():
-        say(console, label, text)
-
-
-def is_verbose() -> bool:
-    return bool(os.environ.get(VERBOSE_VARIABLE))
-
-
-def warn(console: Console, events: EventLog, about: str, text: str) -> None:
-    """Where nobody overlooks it, and kept for reports."""
-    say(console, "warning", text, "bold red")
-    events.write("warning", about=about, text=text)
 
 
 def data_line(counts: PreparedCounts) -> str:
@@ -151,7 +122,7 @@ def checkpointing_line(train: TrainSection, device: str) -> str:
     return "activation checkpointing: none"
 
 
-def weights_lines(loaded: Loaded, blueprint: Blueprint) -> list[str]:
+def weights_lines(loaded: Loaded, meta_model: MetaModel) -> list[str]:
     """What was read by this rank, how fast, and what was left where it is."""
     if loaded.way == "random":
         return [f"RANDOM, {size(loaded.local_bytes)} drawn here in {loaded.seconds:.1f} s"]
@@ -162,15 +133,15 @@ def weights_lines(loaded: Loaded, blueprint: Blueprint) -> list[str]:
     ]
     if loaded.way == "rank0-broadcast":
         lines[0] += "; rank 0 read for all ranks"
-    if blueprint.wrapper is not None:
-        other = blueprint.assembly.left_out
+    if meta_model.wrapper is not None:
+        other = meta_model.assembly.left_out
         lines.append(
-            f"the text model out of {blueprint.wrapper.class_name}: {len(other)} other tensors "
+            f"the text model out of {meta_model.wrapper.class_name}: {len(other)} other tensors "
             f"({size(sum(tensor.nbytes for tensor in other))}) not read"
         )
-    if blueprint.assembly.unused_scales:
+    if meta_model.assembly.unused_scales:
         lines.append(
-            f"{count(blueprint.assembly.unused_scales, 'activation scale')} not used: activations stay in full"
+            f"{count(meta_model.assembly.unused_scales, 'activation scale')} not used: activations stay in full"
         )
     if loaded.quantisation_error is not None:
         lines.append(
@@ -213,38 +184,3 @@ def adapter_table(coverage: Coverage) -> Table:
 def _places(modules: int, tensors: int) -> str:
     parts = [count(modules, "module")] if modules or not tensors else []
     return ", ".join([*parts, *([count(tensors, "tensor")] if tensors else [])])
-
-
-def percent(share: float) -> str:
-    """`78.9 %`; a share that is not zero never reads as zero."""
-    return f"{share:.1%}".replace("%", " %") if share >= 0.0005 or not share else f"{100 * share:.1g} %"
-
-
-def count(number: int, word: str, plural: str = "s") -> str:
-    """`1 process`, `2 processes`."""
-    return f"{number:,} {word}{'' if number == 1 else plural}"
-
-
-def operations(tflops: float) -> str:
-    """`310 TFLOP/s`; a toy on a CPU does `66.6 MFLOP/s`."""
-    for unit in ("TFLOP/s", "GFLOP/s", "MFLOP/s"):
-        if tflops >= 0.1 or unit == "MFLOP/s":
-            break
-        tflops *= 1000
-    return f"{tflops:.3g} {unit}"
-
-
-def size(number: float) -> str:
-    """Bytes in powers of 1024, as memory is counted: 13207024435 → `12.3 GiB`."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(number) < 999.5:  # three digits of more would read 1e+03
-            return f"{number:.3g} {unit}"
-        number /= 1024
-    return f"{number:.3g} TiB"
-
-
-def clock(seconds: float) -> str:
-    """12 s → `0:12`, 3700 s → `1:01:40`."""
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

@@ -33,7 +33,7 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-class Door:
+class AccessMiddleware:
     """An ASGI application in front of ours: reading only, from the right name, with the token if there is one.
 
     A page elsewhere can make a browser ask us under a name of its own that leads to 127.0.0.1; on loopback, where no

@@ -15,12 +15,11 @@ from shardtune.checkpoint.store import CheckpointStore
 from shardtune.data.collate import Collator
 from shardtune.data.order import Documents
 from shardtune.errors import UserInputError
-from shardtune.launch.meeting import Facts, differences, digests, versions
-from shardtune.launch.run_folder import CHECKPOINTS, FOLDER_VARIABLE, join_run_folder
-from shardtune.launch.which_run import choose_run
-from shardtune.launch.workers import STORE_VARIABLE
 from shardtune.observe.events import EventLog
 from shardtune.parallel.processes import Processes
+from shardtune.run.folder import CHECKPOINTS, FOLDER_VARIABLE, join_run_folder
+from shardtune.run.node_facts import STORE_VARIABLE, Facts, differences, digests, versions
+from shardtune.run.which_run import choose_run
 
 if TYPE_CHECKING:
     from shardtune.config.schema import RunConfig
@@ -40,7 +39,7 @@ class Data:
 
 
 @dataclass(frozen=True)
-class Scene:
+class RunContext:
     """What every step of a run needs: this rank's place, the run's folder, and where to speak and write."""
 
     processes: Processes
@@ -52,7 +51,7 @@ class Scene:
     held_files: dict[str, str] = field(default_factory=dict)  # as events are held: until the run goes on
 
 
-def open_scene(asked: RunConfig, processes: Processes, run_id: str | None, at_end: ExitStack) -> Scene:
+def open_run(asked: RunConfig, processes: Processes, run_id: str | None, at_end: ExitStack) -> RunContext:
     """Agree on the run's folder. Our launcher has chosen one and holds it; otherwise rank 0 chooses, and holds it.
 
     Args:
@@ -71,7 +70,7 @@ def open_scene(asked: RunConfig, processes: Processes, run_id: str | None, at_en
     # A start that is refused must not change what the run that it wanted to go on with looks like.
     has_trained = processes.is_main and bool(CheckpointStore(folder / CHECKPOINTS, None).steps())
     goes_on = processes.share_from_main(has_trained)
-    return Scene(processes, folder, console, EventLog(folder, processes.rank, held=goes_on), asked)
+    return RunContext(processes, folder, console, EventLog(folder, processes.rank, held=goes_on), asked)
 
 
 def refuse_different_nodes(processes: Processes, asked: RunConfig) -> None:

@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from shardtune.launch.channel import Channel
+from shardtune.run.channel import Channel
 
 _MAIN, _ALL = signal.SIGUSR2, signal.SIGVTALRM
 _QUIET = 0.5  # seconds without another byte after which an answer is complete

@@ -7,7 +7,7 @@ import signal
 import sys
 from collections.abc import Mapping
 
-from shardtune.launch.exit_codes import LOST
+from shardtune.run.exit_codes import LOST
 
 LAUNCHER_VARIABLE = "SHARDTUNE_LAUNCHER_PID"
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from types import FrameType, TracebackType
 
-from shardtune.launch.exit_codes import INTERRUPTED, LEFT_AT_ONCE, stop_signals, stopped_by
+from shardtune.run.exit_codes import INTERRUPTED, LEFT_AT_ONCE, stop_signals, stopped_by
 
 GRACE_VARIABLE = "SHARDTUNE_GRACE_SECONDS"
 _USUAL_GRACE = 30.0  # what Kubernetes and torch give unless told otherwise

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from shardtune.launch.findings import Finding, cause_of
+from shardtune.run.findings import Finding, cause_of
 
 
 def found(kind: str, rank: int | None, time: float, **more: object) -> Finding:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from shardtune.errors import UserInputError
-from shardtune.launch import run_folder
-from shardtune.launch.run_folder import LEASE, RunFolder, create_run_folder, hold_run_folder, new_run_id
+from shardtune.run import folder as run_folder_module
+from shardtune.run.folder import LEASE, RunFolder, create_run_folder, hold_run_folder, new_run_id
 
 
 def create(output_dir: Path | str, run_id: str | None = None) -> Path:
@@ -140,7 +140,7 @@ def test_another_users_folder_is_refused(tmp_path: Path, monkeypatch: pytest.Mon
     with pytest.raises(UserInputError, match="belongs to another user"):
         hold_run_folder(folder)
     # A mount that gives every file to one user: what this process makes there has that owner, too.
-    monkeypatch.setattr(run_folder, "_uid_of_new_files", lambda where: 12345)
+    monkeypatch.setattr(run_folder_module, "_uid_of_new_files", lambda where: 12345)
     hold_run_folder(folder).lease.release()
 
 

@@ -2,15 +2,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from shardtune.launch.council import COLLECT_SECONDS, Council, Report, Word, on_masters_clock
-from shardtune.launch.findings import Finding
+from shardtune.launch.coordinator import COLLECT_SECONDS, Coordinator, Directive, Report, on_masters_clock
+from shardtune.run.findings import Finding
 
 HOSTS = ("a", "b", "c")
 ERROR = Finding("error", 50.0, 1, "b", 1, text="ValueError: boom")
 
 
-def council(restarts: int = 0) -> Council:
-    made = Council(HOSTS, node_timeout=10, restarts_left=restarts, now=0.0)
+def coordinator(restarts: int = 0) -> Coordinator:
+    made = Coordinator(HOSTS, node_timeout=10, restarts_left=restarts, now=0.0)
     for node in range(3):
         made.hear(Report(node, HOSTS[node], count=1), 0.0)
     return made
@@ -21,34 +21,34 @@ def report(node: int, count: int = 2, **more: object) -> Report:
 
 
 def test_while_all_report_the_word_is_to_go_on() -> None:
-    assert council().word(5.0, 0.0) == Word()
+    assert coordinator().word(5.0, 0.0) == Directive()
 
 
 def test_when_all_are_done_it_ends() -> None:
-    made = council()
+    made = coordinator()
     for node in range(3):
         assert made.word(1.0, 0.0).state == "go"
         made.hear(report(node, state="done"), 1.0)
-    assert made.word(1.0, 0.0) == Word("end", code=0)
+    assert made.word(1.0, 0.0) == Directive("end", code=0)
 
 
 def test_a_node_that_was_asked_to_stop_stops_all_and_the_code_says_so() -> None:
-    made = council()
+    made = coordinator()
     made.hear(report(2, state="stopping", signal=15), 1.0)
-    assert made.word(1.0, 0.0) == Word("stop", signal=15)
+    assert made.word(1.0, 0.0) == Directive("stop", signal=15)
     for node in range(3):
         made.hear(report(node, 3, state="done", code=75), 2.0)
-    assert made.word(2.0, 0.0) == Word("end", code=75)
+    assert made.word(2.0, 0.0) == Directive("end", code=75)
 
 
 def test_a_node_that_has_stopped_before_the_others_heard_of_it_stops_them() -> None:
-    made = council()
+    made = coordinator()
     made.hear(report(2, state="done", code=75), 1.0)
-    assert made.word(1.0, 0.0) == Word("stop", signal=15)
+    assert made.word(1.0, 0.0) == Directive("stop", signal=15)
 
 
 def test_after_a_failure_all_are_heard_before_the_cause_is_told() -> None:
-    made = council(restarts=1)
+    made = coordinator(restarts=1)
     made.hear(report(0, state="failed"), 1.0)
     assert made.word(1.0, 0.0).state == "collect"
     made.hear(report(0, 3, state="settled", findings=(Finding("echo", 49.0, 0, "a", 0, text="closed"),)), 2.0)
@@ -61,7 +61,7 @@ def test_after_a_failure_all_are_heard_before_the_cause_is_told() -> None:
 
 
 def test_a_node_whose_reports_stand_still_is_lost() -> None:
-    made = council()
+    made = coordinator()
     for now in (5.0, 9.0, 11.0, 12.0):
         for node in (0, 1):
             made.hear(report(node, int(now)), now)
@@ -75,7 +75,7 @@ def test_a_node_whose_reports_stand_still_is_lost() -> None:
 
 
 def test_a_node_that_says_nothing_after_a_failure_is_lost_sooner() -> None:
-    made = council()
+    made = coordinator()
     made.hear(report(1, state="failed"), 1.0)
     made.word(1.0, 0.0)
     for node in (0, 1):
@@ -85,7 +85,7 @@ def test_a_node_that_says_nothing_after_a_failure_is_lost_sooner() -> None:
 
 
 def test_a_mistake_is_not_followed_by_another_start() -> None:
-    made = council(restarts=5)
+    made = coordinator(restarts=5)
     made.hear(report(0, state="failed"), 1.0)
     made.word(1.0, 0.0)
     for node in range(3):
@@ -98,8 +98,8 @@ def test_a_mistake_is_not_followed_by_another_start() -> None:
 def test_reports_and_words_survive_the_way_through_the_store() -> None:
     said = report(1, state="settled", findings=(ERROR,))
     assert Report.from_json(said.to_json()) == said
-    word = Word("end", code=1, text="größe", findings=(ERROR.as_dict(),))
-    assert Word.from_json(word.to_json()) == word
+    word = Directive("end", code=1, text="größe", findings=(ERROR.as_dict(),))
+    assert Directive.from_json(word.to_json()) == word
 
 
 def test_times_of_a_node_with_a_wrong_clock_are_corrected() -> None:

@@ -19,14 +19,14 @@ from toys import toy_config
 # Starts two ranks as `launch` does, says their pids, and waits to be killed.
 LAUNCHER = """
 import os, sys, time
-from shardtune.launch.workers import LocalWorkers, Seat
+from shardtune.launch.workers import LocalWorkers, RankAssignment
 
-seat = Seat(
+assignment = RankAssignment(
     attempt=0, node=0, nnodes=1, first_rank=0, nproc=2, world_size=2, master_addr="127.0.0.1", master_port=1,
     store_port=1, host="here",
 )
 command = [sys.executable, "-m", "shardtune", "train", sys.argv[1]]
-workers = LocalWorkers(command, seat, {**os.environ, "PYTHONPATH": sys.argv[2]})
+workers = LocalWorkers(command, assignment, {**os.environ, "PYTHONPATH": sys.argv[2]})
 print(*(process.pid for process in workers._processes.values()), flush=True)
 time.sleep(600)
 """

@@ -9,8 +9,8 @@ import time
 import traceback
 
 from shardtune.errors import ShardtuneError, UserInputError
-from shardtune.launch.channel import Channel, put_message, read_message
-from shardtune.launch.exit_codes import FAILED
+from shardtune.run.channel import Channel, put_message, read_message
+from shardtune.run.exit_codes import FAILED
 from shardtune.terminal import fitted
 
 _writing = threading.Lock()  # a rank's main thread and its watchdog may fail in the same moment

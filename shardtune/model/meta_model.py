@@ -37,7 +37,7 @@ _INSTEAD = {
 
 
 @dataclass(frozen=True)
-class Blueprint:
+class MetaModel:
     """A model on the meta device, what is known about it, and how its checkpoint fills it."""
 
     model: PreTrainedModel
@@ -51,7 +51,7 @@ class Blueprint:
         return self.family.decoder_layer.get(self.model.config.model_type)
 
 
-def draw_up(section: ModelSection, folder: Path, stored: Mapping[str, StoredTensor]) -> Blueprint:
+def build_meta_model(section: ModelSection, folder: Path, stored: Mapping[str, StoredTensor]) -> MetaModel:
     """The model that `folder` describes, with a place for every tensor of `stored`.
 
     Raises:
@@ -67,7 +67,7 @@ def draw_up(section: ModelSection, folder: Path, stored: Mapping[str, StoredTens
         wrapper, text = _unwrap(section.model_name_or_path, config)
     model = _build(section, text, raw, stored)
     if section.weights == "random":
-        return Blueprint(model, family_of(model), wrapper, Assembly({}))
+        return MetaModel(model, family_of(model), wrapper, Assembly({}))
     block = quantised.get("weight_block_size")
     assembly = assemble(
         model,
@@ -76,7 +76,7 @@ def draw_up(section: ModelSection, folder: Path, stored: Mapping[str, StoredTens
         ignore=section.ignore_tensors,
         declared_block=tuple(block) if block else None,
     )
-    return Blueprint(model, family_of(model), wrapper, assembly)
+    return MetaModel(model, family_of(model), wrapper, assembly)
 
 
 def _quantisation(name: str, raw: dict[str, Any]) -> dict[str, Any]:

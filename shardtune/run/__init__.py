@@ -1,0 +1,1 @@
+"""What is a run? Its folder, which one it is, exit codes, failure records, stop requests; beneath launch and train."""
