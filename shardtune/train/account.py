@@ -56,7 +56,7 @@ def introduce(context: RunContext, resolved: ResolvedConfig) -> None:
     else:
         context.console.print(f"[bold]shardtune[/] {__version__}  run {context.folder.name}", highlight=False)
         terminal.say(context.console, "folder", str(context.folder))
-    tell_machines(context, workers=int(config.train.extra.get("dataloader_num_workers", 0)))
+    tell_machines(context, workers=config.train.dataloader_num_workers)
     tell_notices(context, list(resolved.notices), about="config")
     if resolved.verdicts:
         _tell_verdicts(context, resolved.verdicts)
@@ -107,7 +107,7 @@ def tell_router_loss(context: RunContext, coefficient: float) -> None:
     if coefficient:
         text = (
             f"cross-entropy + {coefficient:g} × the routers' auxiliary loss (the model's router_aux_loss_coef; "
-            "train.extra.router_aux_loss_coef: 0 leaves it out); the validation loss is the cross-entropy alone"
+            "train.router_aux_loss_coef: 0 leaves it out); the validation loss is the cross-entropy alone"
         )
         terminal.say(context.console, "loss", text)
         context.events.write("notice", about="loss", text=text)

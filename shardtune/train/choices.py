@@ -116,7 +116,7 @@ def resolve_kernels(
     """
     train = resolved.config.train
     eager = "train.kernels is eager" if train.kernels == "eager" else None
-    coefficient = router_loss.coefficient(model, train.extra.get("router_aux_loss_coef"))
+    coefficient = router_loss.coefficient(model, train.router_aux_loss_coef)
     obstacle = why_not_fused(model, family, coefficient)
     _refuse_impossible(train, model, family, loss_obstacle=obstacle)
     held = resolved.config.model.base_precision

@@ -161,7 +161,7 @@ def train(
         if resolved.config.train.fp8_compute:
             tell_notices(context, [fp8_compute_notice(*multiply_codes(model), processes.device)], about="fp8_compute")
         fused = fuse(model, resolved.config.train)
-        router_coefficient = coefficient(meta_model.model, config.train.extra.get("router_aux_loss_coef"))
+        router_coefficient = coefficient(meta_model.model, config.train.router_aux_loss_coef)
         if resolved.config.train.fused_loss:
             causal = meta_model.family.why_not("packing", meta_model.model.config) is None
             use_fused_loss(meta_model.model, causal=causal, router_coefficient=router_coefficient)
