@@ -46,7 +46,7 @@ __all__ = [
     "Verdict",
     "neutralise",
     "reference_page",
-    "settle_conflicts",
+    "resolve_conflicts",
     "translate_environment",
     "translate_file",
     "verdict_line",
@@ -469,7 +469,7 @@ def _overruled(meaning: Meaning, winner: _Entry, decision: Meaning, situation: _
     return Meaning("conflicts", why, meaning.path, decision.value)
 
 
-def settle_conflicts(translation: Translation, explicitly_set: dict[str, Any]) -> Translation:
+def resolve_conflicts(translation: Translation, explicitly_set: dict[str, Any]) -> Translation:
     """Let the user's own settings win over the accelerate file's.
 
     Where they differ the key's verdict becomes "conflicts" and names the value that won, and the path leaves `values`

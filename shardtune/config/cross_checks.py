@@ -1,4 +1,4 @@
-"""Do the settings fit each other? Each check looks at a few settings that are valid alone and may not be together."""
+"""Do the settings fit together? Each check looks at a few settings that are valid on their own."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from shardtune.config.target_words import EXPERTS, NO_DROPOUT, ROUTER, VOCABULAR
 
 @dataclass(frozen=True)
 class Finding:
-    """Settings that do not fit: the first path is the one to point at, all of them took part in the judgement."""
+    """Settings that do not fit together: the first path is the one to report, the others were looked at too."""
 
     paths: tuple[str, ...]
     what: str
@@ -31,7 +31,7 @@ def cross_checks(config: RunConfig) -> Iterator[Finding]:
 
 
 def effective_eval_strategy(config: RunConfig) -> str:
-    """When is evaluated, once `auto` is read? It follows from whether there is anything to evaluate on."""
+    """`eval_strategy` with `auto` resolved: steps if there is a validation split, else no."""
     if config.train.eval_strategy == "auto":
         return "steps" if config.data.val_split is not None else "no"
     return config.train.eval_strategy
@@ -75,7 +75,7 @@ def offloaded_inputs(config: RunConfig) -> Iterator[Finding]:
     train = config.train
     if train.offload_activations and train.gradient_checkpointing is not True:
         how = train.gradient_checkpointing or "none"
-        what = f"it moves the inputs of layers that are computed again as a whole, and gradient_checkpointing is {how}"
+        what = f"it offloads the inputs of fully checkpointed layers, and gradient_checkpointing is {how}"
         fix = "set gradient_checkpointing: full, or remove offload_activations"
         yield Finding(("train.offload_activations", "train.gradient_checkpointing"), what, fix)
 
@@ -90,38 +90,38 @@ def patterns_compile(config: RunConfig) -> Iterator[Finding]:
 
 
 def adapter_targets(config: RunConfig) -> Iterator[Finding]:
-    """What the words of lora.target_modules say without a look at the model."""
+    """What can be checked in lora.target_modules without the model."""
     lora = config.lora
     me = "lora.target_modules"
     entries = entries_of(lora.target_modules)
     for entry in entries:
-        # A single word that is nearly one of ours is a slip: no architecture calls a linear layer so.
+        # A single word that is nearly one of ours is a typo: no architecture has a linear layer of such a name.
         single = re.fullmatch(r"[A-Za-z_ -]+", entry) is not None and entry not in WORDS
         close = nearest(entry, WORDS, cutoff=0.8) if single else None
         if close:
             yield Finding((me,), f"'{entry}' is not one of the words ({', '.join(WORDS)})", f"did you mean `{close}`?")
         if entry in VOCABULARY:
             what = (
-                f"'{entry}' gets no adapter: the loss multiplies by the head's weight itself, and an adapter on an "
-                "embedding has no fused or sharded form here"
+                f"'{entry}' cannot have an adapter: the fused loss reads the head's weight directly, and adapters on "
+                "embeddings have no sharded form"
             )
-            fix = "remove it; model.new_tokens learns new tokens, lora.modules_to_save trains all of its rows"
+            fix = "remove it; model.new_tokens learns new tokens, lora.modules_to_save trains the whole layer"
             yield Finding((me,), what, fix)
     if EXPERTS in entries and lora.experts is False:
         what = "it names the routed experts, but lora.experts is false"
         yield Finding((me, "lora.experts"), what, "remove `experts` from the targets, or lora.experts: false")
-    said = [word for word in (EXPERTS, ROUTER) if word in entries] or (["lora.experts"] if lora.experts else [])
-    if said and lora.lora_dropout > 0:
-        what = f"lora_dropout is {lora.lora_dropout:g}, but {said[0]} is asked for: {NO_DROPOUT}"
+    fused = [word for word in (EXPERTS, ROUTER) if word in entries] or (["lora.experts"] if lora.experts else [])
+    if fused and lora.lora_dropout > 0:
+        what = f"lora_dropout is {lora.lora_dropout:g}, but {fused[0]} is set: {NO_DROPOUT}"
         yield Finding(("lora.lora_dropout", me, "lora.experts"), what, "set lora_dropout: 0")
 
 
 def dora(config: RunConfig) -> Iterator[Finding]:
-    """What DoRA does not fit together with, as far as the config alone tells."""
+    """What DoRA cannot be combined with, as far as the config alone shows."""
     if not config.lora.use_dora:
         return
     if config.model.base_precision == "fp8":
-        what = "DoRA takes the length of every row of a weight in each pass, which weights held in FP8 have no form for"
+        what = "DoRA needs the norm of every weight row in each pass, which is not implemented for weights in FP8"
         yield Finding(("lora.use_dora", "model.base_precision"), what, "set base_precision: bf16, or use_dora: false")
     named = [word for word in (EXPERTS, ROUTER) if word in entries_of(config.lora.target_modules)]
     if named or config.lora.experts:
@@ -132,7 +132,7 @@ def dora(config: RunConfig) -> Iterator[Finding]:
 
 def trained_in_full(config: RunConfig) -> Iterator[Finding]:
     if config.lora.modules_to_save and config.train.bf16 is False and config.model.torch_dtype == "bfloat16":
-        what = "what trains in full is held in float32, and without train.bf16 it would meet the model's bfloat16"
+        what = "modules_to_save are float32, and train.bf16: false would mix them with the model's bfloat16 weights"
         paths = ("lora.modules_to_save", "train.bf16", "model.torch_dtype")
         yield Finding(paths, what, "set train.bf16: auto, or model.torch_dtype: float32")
 
@@ -141,15 +141,15 @@ def new_tokens(config: RunConfig) -> Iterator[Finding]:
     tokens = config.model.new_tokens
     twice = sorted({token for token in tokens if tokens.count(token) > 1})
     if twice:
-        yield Finding(("model.new_tokens",), f"named twice: {', '.join(twice)}", "name each once")
+        yield Finding(("model.new_tokens",), f"listed twice: {', '.join(twice)}", "list each once")
     whole = [name for name in entries_of(config.lora.modules_to_save) if tokens and name in VOCABULARY]
     if whole:
-        what = f"lora.modules_to_save trains all rows of {whole[0]}, and new tokens some of them"
-        fix = "remove it from lora.modules_to_save: the rows of new tokens train"
+        what = f"lora.modules_to_save already trains all rows of {whole[0]}"
+        fix = "remove it from lora.modules_to_save: the rows of new tokens are trained"
         yield Finding(("model.new_tokens", "lora.modules_to_save"), what, fix)
     blank = [token for token in tokens if not token.strip()]
     if blank:
-        yield Finding(("model.new_tokens",), f"{blank[0]!r} is blank", "use a text that stands out, such as <|tool|>")
+        yield Finding(("model.new_tokens",), f"{blank[0]!r} is blank", "use a distinct text such as <|tool|>")
 
 
 def evaluation_needs_rows(config: RunConfig) -> Iterator[Finding]:
@@ -166,13 +166,11 @@ def best_checkpoint(config: RunConfig) -> Iterator[Finding]:
     me = "train.load_best_model_at_end"
     when = effective_eval_strategy(config)
     if config.data.val_split is None or when == "no":
-        what = "the best checkpoint is found by validation loss, and this run does not evaluate"
+        what = "the best checkpoint is the one with the lowest validation loss, and this run does not evaluate"
         fix = "set data.val_split and eval_strategy: steps, or load_best_model_at_end: false"
         yield Finding((me, "data.val_split", "train.eval_strategy"), what, fix)
     elif train.save_strategy != when:
-        what = (
-            f"checkpoints are written by '{train.save_strategy}' but evaluated by '{when}', so the best may not be kept"
-        )
+        what = f"save_strategy is {train.save_strategy} but eval_strategy is {when}, so the best may not be saved"
         paths = (me, "train.save_strategy", "train.eval_strategy", "data.val_split")
         yield Finding(paths, what, f"set save_strategy: {when}")
     elif when == "steps" and train.save_steps % train.eval_steps:
@@ -186,14 +184,14 @@ def best_checkpoint(config: RunConfig) -> Iterator[Finding]:
 
 
 def loss_fits_format(config: RunConfig) -> Iterator[Finding]:
-    """What carries loss must exist in the format, where the config itself names the format."""
+    """The supervised part must exist in the format, where the config names the format."""
     data = config.data
     paths = ("data.train_on", "data.format", "data.prompt_template")
     if data.train_on == "completion" and (data.format == "text" or data.format == "chat"):
         what = f"train_on is completion, but format {data.format} has no prompt and answer"
         yield Finding(paths, what, "set train_on: all" if data.format == "text" else "set train_on: assistant")
     if data.train_on == "assistant" and (data.format in ("text", "prompt") or data.prompt_template is not None):
-        what = "train_on is assistant, but the rows are no conversations"
+        what = "train_on is assistant, but the rows are not conversations"
         yield Finding(paths, what, "set train_on: completion or all")
     if data.format == "prompt" and data.prompt_template is None:
         yield Finding(paths, "format is prompt, but there is no prompt_template", "set prompt_template")
@@ -211,11 +209,11 @@ def template_names_columns(config: RunConfig) -> Iterator[Finding]:
         parts = list(Formatter().parse(template))
     except ValueError as error:
         fix = "write {column} for a column and {{ or }} for a literal brace"
-        yield Finding(paths, f"broken braces ({error})", fix)
+        yield Finding(paths, f"unbalanced braces ({error})", fix)
         return
     fields = [(name, spec, conversion) for _, name, spec, conversion in parts if name is not None]
     if not fields:
-        yield Finding(paths, "no {column} in it, so every row would read the same", "name the columns: '{text}'")
+        yield Finding(paths, "it has no {column}, so every row would be the same", "name the columns: '{text}'")
     for name, spec, conversion in fields:
         if not name.strip() or spec or conversion:
             given = name + (f"!{conversion}" if conversion else "") + (f":{spec}" if spec else "")

@@ -1,4 +1,4 @@
-"""What does a config file say once the files it extends are merged under it?"""
+"""What is in a config file once the files it extends are merged under it?"""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shardtune.config.suggestions import section_fields
 from shardtune.config.yaml_reader import Node, merge, read_yaml
 
 _SMALLEST = "a config needs at least `model: {model_name_or_path: …}` and `data: {dataset_name_or_path: …}`"
-_FROM_SCRIPT = "docs/from-trl.md tells which settings of a script are which keys; torchrun starts the script itself"
+_FROM_SCRIPT = "docs/from-trl.md maps a script's settings to keys; to run the script itself, use torchrun"
 _OF_ACCELERATE = {"compute_environment", "distributed_type", "fsdp_config", "deepspeed_config", "tpu_use_cluster"}
 # Two files that each extend two files that … make thousands of reads out of a few lines.
 _MOST_FILES = 100
@@ -64,7 +64,7 @@ class _Reading:
             return None, problems or [empty]
         if not top.is_mapping:
             kind = "a list" if isinstance(top.value, tuple) else "a single value"
-            what = f"the file holds {kind}, not sections (`model:`, `data:`, …)"
+            what = f"the file is {kind}, not sections (`model:`, `data:`, …)"
             return None, [*(problems if not chain else []), Problem(top.place, "", what, _SMALLEST)]
         sections = top.value.keys() & {"extends", *section_fields()}
         if not chain and not sections and top.value.keys() & _OF_ACCELERATE:
@@ -124,7 +124,7 @@ def _named_files(extends: Node, problems: list[Problem]) -> list[Node]:
 
 
 def _text(path: Path, asked_at: Place) -> tuple[str | None, list[Problem]]:
-    """The file's text, or why it cannot be had; `asked_at` is where its name stands (the file itself for the first)."""
+    """The file's text, or why it cannot be read; `asked_at` is where it is named (the file itself for the first)."""
     key = "extends" if asked_at.line else ""
     try:
         data = read_settings_file(path)
@@ -155,4 +155,4 @@ def _neighbours(path: Path) -> str:
     if not found:
         return ""
     more = f" and {len(found) - 5} more" if len(found) > 5 else ""
-    return f"'{path.parent}' holds {', '.join(found[:5])}{more}"
+    return f"'{path.parent}' has {', '.join(found[:5])}{more}"

@@ -1,4 +1,4 @@
-"""Do free-form keyword arguments (`optim_args`, `lr_scheduler_kwargs`) fit what takes them?"""
+"""Are the keyword arguments in `optim_args` and `lr_scheduler_kwargs` valid?"""
 
 from __future__ import annotations
 

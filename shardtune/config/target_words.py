@@ -11,12 +11,12 @@ ROUTER = "router"
 
 WORDS = (ATTENTION, MLP, EXPERTS, SHARED_EXPERTS, ALL_LINEAR, ROUTER)
 
-# What embeddings and output heads are called: none of them gets an adapter.
+# Names of embeddings and output heads, which cannot have an adapter.
 VOCABULARY = ("embed_tokens", "lm_head", "wte", "embed_in", "embed_out", "word_embeddings", "tok_embeddings")
 
-# Why dropout cannot be had there, in the words of both places that refuse it.
+# Both places that refuse dropout give this reason.
 NO_DROPOUT = (
-    "an adapter on a fused tensor or a router is computed as W + B·A, and dropout on its input cannot be expressed so"
+    "an adapter on a fused tensor or a router is computed as W + B·A, and dropout on its input is not possible there"
 )
 
 

@@ -97,7 +97,7 @@ def test_what_accelerate_launch_hands_over_counts_too(files: Path) -> None:
 
 def test_beside_a_file_what_accelerate_launch_hands_over_is_said_not_to_be_read(files: Path) -> None:
     resolved = load_config(Path("run.yaml"), accelerate_config=Path("sub/fsdp.yaml"), environ=LAUNCHED)
-    assert any("what `accelerate launch` handed over is not read" in notice for notice in resolved.notices)
+    assert any("the settings of `accelerate launch` are ignored" in notice for notice in resolved.notices)
 
 
 def test_the_resolved_yaml_with_an_accelerate_file_loads_to_the_same_config_from_another_folder(files: Path) -> None:

@@ -24,7 +24,7 @@ def test_fp16_alone_is_refused_because_it_needs_loss_scaling(report: Report) -> 
 def test_inputs_are_only_moved_where_layers_are_computed_again(report: Report, word: str, told: str) -> None:
     said = report(SMALLEST + f"train: {{offload_activations: true, gradient_checkpointing: {word}}}\n")
     assert (
-        f"train.offload_activations it moves the inputs of layers that are computed again as a whole, and gradient_checkpointing is {told}"
+        f"train.offload_activations it offloads the inputs of fully checkpointed layers, and gradient_checkpointing is {told}"
         in said
     )
     assert "set gradient_checkpointing: full" in said
@@ -92,12 +92,15 @@ def test_evaluation_without_a_validation_split_is_refused(report: Report, strate
 def test_the_best_checkpoint_needs_an_evaluation(report: Report, text: str) -> None:
     off = ", eval_strategy: no" if text != SMALLEST else ""
     said = report(text + f"\ntrain: {{load_best_model_at_end: true{off}}}\n")
-    assert "train.load_best_model_at_end the best checkpoint is found by validation loss, and this run does not" in said
+    assert (
+        "train.load_best_model_at_end the best checkpoint is the one with the lowest validation loss, and this run does not"
+        in said
+    )
 
 
 def test_the_best_checkpoint_needs_saving_and_evaluating_at_the_same_kind_of_time(report: Report) -> None:
     said = report(VALIDATED + "train: {load_best_model_at_end: true, save_strategy: epoch}\n")
-    assert "checkpoints are written by 'epoch' but evaluated by 'steps'" in said
+    assert "save_strategy is epoch but eval_strategy is steps" in said
     assert "set save_strategy: steps" in said
 
 
@@ -119,7 +122,7 @@ def test_a_best_checkpoint_that_can_be_found_passes(load: Load, line: str) -> No
     [
         ("train_on: completion, format: text", "format text has no prompt and answer"),
         ("train_on: completion, format: chat", "set train_on: assistant"),
-        ("train_on: assistant, prompt_template: '{q} {a}'", "the rows are no conversations"),
+        ("train_on: assistant, prompt_template: '{q} {a}'", "the rows are not conversations"),
         ("format: prompt", "there is no prompt_template"),
         ("format: chat, prompt_template: '{q} {a}'", "prompt_template is given, but format is chat"),
     ],
@@ -132,10 +135,10 @@ def test_what_carries_loss_must_exist_in_the_format(report: Report, data: str, s
 @pytest.mark.parametrize(
     ("template", "expected"),
     [
-        ("no column", "no {column} in it"),
-        ("{{literal}}", "no {column} in it"),
-        ("{a", "broken braces"),
-        ("a } b", "broken braces"),
+        ("no column", "it has no {column}"),
+        ("{{literal}}", "it has no {column}"),
+        ("{a", "unbalanced braces"),
+        ("a } b", "unbalanced braces"),
         ("{} {b}", "{} does not name a column"),
         ("{a:>3}", "{a:>3} does not name a column"),
         ("{a!r}", "{a!r} does not name a column"),

@@ -13,13 +13,13 @@ from shardtune.config import render_yaml
 @pytest.mark.parametrize(
     ("overrides", "expected"),
     [
-        (["model.device_map=auto"], "model.device_map (auto) has no effect: sharding places the weights."),
+        (["model.device_map=auto"], "model.device_map (auto) has no effect: FSDP2 places the weights."),
         (["model.use_cache=true"], "model.use_cache has no effect"),
         (["train.ddp_find_unused_parameters=false"], "train.ddp_find_unused_parameters has no effect"),
         (["cluster.nodes=2"], "the section `cluster` is not read by `train`"),
-        (["train.warmup_steps=5", "train.warmup_ratio=0.05"], "train.warmup_ratio has no effect: train.warmup_steps is given"),
-        (["train.max_steps=5", "train.num_train_epochs=1"], "train.num_train_epochs has no effect: train.max_steps is given"),
-        (["data.text_field=x", "data.prompt_template={a}"], "data.text_field has no effect: data.prompt_template"),
+        (["train.warmup_steps=5", "train.warmup_ratio=0.05"], "train.warmup_ratio has no effect: train.warmup_steps is set"),
+        (["train.max_steps=5", "train.num_train_epochs=1"], "train.num_train_epochs has no effect: train.max_steps is set"),
+        (["data.text_field=x", "data.prompt_template={a}"], "data.text_field has no effect: the text comes from data.prompt_template"),
         (["data.text_field=x", "data.messages_field=m"], "data.text_field has no effect: data.messages_field"),
         (["data.text_field=x", "data.format=chat"], "data.text_field has no effect: data.format is chat."),
         (["train.eval_steps=5"], "train.eval_steps has no effect: there is no data.val_split."),

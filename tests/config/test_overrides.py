@@ -50,14 +50,14 @@ def test_names_separated_by_commas_are_a_list(load: Load) -> None:
 @pytest.mark.parametrize(
     ("override", "expected"),
     [
-        ("train.seed", "-o train.seed train.seed no `=` in it; write it as section.key=value"),
+        ("train.seed", "-o train.seed train.seed it has no `=`; write it as section.key=value"),
         ("=5", "-o =5 no key before the `=`"),
         ("train..seed=5", "no key before the `=`"),
         ("train.sed=5", "-o train.sed=5 train.sed unknown key; did you mean `seed`?"),
         ("seed=5", "-o seed=5 seed unknown key; `seed` belongs in `train`"),
         ("lora.r=0", "-o lora.r=0 lora.r expected a whole number, at least 1; got 0"),
         ("train=5", "-o train=5 train `train` is a section, not a single value; name a key in it, as in train.output_dir=…"),
-        ("lora.target_modules.0=q", "lora.target_modules expected text (not empty), or a list of texts; got keys below it (`0`)"),
+        ("lora.target_modules.0=q", "lora.target_modules expected a string (not empty), or a list of strings; got a mapping (`0: …`)"),
         ("lora.target_modules=[q", "-o lora.target_modules=[q lora.target_modules not valid YAML"),
         ("extends=x.yaml", "`extends` works in files, not in overrides"),
         ("train.fp16=true", "-o train.fp16=true train.fp16 fp16 is not supported"),

@@ -129,7 +129,7 @@ def test_notices_name_the_reference(load: Load) -> None:
     assert "model.device_map (${WHERE}) has no effect" in load(text, environ={"WHERE": "cuda:7351"}).notices[0]
 
 
-@pytest.mark.parametrize(("tagged", "says"), [('!!int "${R}"', ""), ('!!float "${R}"', "not what its YAML tag !!float says"), ('!!bool "${R}"', "!!bool")])  # fmt: skip
+@pytest.mark.parametrize(("tagged", "says"), [('!!int "${R}"', ""), ('!!float "${R}"', "not have the type of its YAML tag !!float"), ('!!bool "${R}"', "!!bool")])  # fmt: skip
 def test_a_tag_says_what_a_quoted_reference_is(
     folder: Path, tagged: str, says: str, load: Load, report: Report
 ) -> None:
