@@ -619,7 +619,7 @@ that `accelerate launch` prepares. Every key gets an answer:
 An unknown key stops the run and names the nearest known one (accelerate drops unknown keys of `fsdp_config` silently).
 Inside `fsdp_config` the prefix `fsdp_` may be left out. `null` sets nothing.
 
-Through `accelerate launch`, a value that is that command's own default sets nothing, since nobody may have asked for it:
+Through `accelerate launch`, a value that is that command's own default sets nothing, as nobody may have asked for it:
 write `parallel.forward_prefetch: 0` or `train.bf16: false` in your own YAML if you mean them.
 `fsdp_limit_all_gathers` and `fsdp_state_dict_cpu_offload` never reach the workers that way.
 """
