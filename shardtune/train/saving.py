@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from transformers import TrainerCallback
 
 from shardtune import __version__
 from shardtune.checkpoint.adapter import frozen_config, gather_adapter
@@ -21,16 +20,15 @@ from shardtune.checkpoint.store import CheckpointStore
 from shardtune.machine import free_memory
 from shardtune.observe.events import EventLog
 from shardtune.terminal import say, size, warn
-from shardtune.train.loop_state import gather_parts, loop_state
+from shardtune.train.callbacks import callback_states
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from peft import PeftConfig
-    from transformers import TrainerControl
 
     from shardtune.parallel.processes import Processes
-    from shardtune.train.trainer import ShardedSFTTrainer
+    from shardtune.train.loop import TrainingLoop
 
 _MEMORY_SHARE = 4  # a state larger than a quarter of the free memory is written before training goes on
 
@@ -180,31 +178,6 @@ class CheckpointSaver:
             f"{self.store.folder}: {reason}.{again} Training goes on; {left}. {advice}"
         )
         say(self.console, "warning", text, "bold red")
-
-
-class SaveWatch(TrainerCallback):
-    """At each step's end: tells of ended saves, and asks for one when `train.save_minutes` have passed.
-
-    Rank 0's clock decides, so that all ranks save at the same step whatever their clocks say.
-    """
-
-    def __init__(self, saver: CheckpointSaver, minutes: float | None) -> None:
-        self.saver, self.minutes = saver, minutes
-        self._last = time.monotonic()
-
-    def on_train_begin(self, args: Any, state: Any, control: TrainerControl, **_: Any) -> None:
-        self._last = time.monotonic()
-
-    def on_step_end(self, args: Any, state: Any, control: TrainerControl, **_: Any) -> None:
-        self.saver.poll()
-        if self.minutes is None:
-            return
-        due = self.saver.processes.is_main and time.monotonic() - self._last >= 60 * self.minutes
-        if self.saver.processes.agree(due):
-            control.should_save = True
-
-    def on_save(self, args: Any, state: Any, control: TrainerControl, **_: Any) -> None:
-        self._last = time.monotonic()
 
 
 def _versions() -> dict[str, str]:
