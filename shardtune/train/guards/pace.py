@@ -28,7 +28,7 @@ class OwnForward:
         self._first: nn.Module | None = None
 
     def watch(self, model: nn.Module) -> None:
-        """FSDP2's hooks were there first, so these run when the weights are gathered, and after they are let go."""
+        """FSDP2's hooks were there first, so these run when the weights are gathered, and after they are resharded."""
         layers = layers_of(model)
         self._first = layers[0] if layers else None
         for layer in layers:
@@ -76,7 +76,7 @@ class OwnForward:
 
 
 class TimedBatches:
-    """An iterator of batches that counts the seconds its user waits for it."""
+    """An iterator of batches that counts the seconds its consumer waits for it."""
 
     def __init__(self, batches: Iterator[Any]) -> None:
         self.batches, self.seconds = batches, 0.0
