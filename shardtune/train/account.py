@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from shardtune.plan.steps import TrainingMath
     from shardtune.train.best import Best
     from shardtune.train.choices import Fused
+    from shardtune.train.loop import TrainingLoop
     from shardtune.train.resume import ResumePoint
-    from shardtune.train.trainer import ShardedSFTTrainer
 
 
 def introduce(context: RunContext, resolved: ResolvedConfig) -> None:
@@ -56,7 +56,7 @@ def introduce(context: RunContext, resolved: ResolvedConfig) -> None:
     else:
         context.console.print(f"[bold]shardtune[/] {__version__}  run {context.folder.name}", highlight=False)
         terminal.say(context.console, "folder", str(context.folder))
-    tell_machines(context, workers=int(config.train.extra.get("dataloader_num_workers", 0)))
+    tell_machines(context, workers=int(config.train.dataloader_num_workers))
     tell_notices(context, list(resolved.notices), about="config")
     if resolved.verdicts:
         _tell_verdicts(context, resolved.verdicts)
@@ -181,7 +181,7 @@ def warn_of_random_weights(context: RunContext) -> None:
 
 def tell_end(
     context: RunContext,
-    trainer: ShardedSFTTrainer,
+    loop: TrainingLoop,
     seconds: float,
     best: Best | None,
     adapter: Path,
@@ -192,18 +192,18 @@ def tell_end(
     best: What the weights were taken from, if not the last step.
     adapter: Where they are.
     """
-    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-    eval_loss = best.eval_loss if best is not None else trainer.eval_loss_at(trainer.state.global_step)
+    losses = [entry["loss"] for entry in loop.state.log_history if "loss" in entry]
+    eval_loss = best.eval_loss if best is not None else loop.eval_loss_at(loop.state.global_step)
     context.events.write(
         "run_end",
         status="done",
-        step=trainer.state.global_step,
+        step=loop.state.global_step,
         seconds=round(seconds, 2),
         loss=losses[-1] if losses else None,
         eval_loss=eval_loss,
         adapter=str(adapter),
     )
-    text = f"{trainer.state.global_step} steps in {terminal.clock(seconds)}"
+    text = f"{loop.state.global_step} steps in {terminal.clock(seconds)}"
     if losses:
         text += f", loss {losses[0]:.4f} → {losses[-1]:.4f}"
     if eval_loss is not None:

@@ -80,9 +80,7 @@ def to_device(batch: Batch, device: torch.device) -> Batch:
     return moved
 
 
-def _loader(
-    rows: Documents, data: Data, order: StepOrder, train: TrainSection, processes: Processes
-) -> DataLoader:
+def _loader(rows: Documents, data: Data, order: StepOrder, train: TrainSection, processes: Processes) -> DataLoader:
     collator = data.collator
     if collator.fill_to is not None and len(order) > 1:  # otherwise the only batch there is has one shape already
         collator = replace(collator, fill_rows=order.micro_batch)

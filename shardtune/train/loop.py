@@ -32,7 +32,7 @@ from shardtune.train.guards.alarm import Alarm, RollBack
 from shardtune.train.guards.health import HealthChecks
 from shardtune.train.guards.machine import gpu_of
 from shardtune.train.guards.numbers import HostNumber
-from shardtune.train.guards.rollback import go_back
+from shardtune.train.guards.rollback import roll_back
 from shardtune.train.guards.watch import Guards
 from shardtune.train.memory.ledger import BACKWARD, DATA, OPTIMIZER
 from shardtune.train.memory.ledger import SAVING as SAVING_MEMORY
@@ -69,6 +69,8 @@ class TrainingLoop:
         console, events, train = training.context.console, training.context.events, self.config.train
         device = self.processes.device
         self.stopped = False
+        self.grad_norm: torch.Tensor | None = None  # of the last step over all ranks, before clipping
+        self.learning_rate = 0.0  # of the last step
         self.paused_seconds = self.data_seconds = 0.0
         self.trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         self.batches = TrainBatches(training.data, train, self.processes)
@@ -85,9 +87,7 @@ class TrainingLoop:
             else None
         )
         self.grace = Grace(grace_seconds(train.grace_seconds, os.environ))
-        self.args = training_arguments(
-            self.config, training.context.folder, self.math, on_cpu=device.type == "cpu"
-        )
+        self.args = training_arguments(self.config, training.context.folder, self.math, on_cpu=device.type == "cpu")
         self.control = TrainerControl()
         self.state = TrainerState()
         self.syncs_once = self._sync_once_pays()
@@ -104,7 +104,7 @@ class TrainingLoop:
         try:
             while (alarm := self._run_until_alarm()) is not None:
                 self.progress.close()
-                self.resumed = go_back(alarm, self)
+                self.resumed = roll_back(alarm, self)
         finally:
             self.progress.close()
             self.profiler.close()
@@ -173,7 +173,7 @@ class TrainingLoop:
             self.proof.after_optimizer(step, self.optimizer)
             self.metrics.add_step(step_loss, totals)
         self.control = self.callbacks.on_optimizer_step(self.args, self.state, self.control)
-        self.grad_norm, self.learning_rate = norm, self.scheduler.get_last_lr()[0]
+        self.grad_norm, self.learning_rate = norm, float(self.scheduler.get_last_lr()[0])
         self.scheduler.step()
         self._clear_gradients()
 
@@ -193,9 +193,9 @@ class TrainingLoop:
         tokens is multiplied by their number. The routers' auxiliary loss is a mean over micro-batches and ranks,
         whatever their tokens."""
         loss = output.loss * self.processes.world_size / tokens
-        if output.aux_loss is None:
-            return loss
-        return loss + self.loss.router_coefficient * output.aux_loss / micro_batches
+        if output.aux_loss is not None:
+            loss = loss + self.loss.router_coefficient * output.aux_loss / micro_batches
+        return loss
 
     # What a step is made of.
 
@@ -382,8 +382,6 @@ class TrainingLoop:
         self.state.compute_steps(self.args, self.math.steps)
         self.metrics = Metrics(self.processes)
         self.control = TrainerControl()
-        self.grad_norm: torch.Tensor | None = None
-        self.learning_rate = self.scheduler.get_last_lr()[0]
         if point is not None:
             self._restore(point)
         self.model.train()
@@ -391,8 +389,8 @@ class TrainingLoop:
         self.guards.begin()
         self.proof.begin(self.model, step + 1)
         self.control = self.callbacks.on_train_begin(self.args, self.state, self.control)
-        self.progress.begin(self.state, tokens=point.tokens if point is not None else 0)
-        if point is None and train.eval_on_start or point is not None and self._missed_evaluation():
+        self.progress.begin(self.state, tokens=point.tokens if point is not None else 0, paused=self.paused_seconds)
+        if (point is None and train.eval_on_start) or (point is not None and self._missed_evaluation()):
             self.evaluate()
             if point is not None and (loss := self.eval_loss_at(step)) is not None:
                 self.saver.record_eval(step, loss)  # it counts for that checkpoint, which may be the best one

@@ -101,5 +101,5 @@ class Metrics:
 
 
 def per_token(entropy: float, correct: float, supervised: float) -> dict[str, float]:
-    """Of a prediction of a supervised token: its entropy in nats, and how often the likeliest token was the right one."""
+    """Per supervised token: entropy of its prediction in nats, and how often the likeliest token was the right one."""
     return {"entropy": entropy / supervised, "mean_token_accuracy": correct / supervised}
