@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 from rich.text import Text
-from transformers import TrainerControl, TrainerState
+from transformers import TrainerState
 
 from shardtune.observe.events import EventLog
-from shardtune.observe.progress import ProgressCallback
+from shardtune.observe.progress import ProgressLines
 from shardtune.terminal import clock
 
 
@@ -26,22 +26,25 @@ class Run:
         monkeypatch.setattr("shardtune.observe.progress.time", SimpleNamespace(perf_counter=lambda: self.now))
         self.output = io.StringIO()
         self.log = EventLog(folder, 0)
-        self.callback = ProgressCallback(
-            Console(file=self.output, width=200, **console), self.log, paused=lambda: self.paused
-        )
+        self.lines = ProgressLines(Console(file=self.output, **{"width": 200, **console}), self.log)
         self.state = TrainerState(max_steps=10)
-        self.callback.on_train_begin(None, self.state, TrainerControl())
+        self.lines.begin(self.state, tokens=0, paused=self.paused)
 
     def step(self, seconds: float = 2.0, **logs: Any) -> None:
         self.now += seconds
         self.state.global_step += 1
         self.state.epoch = self.state.global_step / 5
-        self.callback.on_step_end(None, self.state, TrainerControl())
+        self.lines.end_step(self.state)
         if logs:
             self.tell(**logs)
 
     def tell(self, **logs: Any) -> None:
-        self.callback.on_log(None, self.state, TrainerControl(), logs=logs)  # type: ignore[arg-type]
+        if "eval_loss" in logs:
+            known = {"eval_tokens": 10, "eval_entropy": 1.0, "eval_mean_token_accuracy": 0.5}
+            self.lines.eval_line(self.state, {**known, **logs})
+        else:
+            known = {"num_tokens": 0, "learning_rate": 0.0, "entropy": 1.0, "mean_token_accuracy": 0.5}
+            self.lines.train_line(self.state, {**known, **logs}, self.paused)
 
     @property
     def said(self) -> list[str]:
@@ -108,19 +111,11 @@ def test_a_diverged_loss_is_shown_and_recorded_as_json(run: Run) -> None:
     assert [event["loss"] for event in run.events] == ["nan", "nan"]
 
 
-def test_other_logs_are_neither_told_nor_recorded(run: Run) -> None:
-    run.step()
-    run.tell(train_runtime=1.0, train_loss=2.0)
-    run.callback.on_log(None, run.state, TrainerControl(), logs=None)  # type: ignore[arg-type]
-    assert run.said == []
-    assert run.log.path.read_text() == ""
-
-
 def test_a_quiet_rank_says_nothing_and_records_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = Run(tmp_path, monkeypatch, quiet=True, force_terminal=True)
     run.step(loss=2.0, num_tokens=10)
     run.tell(eval_loss=1.0)
-    run.callback.on_train_end(None, run.state, TrainerControl())
+    run.lines.close()
     assert run.output.getvalue() == ""
     assert [event["event"] for event in run.events] == ["step", "eval"]
 
@@ -131,13 +126,13 @@ def test_on_a_terminal_the_lines_stay_and_a_bar_below_them_ends(
     run = Run(tmp_path, monkeypatch, force_terminal=True)
     run.step(loss=2.0, num_tokens=3000)
     run.tell(eval_loss=1.25)
-    run.callback.on_train_end(None, run.state, TrainerControl())
+    run.lines.close()
     shown = run.output.getvalue()
     assert "step 1/10  loss 2.0000  lr 0.00e+00  1,500 tok/s  0:18 left\n" in shown
     assert "step 1/10  eval loss 1.2500\n" in shown
     assert "training" in shown and shown.rstrip().endswith("\x1b[2K")  # the bar was there and is wiped away
     length = len(shown)
-    run.callback.close()  # again, as `finally` does
+    run.lines.close()  # again, as `finally` does
     assert len(run.output.getvalue()) == length
     assert [event["event"] for event in run.events] == ["step", "eval"]
 
@@ -150,21 +145,13 @@ def test_a_duration_reads_as_a_clock(seconds: float, text: str) -> None:
     assert clock(seconds) == text
 
 
-def test_the_last_step_is_told_whatever_logging_steps_divides(run: Run) -> None:
-    for step in range(1, 11):
-        control = TrainerControl()
-        run.state.global_step = step
-        run.callback.on_step_end(None, run.state, control)
-        assert control.should_log is (step == 10)
-
-
 def test_the_bar_leaves_room_for_what_a_terminal_echoes_behind_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`^C` behind a full line goes onto the next one, which is then erased in place of the bar."""
     run = Run(tmp_path, monkeypatch, force_terminal=True)
     run.step(loss=1.0, num_tokens=1.0)
-    run.callback.close()
+    run.lines.close()
     drawn = [Text.from_ansi(line).plain for line in re.split(r"[\r\n]", run.output.getvalue())]
     bars = [line for line in drawn if line.startswith("training")]
     assert bars and max(map(len, bars)) <= 200 - len("^C")

@@ -34,7 +34,7 @@ def llama(toy_model: Path) -> Any:
 
 
 class Loop:
-    """A training loop that calls the proof as transformers' Trainer does."""
+    """A training loop that calls the proof as the training loop does."""
 
     def __init__(self, model: Any, folder: Path, *, lr: float = 1e-2) -> None:
         self.model, self.state = model, SimpleNamespace(global_step=0)
@@ -46,19 +46,19 @@ class Loop:
     def run(self, steps: int, before: Any = lambda step: None, after: Any = lambda step: None) -> str:
         with join(ParallelSection(device="cpu")) as processes:
             self.proof = ProofOfTraining(self.console, EventLog(self.folder, 0), processes)
-            self.proof.on_train_begin(None, self.state, None, model=self.model)
+            self.proof.begin(self.model, self.state.global_step + 1)
             try:
                 for step in range(steps):
                     ids = torch.arange(5, 25).view(1, 20) + step
                     self.model(input_ids=ids, labels=ids).loss.backward()
                     before(step)
-                    self.proof.on_pre_optimizer_step(None, self.state, None)
+                    self.proof.before_optimizer(step + 1)
                     self.optimizer.step()
                     after(step)
-                    self.proof.on_optimizer_step(None, self.state, None, optimizer=self.optimizer)
+                    self.proof.after_optimizer(step + 1, self.optimizer)
                     self.optimizer.zero_grad()
                     self.state.global_step += 1
-                self.proof.on_train_end(None, self.state, None)
+                self.proof.end(self.state.global_step)
             except ShardtuneError as error:
                 return error.what
         return self.console.export_text()

@@ -22,9 +22,9 @@ class Ranks:
     """The health of several ranks, as if they had been exchanged: the last check of rank 0 is this process's own."""
 
     def __init__(self, processes: Processes, gpu: Gpu | None = None, **settings: Any) -> None:
-        self.trainer = SimpleNamespace(model=torch.nn.Linear(4, 4), paused_seconds=0.0, data_seconds=0.0)
+        self.loop = SimpleNamespace(model=torch.nn.Linear(4, 4), paused_seconds=0.0, data_seconds=0.0)
         self.health = HealthChecks(GuardsSection(**settings), processes, gpu, every=1)
-        self.health.attach(self.trainer)  # type: ignore[arg-type]
+        self.health.attach(self.loop)  # type: ignore[arg-type]
         self.health.begin()
         self.step = 0
 
@@ -32,9 +32,9 @@ class Ranks:
         self.step += 1
         if change:
             with torch.no_grad():
-                self.trainer.model.weight.add_(1e-3)
-        self.health.step_begins(self.step)
-        return self.health.step_ended(self.step, moving)
+                self.loop.model.weight.add_(1e-3)
+        self.health.begin_step(self.step)
+        return self.health.end_step(self.step, moving)
 
     def among(self, paces: list[float], tokens: int = 1000) -> Alarm | None:
         """A look in which the ranks had these own seconds for so many tokens."""
