@@ -44,10 +44,10 @@ from shardtune.train.account import (
     tell_end,
     tell_event_log_trouble,
     tell_finish,
+    tell_loss,
     tell_notices,
     tell_plan,
     tell_resume,
-    tell_router_loss,
     warn_of_random_weights,
     write_config,
 )
@@ -67,13 +67,13 @@ from shardtune.train.choices import (
 from shardtune.train.context import Data, RunContext, open_run, refuse_different_data, refuse_different_nodes
 from shardtune.train.evaluation import evaluate_only, read_given, temporary_run
 from shardtune.train.final import write_final
-from shardtune.train.fused_loss import use_fused_loss
 from shardtune.train.loop import set_up_loop
+from shardtune.train.losses import build_loss
+from shardtune.train.losses.router import unused_notice
 from shardtune.train.memory.allocator import allocator_of
 from shardtune.train.memory.failure import MemoryAnswer
 from shardtune.train.memory.ledger import Ledger
 from shardtune.train.resume import resume_point
-from shardtune.train.router_loss import coefficient, unused_notice
 from shardtune.train.samples import Samples
 from shardtune.train.saving import CheckpointSaver, RunFacts
 from shardtune.train.settings import check_trackers
@@ -161,11 +161,8 @@ def train(
         if resolved.config.train.fp8_compute:
             tell_notices(context, [fp8_compute_notice(*multiply_codes(model), processes.device)], about="fp8_compute")
         fused = fuse(model, resolved.config.train)
-        router_coefficient = coefficient(meta_model.model, config.train.extra.get("router_aux_loss_coef"))
-        if resolved.config.train.fused_loss:
-            causal = meta_model.family.why_not("packing", meta_model.model.config) is None
-            use_fused_loss(meta_model.model, causal=causal, router_coefficient=router_coefficient)
-        tell_router_loss(context, router_coefficient)
+        loss = build_loss(resolved.config.train, meta_model.model, meta_model.family)
+        tell_loss(context, loss)
         if unused := unused_notice(meta_model.model):
             tell_notices(context, [unused], about="loss")
         tell_notices(context, notices)
@@ -177,7 +174,7 @@ def train(
         filled = prepared.train.counts.tokens / (prepared.train.counts.rows * config.data.max_length)
         resolved = resolve_packing(resolved, meta_model.model, meta_model.family, processes.device, filled)
         config = resolved.config
-        data = _lay_out(config, prepared, meta_model.model, tokenizer, filled)
+        data = replace(_lay_out(config, prepared, meta_model.model, tokenizer, filled), loss=loss)
         math = training_math(config.train, rows=len(data.train), tokens=data.tokens, processes=processes.world_size)
         write_config(context, resolved)
         set_seed(config.train.seed)
@@ -318,7 +315,6 @@ def _lay_out(
             tokenizer.pad_token_id,
             layout,
             fill_to=config.data.max_length if one_shape else None,
-            fused_loss=config.train.fused_loss is True,
         ),
     )
 
