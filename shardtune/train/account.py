@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from shardtune.train.best import Best
     from shardtune.train.choices import Fused
     from shardtune.train.loop import TrainingLoop
+    from shardtune.train.losses import Loss
     from shardtune.train.resume import ResumePoint
 
 
@@ -103,14 +104,10 @@ def tell_notices(context: RunContext, notices: list[str], about: str = "lora") -
         context.events.write("notice", about=about, text=notice)
 
 
-def tell_router_loss(context: RunContext, coefficient: float) -> None:
-    if coefficient:
-        text = (
-            f"cross-entropy + {coefficient:g} × the routers' auxiliary loss (the model's router_aux_loss_coef; "
-            "train.extra.router_aux_loss_coef: 0 leaves it out); the validation loss is the cross-entropy alone"
-        )
-        terminal.say(context.console, "loss", text)
-        context.events.write("notice", about="loss", text=text)
+def tell_loss(context: RunContext, loss: Loss) -> None:
+    if (description := loss.description) is not None:
+        terminal.say(context.console, "loss", description)
+        context.events.write("notice", about="loss", text=description)
 
 
 def tell_plan(

@@ -44,10 +44,10 @@ from shardtune.train.account import (
     tell_end,
     tell_event_log_trouble,
     tell_finish,
+    tell_loss,
     tell_notices,
     tell_plan,
     tell_resume,
-    tell_router_loss,
     warn_of_random_weights,
     write_config,
 )
@@ -70,11 +70,11 @@ from shardtune.train.evaluation import evaluate_only, read_given, temporary_run
 from shardtune.train.final import write_final
 from shardtune.train.loop import TrainingLoop
 from shardtune.train.losses import build_loss
+from shardtune.train.losses.router import unused_notice
 from shardtune.train.memory.allocator import allocator_of
 from shardtune.train.memory.failure import MemoryAnswer
 from shardtune.train.memory.ledger import Ledger
 from shardtune.train.resume import resume_point
-from shardtune.train.router_loss import unused_notice
 from shardtune.train.samples import Samples
 from shardtune.train.saving import CheckpointSaver, RunFacts
 from shardtune.train.watchdog import ENDING, JOINING, LOADING, PREPARING, Limits, Watchdog
@@ -161,7 +161,7 @@ def train(
             tell_notices(context, [fp8_compute_notice(*multiply_codes(model), processes.device)], about="fp8_compute")
         fused = fuse(model, resolved.config.train)
         loss = build_loss(resolved.config.train, meta_model.model, meta_model.family)
-        tell_router_loss(context, loss.router_coefficient)
+        tell_loss(context, loss)
         if unused := unused_notice(meta_model.model):
             tell_notices(context, [unused], about="loss")
         tell_notices(context, notices)
@@ -173,7 +173,7 @@ def train(
         filled = prepared.train.counts.tokens / (prepared.train.counts.rows * config.data.max_length)
         resolved = resolve_packing(resolved, meta_model.model, meta_model.family, processes.device, filled)
         config = resolved.config
-        data = _lay_out(config, prepared, meta_model.model, tokenizer, filled)
+        data = replace(_lay_out(config, prepared, meta_model.model, tokenizer, filled), loss=loss)
         math = training_math(config.train, rows=len(data.train), tokens=data.tokens, processes=processes.world_size)
         write_config(context, resolved)
         set_seed(config.train.seed)
@@ -313,7 +313,6 @@ def _lay_out(
             tokenizer.pad_token_id,
             layout,
             fill_to=config.data.max_length if one_shape else None,
-            fused_loss=config.train.fused_loss is True,
         ),
     )
 

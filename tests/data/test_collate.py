@@ -193,7 +193,7 @@ def test_a_batch_says_where_something_is_predicted_and_what(layout: Literal["pad
     ids = np.arange(6) + 10
     labels = np.where(ids >= 13, ids, IGNORED)
     rows = [[(ids, labels)], [(ids[:4], labels[:4])]]
-    batch = Collator(0, layout, fused_loss=True)(rows)
+    batch = Collator(0, layout)(rows)
     flat_ids, where = batch["input_ids"].flatten(), batch[SUPERVISED]
     assert flat_ids[where].tolist() == [12, 13, 14, 12]  # each the token before a supervised one
     assert batch[TARGETS].tolist() == [13, 14, 15, 13]

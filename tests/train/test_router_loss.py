@@ -12,12 +12,12 @@ import torch
 import yaml
 from ranks import free_ports, on_ranks
 from running import Command, events
+from shardtune.train.fused_loss import use_fused_loss
 from toys import mixtral_config, qwen3_moe_config, save_toy, toy_config, toy_text_config
 
 from shardtune.data.collate import SUPERVISED, TARGETS
 from shardtune.errors import UserInputError
 from shardtune.train import router_loss
-from shardtune.train.fused_loss import use_fused_loss
 
 RESUME_WORKER = Path(__file__).parent / "resume_worker.py"
 COEFFICIENT = 0.5  # large, so that nothing that leaves it out passes for rounding
