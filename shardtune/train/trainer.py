@@ -28,10 +28,11 @@ from shardtune.train.guards.numbers import HostNumber
 from shardtune.train.guards.pace import TimedBatches
 from shardtune.train.loop_state import put_loss_sum, put_schedule, put_state
 from shardtune.train.memory.ledger import BACKWARD, SAVING
+from shardtune.train.optimizers import OPTIMIZERS
 from shardtune.train.resume import ResumePoint
 from shardtune.train.router_loss import coefficient
 from shardtune.train.saving import CheckpointSaver
-from shardtune.train.shards import ShardAdamW, clip_shards
+from shardtune.train.shards import clip_shards
 from shardtune.train.steps import spare_walks, trained_parameters
 
 if TYPE_CHECKING:
@@ -175,7 +176,7 @@ class ShardedSFTTrainer(SFTTrainer):
     @staticmethod
     def get_optimizer_cls_and_kwargs(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
         kind, settings = SFTTrainer.get_optimizer_cls_and_kwargs(*args, **kwargs)
-        return ShardAdamW if kind is torch.optim.AdamW else kind, settings
+        return OPTIMIZERS["adamw_torch"] if kind is torch.optim.AdamW else kind, settings
 
     def _init_training_state(self, max_steps: int, num_update_steps_per_epoch: int, *args: Any) -> tuple[int, int]:
         begin: tuple[int, int] = super()._init_training_state(max_steps, num_update_steps_per_epoch, *args)

@@ -18,8 +18,8 @@ from shardtune.run.exit_codes import OUT_OF_MEMORY
 from shardtune.train import run as run_module
 from shardtune.train.memory.allocator import Allocator
 from shardtune.train.memory.failure import OutOfMemory
+from shardtune.train.optimizers import OPTIMIZERS
 from shardtune.train.saving import CheckpointSaver
-from shardtune.train.shards import ShardAdamW
 from shardtune.train.trainer import ShardedSFTTrainer
 
 
@@ -55,7 +55,7 @@ def failing_in(phase: str) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ShardedSFTTrainer, "_loss_of", loss_of)
         if phase == "optimizer":
-            patch.setattr(ShardAdamW, "step", no_memory)
+            patch.setattr(OPTIMIZERS["adamw_torch"], "step", no_memory)
         if phase == "saving":
             patch.setattr(CheckpointSaver, "save", no_memory)
         if phase == "loading":
