@@ -158,7 +158,6 @@ VERDICTS: dict[str, Verdict] = {
     "train.debug_freq": _FREE,
     "train.samples": _FREE,
     "train.sample_tokens": _FREE,
-    "train.extra": Verdict("told", "TRL takes the new value from here on"),
     "parallel.nproc": _BATCH,
     "parallel.device": _ROUNDING,
     "parallel.accelerate_config": _FREE,

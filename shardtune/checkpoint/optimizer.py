@@ -53,6 +53,10 @@ def put_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: d
             fix="Continue with the lora settings the run was started with.",
         )
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+    for number, parameter in enumerate(p for group in optimizer.param_groups for p in group["params"]):
+        for key, value in state.get(number, {}).items():
+            if not value.dim() and key != "step":  # NAdam's: torch would move it to the GPU, and round it to bf16
+                optimizer.state[parameter][key] = value.clone()
 
 
 def _named_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, torch.Tensor]]:

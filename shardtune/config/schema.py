@@ -415,7 +415,7 @@ class TrainSection(Section):
         default=None,
         ge=0,
         description="NEFTune: uniform noise on the input embeddings while training, scaled by alpha / √(tokens × "
-        "hidden size); null = off.",
+        "hidden size); 0 or null = off.",
     )
     bf16: bool | Literal["auto"] = Field(
         default="auto",
@@ -602,10 +602,6 @@ class TrainSection(Section):
         "model is given a row up to its first supervised token. Each token takes a forward pass of all ranks.",
     )
     sample_tokens: Int = Field(default=64, ge=1, description="Longest answer to a sample, in tokens.")
-    extra: dict[str, Any] = Field(
-        default_factory=dict,
-        description="Further settings of TRL's SFTConfig: those that have an effect; others are refused (see below).",
-    )
 
 
 class ParallelSection(Section):

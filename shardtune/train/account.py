@@ -57,7 +57,7 @@ def introduce(context: RunContext, resolved: ResolvedConfig) -> None:
     else:
         context.console.print(f"[bold]shardtune[/] {__version__}  run {context.folder.name}", highlight=False)
         terminal.say(context.console, "folder", str(context.folder))
-    tell_machines(context, workers=int(config.train.dataloader_num_workers))
+    tell_machines(context, workers=config.train.dataloader_num_workers)
     tell_notices(context, list(resolved.notices), about="config")
     if resolved.verdicts:
         _tell_verdicts(context, resolved.verdicts)

@@ -14,7 +14,7 @@ from torch import nn
 from toys import toy_config
 from trl import SFTTrainer
 
-from shardtune.train.shards import ShardAdamW
+from shardtune.train.optimizers import OPTIMIZERS
 from shardtune.train.steps import spare_walks, trained_parameters
 from shardtune.train.trainer import ShardedSFTTrainer
 
@@ -51,7 +51,7 @@ def test_an_ordinary_step_walks_through_no_modules_and_counts_what_transformers_
     def get_batch_samples(self: ShardedSFTTrainer, *args: Any) -> Any:
         step[0] += 1
         assert step[0] == 1 or self.model.training
-        assert type(self.bare_optimizer) is ShardAdamW
+        assert type(self.bare_optimizer) is OPTIMIZERS["adamw_torch"]
         return begin(self, *args)
 
     monkeypatch.setattr(ShardedSFTTrainer, "floating_point_ops", floating_point_ops)

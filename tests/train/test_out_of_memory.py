@@ -20,6 +20,7 @@ from shardtune.train import validation
 from shardtune.train.loop import TrainingLoop
 from shardtune.train.memory.allocator import Allocator
 from shardtune.train.memory.failure import OutOfMemory
+from shardtune.train.optimizers import OPTIMIZERS
 from shardtune.train.saving import CheckpointSaver
 
 
@@ -59,7 +60,7 @@ def failing_in(phase: str) -> Iterator[None]:
         if phase == "evaluation":
             patch.setattr(validation, "to_device", no_memory)
         if phase == "optimizer":
-            patch.setattr(torch.optim.AdamW, "step", no_memory)
+            patch.setattr(OPTIMIZERS["adamw_torch"], "step", no_memory)
         if phase == "saving":
             patch.setattr(CheckpointSaver, "save", no_memory)
         if phase == "loading":
