@@ -26,7 +26,6 @@ from shardtune.run.stop_request import Grace, grace_seconds
 from shardtune.terminal import say, warn
 from shardtune.train.batches import Batch, TrainBatches, eval_loader, supervised_tokens, to_device
 from shardtune.train.callbacks import callback_handler, restore_callbacks, training_arguments
-from shardtune.train.clipping import clip_gradients
 from shardtune.train.early_stopping import EarlyStopping
 from shardtune.train.guards.alarm import Alarm, RollBack
 from shardtune.train.guards.health import HealthChecks
@@ -39,6 +38,7 @@ from shardtune.train.memory.ledger import SAVING as SAVING_MEMORY
 from shardtune.train.metrics import Metrics, StepTotals
 from shardtune.train.optimizers import build_optimizer
 from shardtune.train.proof import ProofOfTraining
+from shardtune.train.shards import clip_gradients
 from shardtune.train.validation import EvaluationStopped, validate
 from shardtune.train.watchdog import BATCH, ENDING, EVALUATING, SAVING, STEP
 

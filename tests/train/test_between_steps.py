@@ -10,13 +10,13 @@ import pytest
 import torch
 from interrupted import run
 from running import events
+from shardtune.train.steps import spare_walks, trained_parameters
+from shardtune.train.trainer import ShardedSFTTrainer
 from torch import nn
 from toys import toy_config
 from trl import SFTTrainer
 
 from shardtune.train.optimizers import OPTIMIZERS
-from shardtune.train.steps import spare_walks, trained_parameters
-from shardtune.train.trainer import ShardedSFTTrainer
 
 WALKS = ("train", "zero_grad", "modules", "named_modules", "children", "named_parameters", "parameters")
 

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from optimizers_worker import CASES, FAST
 from ranks import on_ranks
-from torch import nn
-from transformers import LlamaForCausalLM, Trainer
-from transformers.training_args import OptimizerNames
 
-from shardtune.adapters.lora import add_lora
-from shardtune.config import optimizers as specs
-from shardtune.config.schema import LoraSection, TrainSection
-from shardtune.train.optimizers import OPTIMIZERS, build_optimizer
+from shardtune.train.optimizers import OPTIMIZERS
 
 WORKER = Path(__file__).parent / "optimizers_worker.py"
 CPU = torch.device("cpu")
