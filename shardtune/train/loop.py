@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import os
 import time
-from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any, cast
+from contextlib import nullcontext, suppress
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -39,7 +39,7 @@ from shardtune.train.metrics import Metrics, StepTotals
 from shardtune.train.optimizers import build_optimizer
 from shardtune.train.proof import ProofOfTraining
 from shardtune.train.shards import clip_gradients
-from shardtune.train.validation import EvaluationStopped, validate
+from shardtune.train.validation import EvaluationStopped, Validation, validate
 from shardtune.train.watchdog import BATCH, ENDING, EVALUATING, SAVING, STEP
 
 if TYPE_CHECKING:
@@ -90,6 +90,7 @@ class TrainingLoop:
         self.args = training_arguments(self.config, training.context.folder, self.math, on_cpu=device.type == "cpu")
         self.control = TrainerControl()
         self.state = TrainerState()
+        self.units = [module for module in self.model.modules() if isinstance(module, FSDPModule)]
         self.syncs_once = self._sync_once_pays()
         self.offloading = self._offloading()
         if train.gradient_checkpointing is True:
@@ -167,7 +168,10 @@ class TrainingLoop:
         self.ledger.enter(OPTIMIZER)
         self.control = self.callbacks.on_pre_optimizer_step(self.args, self.state, self.control)
         step_loss = self.guards.judge(step, losses, norm)  # may roll back, end the run, or leave the step out
-        if not self.guards.left_out:
+        if self.guards.left_out:
+            self._clear_gradients()
+            self.optimizer.step()  # without gradients it changes nothing
+        else:
             self.proof.before_optimizer(step)
             self.optimizer.step()
             self.proof.after_optimizer(step, self.optimizer)
@@ -226,7 +230,8 @@ class TrainingLoop:
 
     def _sync_gradients(self, *, last: bool) -> None:
         if self.syncs_once:
-            cast(FSDPModule, self.model).set_requires_gradient_sync(last)
+            for unit in self.units:
+                unit.set_requires_gradient_sync(last, recurse=False)
 
     def _offloading(self) -> Any:
         device = self.processes.device
@@ -305,18 +310,18 @@ class TrainingLoop:
     def evaluate(self) -> None:
         """The validation loss of this moment. One that is cut short because the run stops gives no result."""
         began, step = time.perf_counter(), self.state.global_step
-        try:
+        found: Validation | None = None
+        with suppress(EvaluationStopped):
             found = validate(
                 self.model, self.loss, eval_loader(self.training.data, self.config.train, self.processes),
                 self.processes, before_batch=self._before_eval_batch, stopped=self.stop_now,
             )  # fmt: skip
-        except EvaluationStopped:
+        seconds = time.perf_counter() - began
+        self.paused_seconds += seconds
+        self.ledger.enter(DATA)
+        if found is None:
             self.control.should_training_stop = self.control.should_save = True
             return
-        finally:
-            self.ledger.enter(DATA)
-            self.paused_seconds += time.perf_counter() - began
-        seconds = time.perf_counter() - began
         logs = {
             "eval_loss": found.loss, "eval_tokens": found.tokens, "eval_entropy": found.entropy,
             "eval_mean_token_accuracy": found.mean_token_accuracy, "eval_runtime": round(seconds, 4),

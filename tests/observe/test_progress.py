@@ -62,12 +62,14 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
 
 def test_a_plain_line_tells_step_loss_gradient_rate_speed_and_time_left(run: Run) -> None:
     run.step(loss=2.34567, grad_norm=0.5, learning_rate=1e-4, num_tokens=3000.0)
-    assert run.said == ["step 1/10  loss 2.3457  grad 0.500  lr 1.00e-04  1,500 tok/s  0:18 left"]
+    assert run.said == [
+        "step 1/10  loss 2.3457  acc 50.0 %  entropy 1.000  grad 0.500  lr 1.00e-04  1,500 tok/s  0:18 left"
+    ]
 
 
 def test_a_line_without_a_gradient_or_tokens_does_not_fail(run: Run) -> None:
     run.step(loss=2.0)
-    assert run.said == ["step 1/10  loss 2.0000  lr 0.00e+00  0 tok/s  0:18 left"]
+    assert run.said == ["step 1/10  loss 2.0000  acc 50.0 %  entropy 1.000  lr 0.00e+00  0 tok/s  0:18 left"]
 
 
 def test_speed_counts_what_came_since_the_last_line_and_leaves_out_evaluating_and_saving(run: Run) -> None:
@@ -83,7 +85,7 @@ def test_steps_between_two_lines_are_counted_together(run: Run) -> None:
     for _ in range(4):
         run.step()
     run.step(loss=1.0, num_tokens=10_000)
-    assert run.said == ["step 5/10  loss 1.0000  lr 0.00e+00  1,000 tok/s  0:10 left"]
+    assert run.said == ["step 5/10  loss 1.0000  acc 50.0 %  entropy 1.000  lr 0.00e+00  1,000 tok/s  0:10 left"]
 
 
 def test_each_line_is_an_event_with_the_same_numbers(run: Run) -> None:
@@ -92,21 +94,21 @@ def test_each_line_is_an_event_with_the_same_numbers(run: Run) -> None:
     del event["time"]
     assert event == {
         "v": 2, "rank": 0, "event": "step", "step": 1, "epoch": 0.2, "loss": 2.34567, "grad_norm": 0.5,
-        "learning_rate": 1e-4, "tokens": 3000, "tokens_per_second": 1500.0,
+        "learning_rate": 1e-4, "tokens": 3000, "entropy": 1.0, "token_accuracy": 0.5, "tokens_per_second": 1500.0,
     }  # fmt: skip
 
 
 def test_an_evaluation_is_told_and_recorded(run: Run) -> None:
     run.step()
     run.tell(eval_loss=1.25, eval_tokens=77)
-    assert run.said == ["step 1/10  eval loss 1.2500"]
+    assert run.said == ["step 1/10  eval loss 1.2500  token accuracy 50.0 %  entropy 1.000"]
     assert [(e["event"], e["step"], e["loss"], e["tokens"]) for e in run.events] == [("eval", 1, 1.25, 77)]
 
 
 def test_a_diverged_loss_is_shown_and_recorded_as_json(run: Run) -> None:
     run.step(loss=math.nan, grad_norm=math.inf, learning_rate=1e-4, num_tokens=10)
     run.tell(eval_loss=math.nan)
-    assert "loss NaN  grad inf" in run.said[0]
+    assert "loss NaN  acc 50.0 %  entropy 1.000  grad inf" in run.said[0]
     assert "eval loss NaN" in run.said[1]
     assert [event["loss"] for event in run.events] == ["nan", "nan"]
 
@@ -123,7 +125,7 @@ def test_a_quiet_rank_says_nothing_and_records_all(tmp_path: Path, monkeypatch: 
 def test_on_a_terminal_the_lines_stay_and_a_bar_below_them_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = Run(tmp_path, monkeypatch, force_terminal=True)
+    run = Run(tmp_path, monkeypatch, force_terminal=True, width=80)
     run.step(loss=2.0, num_tokens=3000)
     run.tell(eval_loss=1.25)
     run.lines.close()
