@@ -100,7 +100,7 @@ VERDICTS: dict[str, Verdict] = {
     "train.offload_activations": _FREE,
     "train.optim": Verdict("refused", "the saved state belongs to another optimizer"),
     "train.learning_rate": _RATE,
-    "train.optim_args": _OPTIMIZER,
+    "train.optim_args": Verdict("refused", "the saved state belongs to other arguments of the optimizer"),
     "train.adam_beta1": _OPTIMIZER,
     "train.adam_beta2": _OPTIMIZER,
     "train.adam_epsilon": _OPTIMIZER,

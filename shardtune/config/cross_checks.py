@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from string import Formatter
 from typing import Any
 
+from shardtune.config.optimizers import OPTIMIZERS, check_optim_args, check_optimizer
+from shardtune.config.schedules import check_schedule_kwargs
 from shardtune.config.schema import RunConfig, TrainSection
 from shardtune.config.suggestions import nearest
 from shardtune.config.target_words import EXPERTS, NO_DROPOUT, ROUTER, VOCABULARY, WORDS, entries_of
-
-# Their state is made of plain element-wise tensors that DTensor shards as it does the parameters.
-OPTIMIZERS = ("adamw_torch", "adamw_torch_fused", "sgd")
 
 
 @dataclass(frozen=True)
@@ -49,19 +48,27 @@ def half_precision(config: RunConfig) -> Iterator[Finding]:
 
 
 def optimizer(config: RunConfig) -> Iterator[Finding]:
-    name = config.train.optim
-    if name in OPTIMIZERS:
+    train = config.train
+    wrong = check_optimizer(train.optim)
+    if wrong:
+        yield Finding(("train.optim",), *wrong)
         return
-    if any(mark in name.lower() for mark in ("8bit", "4bit", "paged", "bnb", "bitsandbytes")):
-        what = (
-            f"'{name}' keeps its state in bitsandbytes' own blocks, which do not understand sharded tensors; "
-            "and there is little to save: the AdamW state of a LoRA is megabytes"
-        )
-        yield Finding(("train.optim",), what, "use adamw_torch")
-        return
-    close = nearest(name, OPTIMIZERS, cutoff=0.5) or "adamw_torch"
-    what = f"'{name}' is not an optimizer that handles sharded tensors here (there are {', '.join(OPTIMIZERS)})"
-    yield Finding(("train.optim",), what, f"did you mean `{close}`?")
+    for key, what, fix in check_optim_args(train.optim, train.optim_args):
+        yield Finding((f"train.optim_args.{key}", "train.optim"), what, fix)
+
+
+def schedule(config: RunConfig) -> Iterator[Finding]:
+    train = config.train
+    wrong = check_schedule_kwargs(
+        train.lr_scheduler_type,
+        train.lr_scheduler_kwargs,
+        learning_rate=train.learning_rate,
+        steps=train.max_steps if train.max_steps > 0 else None,  # by epochs, once the rows are counted
+        warmup_steps=train.warmup_steps or 0,
+    )
+    for key, what, fix in wrong:
+        others = ("train.lr_scheduler_type", "train.learning_rate", "train.max_steps", "train.warmup_steps")
+        yield Finding((f"train.lr_scheduler_kwargs.{key}", *others), what, fix)
 
 
 def offloaded_inputs(config: RunConfig) -> Iterator[Finding]:
@@ -254,7 +261,7 @@ REQUIREMENTS = (
     ),
     Requirement(
         ("adam_beta1", "adam_beta2", "adam_epsilon"),
-        lambda config: config.train.optim.startswith("adam"),
+        lambda config: config.train.optim not in OPTIMIZERS or OPTIMIZERS[config.train.optim].uses_adam_settings,
         ("train.optim",),
         "no effect: train.optim is {train.optim}",
         "remove it, or set optim: adamw_torch",
@@ -325,6 +332,7 @@ def _trackers(config: RunConfig) -> set[str]:
 CHECKS: tuple[Callable[[RunConfig], Iterator[Finding]], ...] = (
     half_precision,
     optimizer,
+    schedule,
     offloaded_inputs,
     patterns_compile,
     adapter_targets,

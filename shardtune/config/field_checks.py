@@ -12,6 +12,7 @@ from pydantic_core import ErrorDetails
 
 from shardtune.config.expected import accepts, entry_words, expected, literal_words
 from shardtune.config.problems import Problem, shown
+from shardtune.config.schedules import REFUSED_SCHEDULES
 from shardtune.config.schema import LARGEST, RunConfig, Section, SourceSection
 from shardtune.config.suggestions import (
     FOREIGN_VALUES,
@@ -24,6 +25,7 @@ from shardtune.config.yaml_reader import Node
 
 # Values that are understood and refused: the type alone would not say why.
 _REFUSED_VALUES: dict[tuple[str, Any], tuple[str, str]] = {
+    **{("train.lr_scheduler_type", name): reason for name, reason in REFUSED_SCHEDULES.items()},
     ("model.torch_dtype", "float16"): (
         "half precision is not supported: it needs loss scaling and loses range",
         "use bfloat16, or float32",

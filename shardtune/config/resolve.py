@@ -148,7 +148,8 @@ def _place(path: str, leaves: Mapping[str, Node]) -> Place | None:
     node = leaves.get(f"{section}.{key}")
     if node is None:
         return None
-    return node.value[inner[0]].key_place if inner else node.place
+    entry: Node | None = node.value.get(inner[0]) if inner and node.is_mapping else None
+    return entry.key_place if entry is not None else node.place
 
 
 def _origins(checked: Checked) -> dict[str, Origin]:

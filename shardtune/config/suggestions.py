@@ -104,14 +104,16 @@ def unknown_key(key: str, value: Any, section: str = "") -> tuple[str, str]:
 
 
 def moved_settings(extra: Any) -> str:
-    """Where the settings of a `train.extra` go, which older versions passed on to TRL."""
-    moves = [
-        f"write `{owners[0]}.{key}`"
-        if (owners := _owners(key))
-        else f"`{key}`: {'; '.join(unknown_key(key, value, 'train'))}"
-        for key, value in (extra if isinstance(extra, dict) else {}).items()
+    """Where the entries of `train.extra` go, which older versions passed on to TRL."""
+    entries = extra if isinstance(extra, dict) else {}
+    moved = [f"`{_owners(key)[0]}.{key}`" for key in entries if _owners(key)]
+    refused = [
+        f"`{key}` is not a setting here ({unknown_key(key, value, 'train')[1]})"
+        for key, value in entries.items()
+        if not _owners(key)
     ]
-    return "; ".join(["`train.extra` is gone", *(moves or ["remove it"])])
+    parts = [f"write {', '.join(moved)}"] if moved else []
+    return "`train.extra` is gone: " + ("; ".join([*parts, *refused]) or "remove it")
 
 
 def _meant_at_the_top(key: str) -> str:

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from rich.console import Console
 from torch import nn
 from torch.distributed.tensor import DTensor
+from torch.optim import SGD, Adam, Adamax
 
 from shardtune import terminal
 from shardtune.errors import ShardtuneError
@@ -168,12 +169,21 @@ def _may_wait(name: str, steps: int) -> bool:
 
 
 def _too_small(parameter: torch.Tensor, optimizer: Optimizer) -> bool:
-    """Whether an update is lost in the rounding of the values: early in a long warm-up B is next to nothing, and with
-    it the gradient of A. An update of AdamW is `lr * g / (|g| + eps)` or less."""
+    """Whether an update may be lost in the rounding of the values: early in a long warm-up B is next to nothing, and
+    with it the gradient of A."""
     group = next((one for one in optimizer.param_groups if any(p is parameter for p in one["params"])), None)
     if group is None or parameter.grad is None:
         return False
-    largest = float(local(parameter.grad).abs().max())
-    update = float(group["lr"]) * largest / (largest + float(group.get("eps", 0.0)))
+    update = _largest_update(optimizer, group, float(local(parameter.grad).abs().max()))
     values = local(parameter).detach().abs()
     return update < 4 * torch.finfo(values.dtype).eps * float(values.max())
+
+
+def _largest_update(optimizer: Optimizer, group: dict[str, Any], gradient: float) -> float:
+    """What a gradient that is the first of its size moves a value by; 0 where that hangs on settings and state (such as
+    Adagrad's sum, or RAdam's first steps), so that a shard counts as unproven and no run is stopped by mistake."""
+    if isinstance(optimizer, Adam | Adamax):  # AdamW, too
+        return float(group["lr"] * gradient / (gradient + group["eps"]))
+    if isinstance(optimizer, SGD):
+        return float(group["lr"] * gradient * (1 - group["dampening"]))
+    return 0.0

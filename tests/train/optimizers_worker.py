@@ -45,7 +45,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "adagrad decayed": ("adagrad", {"lr_decay": 0.1, "initial_accumulator_value": 0.1, "eps": 1e-8}),
     "adadelta": ("adadelta", {"rho": 0.8}),
 }
-FAST = tuple(name for name, (optim, _) in CASES.items() if optim.startswith(("adamw", "sgd")))
+FAST = ("adamw_torch", "adamw_torch_fused", "sgd momentum")
 
 
 def whole_model() -> nn.Sequential:
@@ -97,8 +97,10 @@ def gathered(model: nn.Module) -> dict[str, torch.Tensor]:
     return gather_tensors(model.named_parameters(), keep=True)
 
 
-def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor], tolerance: float = 0.0) -> bool:
+    return one.keys() == other.keys() and all(
+        torch.allclose(one[name], other[name], rtol=tolerance, atol=tolerance) for name in one
+    )
 
 
 def prove(processes: Processes, name: str, folder: Path) -> dict[str, bool]:
@@ -115,16 +117,19 @@ def prove(processes: Processes, name: str, folder: Path) -> dict[str, bool]:
         thoughts += count if seed > 0 else 0  # in the first step the state is made
         step(twin, stock, seed)
         step(plain, reference, seed)
+    # torch's fused kernel for CPUs rounds what is left over at the end of a vector otherwise than the rest.
+    tolerance = 1e-6 if name == "adamw_torch_fused" else 0.0
     found = {
         "moved": not equal(begin, gathered(ours)),
         "as torch on shards": same(shards(ours), shards(twin)),
-        "as torch unsharded": equal(gathered(ours), gathered(plain)),
+        "as torch unsharded": equal(gathered(ours), gathered(plain), tolerance),
         "on shards": thoughts == 0,
         "state": same_state(optimizer, stock),
+        "resumed": equal(resumed(processes, name, saved), gathered(ours)),
     }
     if before:
-        found["saved as by other ranks"] = equal(before, saved)
-        found["resumed"] = equal(resumed(processes, name, before), gathered(plain))
+        found["saved by other ranks"] = equal(before, saved, tolerance)
+        found["resumed on other ranks"] = equal(resumed(processes, name, before), gathered(ours), tolerance)
     if processes.rank == 0:
         save_file(saved, file)
     return found

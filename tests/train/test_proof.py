@@ -150,6 +150,25 @@ def test_a_learning_rate_that_stays_too_small_is_said(llama: Any, tmp_path: Path
     assert "2 of 4 adapter shards" in told and "too small an update" in told
 
 
+@pytest.mark.parametrize(
+    ("kind", "lr", "proven"), [(torch.optim.SGD, 1e-4, 2), (torch.optim.SGD, 10.0, 4), (torch.optim.Adadelta, 1e-3, 2)]
+)
+def test_an_update_of_another_optimizer_that_is_too_small_for_a_is_not_taken_for_a_fault(
+    llama: Any, tmp_path: Path, kind: Any, lr: float, proven: int
+) -> None:
+    make_a_large(llama)
+    loop = Loop(llama, tmp_path)
+    loop.optimizer = kind([p for p in llama.parameters() if p.requires_grad], lr=lr)
+    assert f"{proven} of 4 adapter shards" in loop.run(5)
+
+
+def test_an_sgd_that_does_not_step_is_named(llama: Any, tmp_path: Path) -> None:
+    loop = Loop(llama, tmp_path)
+    loop.optimizer = torch.optim.SGD([p for p in llama.parameters() if p.requires_grad], lr=1.0)
+    loop.optimizer.step = lambda: None  # type: ignore[assignment]
+    assert "received a gradient and did not change in step 1" in loop.run(2)
+
+
 def test_a_run_of_one_step_says_what_is_not_proven_yet(llama: Any, tmp_path: Path) -> None:
     told = Loop(llama, tmp_path).run(1)
     assert "2 of 4 adapter shards got a gradient" in told and "(step 1, 1 rank)" in told
