@@ -10,7 +10,7 @@ from transformers import PrinterCallback
 
 from shardtune.observe.profiler import LLMStepProfiler
 from shardtune.observe.progress import ProgressCallback
-from shardtune.parallel.offload import OffloadedInputs, has_another_place
+from shardtune.parallel.offload import OffloadedInputs, has_device_memory
 from shardtune.run.stop_request import Grace, StopRequest, grace_seconds
 from shardtune.train.guards.alarm import RollBack
 from shardtune.train.guards.health import HealthChecks
@@ -18,7 +18,7 @@ from shardtune.train.guards.machine import gpu_of
 from shardtune.train.guards.rollback import go_back
 from shardtune.train.guards.watch import Guards
 from shardtune.train.proof import ProofOfTraining
-from shardtune.train.run_files import let_trackers_fail
+from shardtune.train.run_files import tolerate_tracker_errors
 from shardtune.train.saving import CheckpointSaver, RunFacts, SaveWatch
 from shardtune.train.settings import trainer_settings
 from shardtune.train.step_watch import GraceWatch, ProgressWatch
@@ -123,9 +123,9 @@ def set_up_loop(
         ],
     )
     trainer.remove_callback(PrinterCallback)
-    let_trackers_fail(context, trainer.callback_handler.callbacks)
+    tolerate_tracker_errors(context, trainer.callback_handler.callbacks)
     trainer.ledger = ledger
-    if config.train.offload_activations and has_another_place(processes.device):
+    if config.train.offload_activations and has_device_memory(processes.device):
         width = model.config.get_text_config().hidden_size
         trainer.maybe_activation_offload_context = OffloadedInputs(width, processes.device)  # TRL enters it
     guards.attach(trainer)

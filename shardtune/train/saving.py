@@ -12,7 +12,7 @@ from rich.console import Console
 from transformers import TrainerCallback
 
 from shardtune import __version__
-from shardtune.checkpoint.adapter import frozen_config, gather_adapter
+from shardtune.checkpoint.adapter import gather_adapter, inference_config
 from shardtune.checkpoint.background import BackgroundWriter, Outcome
 from shardtune.checkpoint.manifest import ManifestError
 from shardtune.checkpoint.optimizer import gather_optimizer
@@ -90,7 +90,7 @@ class CheckpointSaver:
             trainer={**loop_state(trainer, parts), **self._description(trainer)},
             rng=[part.rng for part in parts],
         )
-        self._write(step, snapshot, frozen_config(trainer.model), trainer.eval_loss_at(step), began)
+        self._write(step, snapshot, inference_config(trainer.model), trainer.eval_loss_at(step), began)
 
     def record_eval(self, step: int, loss: float) -> None:
         """A checkpoint was evaluated after it was written. Only which one is the best hangs on it: not worth a run."""

@@ -30,7 +30,7 @@ def trainer_settings(config: RunConfig, run_folder: Path, math: TrainingMath, *,
         "per_device_train_batch_size": train.per_device_train_batch_size,
         "per_device_eval_batch_size": train.per_device_eval_batch_size,
         "gradient_accumulation_steps": train.gradient_accumulation_steps,
-        # Selective recomputation is on the layers already (parallel/recompute.py): transformers is not told of it.
+        # Selective recomputation is on the layers already (parallel/activation_checkpointing.py).
         "gradient_checkpointing": train.gradient_checkpointing is True,
         "gradient_checkpointing_kwargs": {"use_reentrant": False} if train.gradient_checkpointing is True else None,
         # The same optimizer with the same state in one kernel; the two switch over freely.

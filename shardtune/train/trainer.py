@@ -16,8 +16,8 @@ from transformers import TrainerCallback
 from transformers.trainer_utils import EvalLoopOutput
 from trl import SFTTrainer
 
-from shardtune.checkpoint.optimizer import put_optimizer
-from shardtune.checkpoint.rng import put_rng
+from shardtune.checkpoint.optimizer import load_optimizer
+from shardtune.checkpoint.rng import load_rng
 from shardtune.data.collate import REAL_TOKENS, SUPERVISED, Collator
 from shardtune.data.order import Documents, StepLoader, StepOrder
 from shardtune.data.tokens import IGNORED
@@ -193,7 +193,7 @@ class ShardedSFTTrainer(SFTTrainer):
         self.trained = trained_parameters(self.model)
         spare_walks(self.model, self.trained)
         if self.resumed is not None:
-            put_optimizer(self.model, self.bare_optimizer, self.resumed.optimizer)
+            load_optimizer(self.model, self.bare_optimizer, self.resumed.optimizer)
             put_schedule(self.lr_scheduler, self.resumed.step)
         return prepared
 
@@ -225,7 +225,7 @@ class ShardedSFTTrainer(SFTTrainer):
     def _load_rng_state(self, checkpoint: str | None) -> None:
         assert self.resumed is not None
         if self.resumed.rng is not None:
-            put_rng(self.resumed.rng, self.processes.device)
+            load_rng(self.resumed.rng, self.processes.device)
         else:  # other ranks than before: numbers that were not drawn yet
             torch.manual_seed(self.args.seed + self.processes.rank + 1_000_003 * self.resumed.step)
 
