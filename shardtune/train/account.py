@@ -21,8 +21,7 @@ from shardtune.run.folder import CHECKPOINTS, RECORD
 from shardtune.run.which_run import record_finish, record_start
 from shardtune.train import summary
 from shardtune.train.context import Data, RunContext
-from shardtune.train.machines import tell_machines
-from shardtune.train.run_files import expendable, release_run_files, write_run_file
+from shardtune.train.run_files import release_run_files, report_hardware, warn_on_write_error, write_run_file
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -57,7 +56,7 @@ def introduce(context: RunContext, resolved: ResolvedConfig) -> None:
     else:
         context.console.print(f"[bold]shardtune[/] {__version__}  run {context.folder.name}", highlight=False)
         terminal.say(context.console, "folder", str(context.folder))
-    tell_machines(context, workers=config.train.dataloader_num_workers)
+    report_hardware(context, workers=config.train.dataloader_num_workers)
     tell_notices(context, list(resolved.notices), about="config")
     if resolved.verdicts:
         _tell_verdicts(context, resolved.verdicts)
@@ -93,7 +92,7 @@ def take_over(context: RunContext) -> None:
     """The run goes on under this config. Not earlier: one that is refused must change nothing."""
     release_run_files(context)
     if context.processes.is_main:
-        with expendable(context, RECORD):
+        with warn_on_write_error(context, RECORD):
             record_start(context.folder, context.asked)
 
 
@@ -154,7 +153,7 @@ def tell_resume(context: RunContext, resumed: ResumePoint, math: TrainingMath) -
     epoch, done = divmod(resumed.step, math.steps_per_epoch)
     place = f"step {resumed.step} of {math.steps} (epoch {epoch + 1}, {done} of {math.steps_per_epoch} steps done)"
     terminal.say(context.console, "resume", f"{place}, from {resumed.path}")
-    for line in resumed.told:
+    for line in resumed.notices:
         terminal.say(context.console, "changed", line)
     context.events.write(
         "resume",
@@ -162,7 +161,7 @@ def tell_resume(context: RunContext, resumed: ResumePoint, math: TrainingMath) -
         path=str(resumed.path),
         world_size=context.processes.world_size,
         random_state="restored" if resumed.rng is not None else "new: another number of processes",
-        changes=list(resumed.told),
+        changes=list(resumed.notices),
         damaged=list(resumed.damaged),
     )
 
@@ -212,7 +211,9 @@ def tell_end(
 def tell_finish(context: RunContext) -> None:
     """From here on the same command starts a new run."""
     if context.processes.is_main:
-        with expendable(context, RECORD, "The same command would go on with this run instead of starting a new one."):
+        with warn_on_write_error(
+            context, RECORD, "The same command would go on with this run instead of starting a new one."
+        ):
             record_finish(context.folder, context.asked)
 
 

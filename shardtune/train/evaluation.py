@@ -19,10 +19,10 @@ from transformers import PretrainedConfig
 
 from shardtune import terminal
 from shardtune.adapters.peft_form import adapted_ranks
-from shardtune.checkpoint.adapter import AdapterMisfitError, put_adapter, read_adapter, refuse_misfit
+from shardtune.checkpoint.adapter import AdapterMismatchError, check_adapter_matches, load_adapter, read_adapter
 from shardtune.errors import ShardtuneError, UserInputError
 from shardtune.observe.events import EventLog
-from shardtune.parallel.exchange import from_outline, outline
+from shardtune.parallel.exchange import tensor_from_spec, tensor_spec
 from shardtune.run.evaluation import adapter_folder
 from shardtune.run.exit_codes import DONE, INTERRUPTED, PREEMPTED
 from shardtune.train.batches import eval_loader
@@ -87,7 +87,7 @@ def evaluate_only(
     """
     assert data.val is not None
     if adapter is not None:
-        put_adapter(model, adapter.tensors)
+        load_adapter(model, adapter.tensors)
     processes = context.processes
     try:
         found = validate(
@@ -152,10 +152,10 @@ def read_given(processes: Processes, model: PeftModel, base: str, given: Path) -
             notices = _compare_bases(config.base_model_name_or_path, base, model.base_model.model.name_or_path, folder)
             _refuse_other_settings(model, config, folder)
             tensors = read_adapter(folder)
-            refuse_misfit(model, tensors)
-            outlines = {name: outline(tensor) for name, tensor in tensors.items()}
+            check_adapter_matches(model, tensors)
+            outlines = {name: tensor_spec(tensor) for name, tensor in tensors.items()}
             found = {"path": str(folder), "tensors": outlines, "notices": notices}
-        except AdapterMisfitError as error:
+        except AdapterMismatchError as error:
             what = f"--adapter: '{folder}' does not fit the model that the config describes."
             found = {"error": [what, error.why, "Set lora.target_modules to what it was trained with."]}
         except UserInputError as error:
@@ -164,7 +164,7 @@ def read_given(processes: Processes, model: PeftModel, base: str, given: Path) -
     if "error" in found:
         what, why, fix = found["error"]
         raise UserInputError(what, why=why, fix=fix)
-    tensors = tensors or {name: from_outline(one) for name, one in found["tensors"].items()}
+    tensors = tensors or {name: tensor_from_spec(one) for name, one in found["tensors"].items()}
     return GivenAdapter(found["path"], tensors, found["notices"])
 
 

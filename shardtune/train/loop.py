@@ -15,12 +15,12 @@ from torch.optim.lr_scheduler import LambdaLR
 from transformers import TrainerControl, TrainerState
 from transformers.integrations.neftune import activate_neftune
 
-from shardtune.checkpoint.optimizer import put_optimizer
-from shardtune.checkpoint.rng import put_rng
+from shardtune.checkpoint.optimizer import load_optimizer
+from shardtune.checkpoint.rng import load_rng
 from shardtune.data.collate import REAL_TOKENS
 from shardtune.observe.profiler import LLMStepProfiler
 from shardtune.observe.progress import ProgressLines
-from shardtune.parallel.offload import OffloadedInputs, has_another_place, offloads_params
+from shardtune.parallel.offload import OffloadedInputs, has_device_memory, offloads_params
 from shardtune.plan.schedule import schedule_factor
 from shardtune.run.stop_request import Grace, grace_seconds
 from shardtune.terminal import say, warn
@@ -235,7 +235,7 @@ class TrainingLoop:
 
     def _offloading(self) -> Any:
         device = self.processes.device
-        if not self.config.train.offload_activations or not has_another_place(device):
+        if not self.config.train.offload_activations or not has_device_memory(device):
             return nullcontext()
         return OffloadedInputs(self.model.config.get_text_config().hidden_size, device)
 
@@ -368,7 +368,7 @@ class TrainingLoop:
         self._clear_gradients()
         self.optimizer = build_optimizer(self.model, train, self.processes.device)
         if point is not None:
-            put_optimizer(self.model, self.optimizer, point.optimizer)
+            load_optimizer(self.model, self.optimizer, point.optimizer)
         for group in self.optimizer.param_groups:
             group["initial_lr"] = train.learning_rate  # LambdaLR wants it where it does not begin at step 0
         factor = schedule_factor(train, self.math.steps, self.math.warmup_steps)
@@ -426,7 +426,7 @@ class TrainingLoop:
         if point is None:
             torch.manual_seed(seed)
         elif point.rng is not None:
-            put_rng(point.rng, self.processes.device)
+            load_rng(point.rng, self.processes.device)
         else:  # other ranks than before: numbers that were not drawn yet
             torch.manual_seed(seed + 1_000_003 * point.step)
 

@@ -26,8 +26,8 @@ from shardtune.data.prepare import PreparedSet, prepare
 from shardtune.errors import ShardtuneError, UserInputError
 from shardtune.model.load import tokenizer_and_new_tokens
 from shardtune.model.meta_model import build_meta_model
-from shardtune.model.new_tokens import make_room
-from shardtune.model.quantized import hold_in_fp8, multiply_codes
+from shardtune.model.new_tokens import resize_embeddings
+from shardtune.model.quantized import enable_fp8_compute, use_fp8_storage
 from shardtune.observe.loading import LoadingProgress
 from shardtune.observe.preparing import PreparingProgress
 from shardtune.parallel.offload import offloads_params
@@ -146,7 +146,7 @@ def train(
             tell_notices(context, [slow], about="config")
         resolved = resolve_precision(resolved, meta_model, processes)
         if resolved.config.model.base_precision == "fp8":
-            hold_in_fp8(meta_model.model, fp8_blocks(meta_model))
+            use_fp8_storage(meta_model.model, fp8_blocks(meta_model))
         tokenizer, new_tokens = _tokenizer(context, config, checkpoint.folder, meta_model.model)
         ids = new_tokens.ids if new_tokens is not None else ()
         model, coverage, notices = add_lora(meta_model.model, config.lora, meta_model.family, ids)
@@ -158,7 +158,9 @@ def train(
         tell_notices(context, layer_notices, about="sharding")
         resolved = resolve_kernels(resolved, meta_model.model, meta_model.family, processes.device)
         if resolved.config.train.fp8_compute:
-            tell_notices(context, [fp8_compute_notice(*multiply_codes(model), processes.device)], about="fp8_compute")
+            tell_notices(
+                context, [fp8_compute_notice(*enable_fp8_compute(model), processes.device)], about="fp8_compute"
+            )
         fused = fuse(model, resolved.config.train)
         loss = build_loss(resolved.config.train, meta_model.model, meta_model.family)
         tell_loss(context, loss)
@@ -191,7 +193,7 @@ def train(
             tell_plan(context, resolved, prepared, data, math, coverage, sharding, fused)
         memory.config = config
         memory.ledger.watch(model)
-        _load_weights(context, config, model, meta_model, checkpoint.way, watchdog, new_tokens)
+        _load_weights(context, config, model, meta_model, checkpoint.strategy, watchdog, new_tokens)
         facts = _facts(config, asked, math, prepared)
         stop.wait_for_step()
         if evaluation is not None:
@@ -249,7 +251,7 @@ def _tokenizer(
     tokenizer, named = tokenizer_and_new_tokens(config.model, folder)
     if not named.ids:
         return tokenizer, None
-    new = make_room(model, named)
+    new = resize_embeddings(model, named)
     tell_notices(context, new.notices(), about="new_tokens")
     return tokenizer, new
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from shardtune import __version__
-from shardtune.checkpoint.adapter import frozen_config, gather_adapter
+from shardtune.checkpoint.adapter import gather_adapter, inference_config
 from shardtune.checkpoint.background import BackgroundWriter, Outcome
 from shardtune.checkpoint.manifest import ManifestError
 from shardtune.checkpoint.optimizer import gather_optimizer
@@ -89,7 +89,7 @@ class CheckpointSaver:
             trainer={**self._loop_state(loop), "metrics": metrics},
             rng=[b64decode(one) for one in rng],
         )
-        self._write(step, snapshot, frozen_config(loop.model), loop.eval_loss_at(step), began)
+        self._write(step, snapshot, inference_config(loop.model), loop.eval_loss_at(step), began)
 
     def is_overdue(self) -> bool:
         """Have `train.save_minutes` passed since the last save? By rank 0's clock alone."""

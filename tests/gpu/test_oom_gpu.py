@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from shardtune.adapters.initial import draw_adapters
+from shardtune.adapters.initialization import init_adapters
 from shardtune.adapters.lora import add_lora
 from shardtune.config.schema import LoraSection, ParallelSection, RunConfig
 from shardtune.parallel.processes import Processes, join
@@ -36,7 +36,7 @@ class Loop:
         base = LlamaForCausalLM(config).bfloat16().cuda()
         section = ParallelSection(device="cuda")
         self.model, *_ = add_lora(base, LoraSection(target_modules=["q_proj", "v_proj"], r=rank, lora_dropout=0))
-        draw_adapters(self.model, 0)
+        init_adapters(self.model, 0)
         self.model.cuda()
         shard_model(self.model, section, processes.mesh, torch.bfloat16)
         self.optimizer = torch.optim.AdamW([p for p in self.model.parameters() if p.requires_grad], lr=1e-4)

@@ -13,7 +13,7 @@ from running import Command, events
 from toys import mistral4_config, toy_config, toy_mistral4
 from transformers import LlamaForCausalLM, Mistral4ForCausalLM
 
-from shardtune.adapters.initial import draw_adapters
+from shardtune.adapters.initialization import init_adapters
 from shardtune.adapters.lora import add_lora
 from shardtune.config.schema import LoraSection, ParallelSection
 from shardtune.errors import ShardtuneError
@@ -29,7 +29,7 @@ def llama(toy_model: Path) -> Any:
     model, *_ = add_lora(
         LlamaForCausalLM.from_pretrained(toy_model), LoraSection(target_modules="q_proj", lora_dropout=0)
     )
-    draw_adapters(model, 0)
+    init_adapters(model, 0)
     return model
 
 
@@ -179,7 +179,7 @@ def test_experts_without_a_token_are_waited_for_and_then_reported(tmp_path: Path
     torch.manual_seed(0)
     base = Mistral4ForCausalLM(mistral4_config())
     model, *_ = add_lora(base, LoraSection(target_modules=["experts", "attention"], lora_dropout=0))
-    draw_adapters(model, 0)
+    init_adapters(model, 0)
 
     def no_tokens(step: int) -> None:
         for name, parameter in model.named_parameters():

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
-from shardtune.model.fill import bare_name
+from shardtune.model.weight_loading import unwrapped_name
 from shardtune.train.shards import local_shard
 
 _CHUNK = 1 << 24  # elements checked at once: memory may be short
@@ -15,7 +15,7 @@ _CHUNK = 1 << 24  # elements checked at once: memory may be short
 
 def non_finite_tensors(model: nn.Module) -> dict[str, bool]:
     """Tensors whose local shard has NaN or Inf, by their name in the model; True for those that train."""
-    return {bare_name(name): trains for name, tensor, trains in _tensors(model) if not is_finite(tensor)}
+    return {unwrapped_name(name): trains for name, tensor, trains in _tensors(model) if not is_finite(tensor)}
 
 
 def is_finite(tensor: torch.Tensor) -> bool:

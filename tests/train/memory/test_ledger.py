@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from shardtune.adapters.initial import draw_adapters
+from shardtune.adapters.initialization import init_adapters
 from shardtune.adapters.lora import add_lora
 from shardtune.config.schema import LoraSection, ParallelSection
 from shardtune.parallel.processes import join
@@ -65,7 +65,7 @@ def toy(toy_model: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Toy]:
     model, *_ = add_lora(
         LlamaForCausalLM.from_pretrained(toy_model), LoraSection(target_modules="q_proj", lora_dropout=0)
     )
-    draw_adapters(model, 0)
+    init_adapters(model, 0)
     with join(ParallelSection(device="cpu")) as processes:
         shard_model(model, ParallelSection(device="cpu"), processes.mesh, None)
         yield Toy(model)
