@@ -15,11 +15,11 @@ from toys import mixtral_config, save_toy, toy_llama, toy_mistral4, toy_text_con
 from shardtune.config.schema import ModelSection
 from shardtune.errors import ShardtuneError, UserInputError
 from shardtune.model.families.registry import families
-from shardtune.model.fill import fill, materialise, slots
 from shardtune.model.load import load_model
 from shardtune.model.meta_model import build_meta_model
-from shardtune.model.reading import ShardReader
-from shardtune.model.stored import read_headers
+from shardtune.model.safetensors_headers import read_headers
+from shardtune.model.shard_reader import ShardReader
+from shardtune.model.weight_loading import load_shards, local_shards, materialize
 
 TYPES = [(family, kind) for family in families() for kind in family.model_types]
 
@@ -78,13 +78,13 @@ def test_the_text_model_comes_out_of_its_wrapper_and_the_rest_is_not_read(tmp_pa
     meta_model = build_meta_model(section(tmp_path), tmp_path, read_headers(tmp_path))
     assert (meta_model.wrapper.class_name, meta_model.family.name) == ("Mistral3ForConditionalGeneration", "mistral4")
     text = sum(t.nbytes for name, t in tensors.items() if "language_model" in name or name.startswith("lm_head"))
-    materialise(meta_model.model, meta_model.model, torch.device("cpu"))
+    materialize(meta_model.model, meta_model.model, torch.device("cpu"))
     with torch.no_grad():  # poisoned: what is not read stays NaN
         for parameter in meta_model.model.parameters():
             parameter.fill_(torch.nan)
-    with ShardReader(meta_model.assembly) as reader:
-        fill(slots(meta_model.model, meta_model.assembly), reader)
-        assert reader.reading.bytes == text < sum(t.nbytes for t in tensors.values())
+    with ShardReader(meta_model.mapping) as reader:
+        load_shards(local_shards(meta_model.model, meta_model.mapping), reader)
+        assert reader.progress.bytes == text < sum(t.nbytes for t in tensors.values())
     wrapped = transformers.Mistral3ForConditionalGeneration.from_pretrained(tmp_path)
     expected = {
         **dict(wrapped.model.language_model.named_parameters(prefix="model")),
@@ -98,19 +98,19 @@ def test_the_text_model_comes_out_of_its_wrapper_and_the_rest_is_not_read(tmp_pa
 def test_bytes_read_are_no_more_than_the_process_really_read(tmp_path: Path) -> None:
     toy_wrapper(tmp_path)
     meta_model = build_meta_model(section(tmp_path), tmp_path, read_headers(tmp_path))
-    materialise(meta_model.model, meta_model.model, torch.device("cpu"))
+    materialize(meta_model.model, meta_model.model, torch.device("cpu"))
 
     def read_by_process() -> int:
         fields = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
         return int(fields["rchar"])
 
-    with ShardReader(meta_model.assembly) as reader:
-        own = slots(meta_model.model, meta_model.assembly)
+    with ShardReader(meta_model.mapping) as reader:
+        own = local_shards(meta_model.model, meta_model.mapping)
         before = read_by_process()
         cost = read_by_process() - before  # of looking
         before = read_by_process()
-        fill(own, reader)
-        assert read_by_process() - before - cost == reader.reading.bytes == meta_model.assembly.bytes
+        load_shards(own, reader)
+        assert read_by_process() - before - cost == reader.progress.bytes == meta_model.mapping.bytes
 
 
 def test_a_wrapper_nobody_described_is_refused(tmp_path: Path) -> None:
@@ -191,4 +191,4 @@ def test_a_buffer_nobody_computes_is_named(tmp_path: Path, monkeypatch: pytest.M
     meta_model = build_meta_model(section(tmp_path), tmp_path, read_headers(tmp_path))
     monkeypatch.setattr(type(meta_model.model), "_init_weights", lambda self, module: None)
     with pytest.raises(Exception, match=r"model\.rotary_emb\.(original_)?inv_freq' of LlamaForCausalLM has no value"):
-        materialise(meta_model.model, meta_model.model, torch.device("cpu"))
+        materialize(meta_model.model, meta_model.model, torch.device("cpu"))

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from shardtune.errors import UserInputError
-from shardtune.model.stored import INDEX, read_headers
+from shardtune.model.safetensors_headers import INDEX, read_headers
 
 TENSORS = {
     "a.weight": torch.arange(12, dtype=torch.float32).view(3, 4),

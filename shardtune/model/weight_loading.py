@@ -13,15 +13,15 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from shardtune.errors import ShardtuneError
-from shardtune.model.assembly import SCALE, Assembly, tied_parameters
-from shardtune.model.reading import Job, ShardReader
+from shardtune.model.shard_reader import ReadJob, ShardReader
+from shardtune.model.weight_mapping import SCALE, WeightMapping, tied_parameters
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
 @dataclass(frozen=True)
-class Slot:
+class LocalShard:
     """The rows of one parameter that this rank holds.
 
     Args:
@@ -39,7 +39,7 @@ class Slot:
     scale_into: torch.Tensor | None = None
 
 
-def materialise(
+def materialize(
     model: nn.Module, base: PreTrainedModel, device: torch.device, *, buffers: torch.device | None = None
 ) -> None:
     """Give a model that was built on the meta device its memory, and its buffers their values.
@@ -93,48 +93,48 @@ def _buffers_without_file(base: PreTrainedModel) -> Iterator[str]:
                 yield f"{prefix}.{name}" if prefix else name
 
 
-def slots(model: nn.Module, assembly: Assembly) -> list[Slot]:
-    """What this rank has to fill: every parameter and stored buffer except the adapters.
+def local_shards(model: nn.Module, mapping: WeightMapping) -> list[LocalShard]:
+    """What this rank has to load: every parameter and stored buffer except the adapters.
 
     Raises:
-        ShardtuneError: the model has a parameter that the assembly does not know.
+        ShardtuneError: the model has a parameter that the mapping does not know.
     """
-    named = [(bare_name(name), tensor) for name, tensor in _tensors(model)]
+    named = [(unwrapped_name(name), tensor) for name, tensor in _tensors(model)]
     held = dict(named)
     found = []
     for name, tensor in named:  # what trains in full is there twice, as it was and as it becomes
         weight = name.removesuffix(SCALE)
-        if name not in assembly.pieces and weight != name and weight in held:
-            if weight in assembly.quantised:  # otherwise filled together with the weight it belongs to
-                found.append(Slot(name, *local_rows(tensor), scales_of=weight))
+        if name not in mapping.pieces and weight != name and weight in held:
+            if weight in mapping.quantised:  # otherwise filled together with the weight it belongs to
+                found.append(LocalShard(name, *local_rows(tensor), scales_of=weight))
             continue
-        if name not in assembly.pieces:
+        if name not in mapping.pieces:
             raise ShardtuneError(f"No stored tensor was planned for '{name}'.", fix="Please report this.")
         (first, end), into = local_rows(tensor)
-        stored = max(piece.rows[1] for piece in assembly.pieces[name])
+        stored = max(piece.rows[1] for piece in mapping.pieces[name])
         if end > stored:  # an embedding that has grown for new tokens
             end, into = max(first, stored), into[: max(0, stored - first)]
-        quantise = tensor.dtype == torch.float8_e4m3fn and name not in assembly.quantised
+        quantise = tensor.dtype == torch.float8_e4m3fn and name not in mapping.quantised
         scale_into = local_rows(held[name + SCALE])[1] if quantise else None
-        found.append(Slot(name, (first, end), into, scale_into=scale_into))
-    return [slot for slot in found if slot.rows[0] < slot.rows[1]]
+        found.append(LocalShard(name, (first, end), into, scale_into=scale_into))
+    return [shard for shard in found if shard.rows[0] < shard.rows[1]]
 
 
-def fill(own: list[Slot], reader: ShardReader) -> None:
-    """Read this rank's slots from the files."""
-    grids = [(slot.scales_of, slot) for slot in own if slot.scales_of is not None]
+def load_shards(own: list[LocalShard], reader: ShardReader) -> None:
+    """Read this rank's shards from the files."""
+    grids = [(shard.scales_of, shard) for shard in own if shard.scales_of is not None]
     with ThreadPoolExecutor(max_workers=reader.threads) as pool:  # small reads: what costs is the way to the disk
         list(pool.map(lambda grid: reader.scales(grid[0], grid[1].rows, grid[1].into), grids))
-    reader.run(jobs(own, reader))
+    reader.run(read_jobs(own, reader))
 
 
-def jobs(own: list[Slot], reader: ShardReader) -> list[Job]:
-    """What has to be read for these slots, scales not counted."""
-    weights = [slot for slot in own if slot.scales_of is None]
-    return [job for slot in weights for job in reader.jobs(slot.name, slot.rows, slot.into, slot.scale_into)]
+def read_jobs(own: list[LocalShard], reader: ShardReader) -> list[ReadJob]:
+    """What has to be read for these local_shards, scales not counted."""
+    weights = [shard for shard in own if shard.scales_of is None]
+    return [job for shard in weights for job in reader.jobs(shard.name, shard.rows, shard.into, shard.scale_into)]
 
 
-def bare_name(name: str) -> str:
+def unwrapped_name(name: str) -> str:
     """A parameter's name in the model as transformers builds it."""
     bare = name.removeprefix("base_model.model.")
     for around in (".token_adapter", ".base_layer", ".original_module", ".modules_to_save.default"):
@@ -165,28 +165,30 @@ def local_rows(tensor: torch.Tensor) -> tuple[tuple[int, int], torch.Tensor]:
     return (offset[0], offset[0] + shape[0]), tensor.to_local().detach()
 
 
-def hand_out(plans: list[list[Slot]], reader: ShardReader, send: Callable[[torch.Tensor, int], None]) -> None:
-    """Rank 0's side of `rank0-broadcast`: fill its own slots, then read every other rank's and send them, in order.
+def read_and_send(
+    plans: list[list[LocalShard]], reader: ShardReader, send: Callable[[torch.Tensor, int], None]
+) -> None:
+    """Rank 0's side of `rank0-broadcast`: load its own shards, then read every other rank's and send them, in order.
 
     Args:
-        plans: For each rank its slots; `into` (and `scale_into`) are meta tensors for ranks other than 0.
+        plans: For each rank its shards; `into` (and `scale_into`) are meta tensors for ranks other than 0.
         send: Sends a CPU tensor to a rank.
     """
-    fill(plans[0], reader)
+    load_shards(plans[0], reader)
     for rank, plan in enumerate(plans[1:], start=1):
-        for slot in plan:
-            into = torch.empty_like(slot.into, device="cpu")
-            scale_into = torch.empty_like(slot.scale_into, device="cpu") if slot.scale_into is not None else None
-            fill([Slot(slot.name, slot.rows, into, slot.scales_of, scale_into)], reader)
+        for shard in plan:
+            into = torch.empty_like(shard.into, device="cpu")
+            scale_into = torch.empty_like(shard.scale_into, device="cpu") if shard.scale_into is not None else None
+            load_shards([LocalShard(shard.name, shard.rows, into, shard.scales_of, scale_into)], reader)
             for tensor in (into, scale_into):
                 if tensor is not None:
                     send(tensor, rank)
 
 
-def take(own: list[Slot], receive: Callable[[torch.Tensor], None]) -> None:
-    """Another rank's side: receive its slots in the order of its plan."""
-    for slot in own:
-        for into in (slot.into, slot.scale_into):
+def receive_shards(own: list[LocalShard], receive: Callable[[torch.Tensor], None]) -> None:
+    """Another rank's side: receive its shards in the order of its plan."""
+    for shard in own:
+        for into in (shard.into, shard.scale_into):
             if into is not None:
                 arrived = into if into.device.type == "cpu" else torch.empty_like(into, device="cpu")
                 receive(arrived)

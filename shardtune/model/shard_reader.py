@@ -15,8 +15,8 @@ import torch
 
 from shardtune.errors import ShardtuneError
 from shardtune.kernels import fp8
-from shardtune.model.assembly import Assembly, Piece, scale_grid
-from shardtune.model.stored import StoredTensor
+from shardtune.model.safetensors_headers import StoredTensor
+from shardtune.model.weight_mapping import Piece, WeightMapping, scale_grid
 
 # Large enough for a network disk to stream, small enough that threads × chunk stays far below a shard.
 _CHUNK = 32 << 20
@@ -24,19 +24,19 @@ _THREADS = 4
 
 
 @dataclass
-class Reading:
+class ReadProgress:
     """What has been read so far, over all threads."""
 
     bytes: int = 0
     began: float = field(default_factory=time.perf_counter)
-    told: Callable[[int], None] | None = None  # gets the bytes read so far
+    on_progress: Callable[[int], None] | None = None  # gets the bytes read so far
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def add(self, count: int) -> None:
         with self._lock:
             self.bytes += count
-            if self.told is not None:
-                self.told(self.bytes)
+            if self.on_progress is not None:
+                self.on_progress(self.bytes)
 
 
 @dataclass
@@ -60,7 +60,7 @@ class QuantisationError:
 
 
 @dataclass(frozen=True)
-class Job:
+class ReadJob:
     """Some rows of a stored tensor, and the stretch of a parameter they fill.
 
     Args:
@@ -82,16 +82,18 @@ class Job:
 
 
 class ShardReader:
-    """Reads parameters, or rows of them, as an `Assembly` says.
+    """Reads parameters, or rows of them, as an `WeightMapping` says.
 
     Every byte is read once and no more than asked for; host memory beyond the parameters themselves is
     `threads` × (chunk + what a chunk becomes). Files stay open until the `with` block ends.
     """
 
-    def __init__(self, assembly: Assembly, threads: int = _THREADS, told: Callable[[int], None] | None = None) -> None:
-        self.assembly = assembly
+    def __init__(
+        self, mapping: WeightMapping, threads: int = _THREADS, on_progress: Callable[[int], None] | None = None
+    ) -> None:
+        self.mapping = mapping
         self.threads = threads
-        self.reading = Reading(told=told)
+        self.progress = ReadProgress(on_progress=on_progress)
         self.error = QuantisationError()
         self._own = threading.local()
         self._lock = threading.Lock()
@@ -108,14 +110,14 @@ class ShardReader:
 
     def jobs(
         self, name: str, rows: tuple[int, int], into: torch.Tensor, scale_into: torch.Tensor | None = None
-    ) -> list[Job]:
+    ) -> list[ReadJob]:
         """What has to be read so that `into` holds `rows` (of the first dimension) of parameter `name`.
 
         Args:
             scale_into: The same rows of its scales, when a weight that is not stored in float8 is to be held in it.
         """
         jobs = []
-        for piece in self.assembly.pieces[name]:
+        for piece in self.mapping.pieces[name]:
             first, last = max(piece.rows[0], rows[0]), min(piece.rows[1], rows[1])
             if first >= last:
                 continue
@@ -130,7 +132,7 @@ class ShardReader:
             jobs.extend(_in_chunks(piece.stored, taken, place, scaled, scale_place))
         return jobs
 
-    def run(self, jobs: Iterable[Job]) -> None:
+    def run(self, jobs: Iterable[ReadJob]) -> None:
         """Do all jobs, each thread a stretch of them in the order they lie on the disk."""
         ordered = sorted(jobs, key=lambda job: (str(job.stored.file), job.stored.offset, job.rows))
         shares = _shares(ordered, self.threads)
@@ -140,8 +142,8 @@ class ShardReader:
 
     def scales(self, name: str, rows: tuple[int, int], into: torch.Tensor) -> None:
         """Fill `into` with rows of the grid of scales of a parameter that stays in float8."""
-        block = self.assembly.block(name)
-        for piece in self.assembly.pieces[name]:
+        block = self.mapping.block(name)
+        for piece in self.mapping.pieces[name]:
             if len(piece.start) > len(piece.stored.shape):
                 if rows[0] <= piece.start[0] < rows[1]:
                     values, first = self._grid(piece), piece.start[1] // block[0]
@@ -165,7 +167,7 @@ class ShardReader:
             self._scales[piece.scale.name] = self.whole(piece.scale).float().reshape(scale_grid(piece))
         return self._scales[piece.scale.name]
 
-    def _run(self, jobs: list[Job]) -> None:
+    def _run(self, jobs: list[ReadJob]) -> None:
         for job in jobs:
             into = job.into
             if into.device.type == "cpu" and into.dtype == job.stored.dtype:
@@ -176,19 +178,19 @@ class ShardReader:
             # A GPU gets the bytes as they are stored, and multiplies out or quantises them itself.
             value = held.view(job.stored.dtype).reshape(into.shape).to(into.device)
             if job.scaled is not None:
-                value = self._multiplied_out(value, job.scaled, job)
+                value = self._dequantized(value, job.scaled, job)
             elif job.scale_into is not None:
-                value = self._quantised(value, job)
+                value = self._quantized(value, job)
             into.copy_(value)
 
-    def _multiplied_out(self, codes: torch.Tensor, piece: Piece, job: Job) -> torch.Tensor:
-        scale, block = self._grid(piece).to(codes.device), piece.block(self.assembly.declared_block)
+    def _dequantized(self, codes: torch.Tensor, piece: Piece, job: ReadJob) -> torch.Tensor:
+        scale, block = self._grid(piece).to(codes.device), piece.block(self.mapping.declared_block)
         if codes.dim() == 2:
             return fp8.dequantize_rows(codes, scale, block, job.rows[0], job.into.dtype)
         experts = scale.expand(job.stored.shape[0], *scale.shape[1:])[job.rows[0] : job.rows[1]]
         return fp8.dequantize(codes, experts, block, job.into.dtype)
 
-    def _quantised(self, value: torch.Tensor, job: Job) -> torch.Tensor:
+    def _quantized(self, value: torch.Tensor, job: ReadJob) -> torch.Tensor:
         assert job.scale_into is not None
         exact = value.float()
         codes, scale = fp8.quantize_rows(exact)
@@ -197,7 +199,7 @@ class ShardReader:
         self.error.add(job.stored.name, float(difference.square_().sum()), float(exact.square_().sum()))
         return codes
 
-    def _staging(self, job: Job) -> torch.Tensor:
+    def _staging(self, job: ReadJob) -> torch.Tensor:
         """This thread's buffer, page-locked where a GPU copies from it."""
         held: torch.Tensor | None = getattr(self._own, "buffer", None)
         if held is None or len(held) < job.nbytes:
@@ -221,7 +223,7 @@ class ShardReader:
                     fix="Do not write to the checkpoint while a run loads it.",
                 )
             at, view = at + count, view[count:]
-            self.reading.add(count)
+            self.progress.add(count)
 
 
 def _in_chunks(
@@ -230,22 +232,22 @@ def _in_chunks(
     into: torch.Tensor,
     scaled: Piece | None,
     scale_into: torch.Tensor | None,
-) -> list[Job]:
+) -> list[ReadJob]:
     step = max(1, _CHUNK // max(1, stored.row_bytes))
     jobs = []
     for first in range(rows[0], rows[1], step):
         last = min(first + step, rows[1])
         here = slice(first - rows[0], last - rows[0])
         jobs.append(
-            Job(stored, (first, last), into[here], scaled, scale_into[here] if scale_into is not None else None)
+            ReadJob(stored, (first, last), into[here], scaled, scale_into[here] if scale_into is not None else None)
         )
     return jobs
 
 
-def _shares(jobs: list[Job], count: int) -> list[list[Job]]:
+def _shares(jobs: list[ReadJob], count: int) -> list[list[ReadJob]]:
     """Cut the list into `count` stretches of about the same bytes."""
     total = sum(job.nbytes for job in jobs)
-    shares: list[list[Job]] = [[]]
+    shares: list[list[ReadJob]] = [[]]
     seen = 0
     for job in jobs:
         if seen >= total * len(shares) / count:

@@ -8,7 +8,7 @@ from expert_toys import distance, loss_and_gradients
 from fp8_compute_toys import IDS, TARGETS, chosen_experts, held_toy, prepared
 
 from shardtune.adapters.fused import FusedLoraLinear
-from shardtune.model.quantized import Fp8Linear, multiply_codes
+from shardtune.model.quantized import Fp8Linear, enable_fp8_compute
 
 pytestmark = pytest.mark.filterwarnings("ignore:The following rank_pattern keys did not match")
 
@@ -97,7 +97,7 @@ def test_a_step_of_training_leaves_every_code_and_scale_as_it_was() -> None:
 
 def test_weights_with_finer_scales_are_counted_and_dequantised() -> None:
     model = held_toy("mistral4", torch.float32, fine=True)
-    count, left = multiply_codes(model)
+    count, left = enable_fp8_compute(model)
     blocks = [block for module in model.modules() for block in getattr(module, "fp8_blocks", {}).values()]
     fine = blocks.count((12, 12))
     assert fine > 0 and left == {"scales for blocks of 12 × 12": fine}

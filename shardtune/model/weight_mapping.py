@@ -22,7 +22,7 @@ from transformers.core_model_loading import (
 
 from shardtune.errors import ShardtuneError, UserInputError
 from shardtune.model.experts import SCALE_SUFFIX
-from shardtune.model.stored import StoredTensor
+from shardtune.model.safetensors_headers import StoredTensor
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -76,7 +76,7 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Assembly:
+class WeightMapping:
     """How a checkpoint becomes a model: the pieces of every parameter."""
 
     pieces: Mapping[str, tuple[Piece, ...]]
@@ -114,14 +114,14 @@ class Assembly:
         return block
 
 
-def assemble(
+def map_weights(
     model: PreTrainedModel,
     stored: Mapping[str, StoredTensor],
     *,
     prefixes: Mapping[str, str] | None = None,
     ignore: Collection[str] = (),
     declared_block: Block | None = None,
-) -> Assembly:
+) -> WeightMapping:
     """Plan how `stored` fills `model` (which may live on the meta device).
 
     Args:
@@ -155,7 +155,7 @@ def assemble(
     same = tied_parameters(model)
     pieces = _without_twins(whole, same)
     _refuse_bad_fit(model, pieces, wanted, same, sorted(scales))
-    return Assembly(
+    return WeightMapping(
         {name: tuple(found) for name, found in pieces.items() if name in wanted},
         tuple(left_out),
         unused,

@@ -1,6 +1,6 @@
 """What is kept between forward and backward? With selective recomputation, what was expensive in a layer.
 
-The layer's own forward runs within torch's checkpoint, under a policy that knows operators (`kernels/products.py`). It
+The layer's own forward runs within torch's checkpoint, under a policy that knows operators (`kernels/operators.py`). It
 lies inside of what sharding hangs around a layer, so that nothing is gathered for the recomputation, and inside of what
 is compiled, so that the compiler sees it and splits the layer accordingly.
 """
@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from shardtune.kernels.products import is_kept, is_low_rank
+from shardtune.kernels.operators import is_kept, is_low_rank
 
 _CACHES = ("past_key_values", "layer_past")
 

@@ -28,10 +28,10 @@ from transformers import AutoModelForCausalLM, DynamicCache, Mistral4ForCausalLM
 import shardtune.kernels
 from shardtune.adapters.experts import use_grouped_products
 from shardtune.adapters.fused import use_fused_lora
-from shardtune.kernels.products import OWN_KEPT, OWN_RECOMPUTED, is_kept, is_low_rank
+from shardtune.kernels.operators import OWN_KEPT, OWN_RECOMPUTED, is_kept, is_low_rank
 from shardtune.model.families.registry import families
-from shardtune.parallel import recompute
-from shardtune.parallel.recompute import apply_selective_checkpointing
+from shardtune.parallel import activation_checkpointing
+from shardtune.parallel.activation_checkpointing import apply_selective_checkpointing
 
 WAYS = ("none", "selective", "full")
 ATTENTION = {"llama": ["q_proj", "v_proj", "o_proj", "down_proj"], "mistral4": ["q_a_proj", "kv_b_proj", "o_proj"]}
@@ -190,7 +190,9 @@ def test_it_holds_less_than_keeping_everything_and_more_than_full(case: str) -> 
 @pytest.mark.parametrize("without", ["evaluation", "no gradient"])
 def test_where_no_gradient_is_wanted_nothing_is_checkpointed(without: str, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
-    monkeypatch.setattr(recompute, "checkpoint", lambda *args, **kwargs: calls.append(1) or checkpoint(*args, **kwargs))
+    monkeypatch.setattr(
+        activation_checkpointing, "checkpoint", lambda *args, **kwargs: calls.append(1) or checkpoint(*args, **kwargs)
+    )
     model = toy("llama", "selective")
     if without == "evaluation":
         model.eval()

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from shardtune.errors import ShardtuneError
-from shardtune.model.fill import local_rows
+from shardtune.model.weight_loading import local_rows
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _PIECE = 4096  # rows that are summed at once
 
 
-def draw_adapters(model: PeftModel, seed: int) -> str:
+def init_adapters(model: PeftModel, seed: int) -> str:
     """Fill the adapters of a model whose memory holds nothing yet; returns a fingerprint of all values.
 
     As PEFT does: A uniform within ±1/√fan-in (kaiming_uniform with a = √5), or normal (`gaussian`), B zero, DoRA's
@@ -33,7 +33,7 @@ def draw_adapters(model: PeftModel, seed: int) -> str:
     whole tensor and keeps its slice; the largest (all experts of a layer) is some tens of megabytes.
     """
     fingerprint = hashlib.sha256()
-    _start_magnitudes(model)
+    _init_dora_magnitudes(model)
     gaussian = model.peft_config["default"].init_lora_weights == "gaussian"
     ranks = {
         f"{name}.lora_A.default.weight": layer.r["default"]
@@ -60,7 +60,7 @@ def draw_adapters(model: PeftModel, seed: int) -> str:
     return fingerprint.hexdigest()
 
 
-def start_new_tokens(model: PeftModel, new: NewTokens, group: dist.ProcessGroup) -> None:
+def init_new_tokens(model: PeftModel, new: NewTokens, group: dist.ProcessGroup) -> None:
     """Give the rows of new tokens their first values, in a model whose weights are there. A collective.
 
     A token that the model does not know starts as the mean of those it does (as transformers does it): neither
@@ -87,7 +87,7 @@ def start_new_tokens(model: PeftModel, new: NewTokens, group: dist.ProcessGroup)
         _put(rows, layer.trainable_tokens_delta["default"])
 
 
-def _start_magnitudes(model: PeftModel) -> None:
+def _init_dora_magnitudes(model: PeftModel) -> None:
     """DoRA begins as the model is: B is zero, so W + B·A is W. Magnitudes are cut as the rows of W are, so each rank
     has what it needs. The norm is taken as PEFT's forward takes it, so that the two cancel."""
     for layer in model.modules():
