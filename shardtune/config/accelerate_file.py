@@ -244,7 +244,7 @@ def _unknown_key(section: str, label: str, where: str) -> _Problem:
     for other, keys in SECTIONS.items():
         if other != section and _canonical(other, label) in keys:
             place = f"under `{other}:`" if other else "at the top level, not indented"
-            return label, f"{where}the key stands in the wrong place", f"Move it {place}."
+            return label, f"{where}the key is in the wrong place", f"Move it {place}."
     what = f"{where}accelerate has no such key" + (f" in {section}" if section else "")
     known = [*SECTIONS[section], *(name.removeprefix("fsdp_") for name in SECTIONS[section])]
     near = difflib.get_close_matches(label, known, n=1, cutoff=0.6)

@@ -10,9 +10,17 @@ from typing import Any
 
 from shardtune.config.optimizers import OPTIMIZERS, check_optim_args, check_optimizer
 from shardtune.config.schedules import check_schedule_kwargs
-from shardtune.config.schema import RunConfig, TrainSection
+from shardtune.config.schema import (
+    EXPERTS,
+    NO_DROPOUT,
+    ROUTER,
+    TARGET_WORDS,
+    VOCABULARY,
+    RunConfig,
+    TrainSection,
+    entries_of,
+)
 from shardtune.config.suggestions import nearest
-from shardtune.config.target_words import EXPERTS, NO_DROPOUT, ROUTER, VOCABULARY, WORDS, entries_of
 
 
 @dataclass(frozen=True)
@@ -96,10 +104,12 @@ def adapter_targets(config: RunConfig) -> Iterator[Finding]:
     entries = entries_of(lora.target_modules)
     for entry in entries:
         # A single word that is nearly one of ours is a typo: no architecture has a linear layer of such a name.
-        single = re.fullmatch(r"[A-Za-z_ -]+", entry) is not None and entry not in WORDS
-        close = nearest(entry, WORDS, cutoff=0.8) if single else None
+        single = re.fullmatch(r"[A-Za-z_ -]+", entry) is not None and entry not in TARGET_WORDS
+        close = nearest(entry, TARGET_WORDS, cutoff=0.8) if single else None
         if close:
-            yield Finding((me,), f"'{entry}' is not one of the words ({', '.join(WORDS)})", f"did you mean `{close}`?")
+            yield Finding(
+                (me,), f"'{entry}' is not one of the words ({', '.join(TARGET_WORDS)})", f"did you mean `{close}`?"
+            )
         if entry in VOCABULARY:
             what = (
                 f"'{entry}' cannot have an adapter: the fused loss reads the head's weight directly, and adapters on "

@@ -69,24 +69,24 @@ def replaced(value: Any, by: Callable[[Reference], Any]) -> Any:
     return [replaced(item, by) for item in value] if isinstance(value, list) else value
 
 
-def put_back(config: RunConfig, said: Any) -> Any:
-    """What a run says of itself, with references again in place of the texts they stand for.
+def put_back(config: RunConfig, reported: Any) -> Any:
+    """What a run reports, with references again in place of the texts they stand for.
 
     Example:
         >>> put_back(config, {"folder": "/mnt/ana/prepared"})  # data.cache_dir: ${CACHE}
         {'folder': '${CACHE}/prepared'}
     """
-    if isinstance(said, dict):
-        return {key: put_back(config, item) for key, item in said.items()}
-    if isinstance(said, list | tuple):
-        return [put_back(config, item) for item in said]
-    if not isinstance(said, str):
-        return said
+    if isinstance(reported, dict):
+        return {key: put_back(config, item) for key, item in reported.items()}
+    if isinstance(reported, list | tuple):
+        return [put_back(config, item) for item in reported]
+    if not isinstance(reported, str):
+        return reported
     for reference in _all_references(config._references):
         # Shorter ones are words that mean something else elsewhere.
         if isinstance(reference.value, str) and len(reference.value) >= _NOT_BY_CHANCE:
-            said = said.replace(reference.value, reference.text)
-    return said
+            reported = reported.replace(reference.value, reference.text)
+    return reported
 
 
 def _all_references(written: Any) -> list[Reference]:

@@ -88,7 +88,7 @@ TRL_NAMES: dict[str, str] = {
     "save_on_each_node": "rank 0 writes each checkpoint once; remove it",
     "enable_jit_checkpoint": "always on: SIGTERM saves a checkpoint; use `train.grace_seconds`",
     "ignore_data_skip": "a resumed run continues with the rows it has not seen in this epoch; remove it",
-    "restore_callback_states_from_checkpoint": "callbacks start fresh in a resumed run; remove it",
+    "restore_callback_states_from_checkpoint": "always on: the state of callbacks is saved and restored",
     # Logs and uploads
     "logging_nan_inf_filter": "it hides a NaN loss; use `guards.non_finite`",
     "log_on_each_node": _LOGS,

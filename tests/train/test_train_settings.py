@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,9 @@ from interrupted import run
 from running import events
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from toys import toy_config
+
+import shardtune
+from shardtune.config.suggestions import section_fields
 
 SETTINGS = {
     "adam_beta1": 0.8, "adam_beta2": 0.9, "adam_epsilon": 1e-3, "lr_scheduler_kwargs": {"num_cycles": 0.25},
@@ -86,3 +90,27 @@ def test_trackers_read_it(name: str) -> None:
     from transformers.integrations import integration_utils
 
     assert f"args.{name}" in inspect.getsource(integration_utils)
+
+
+# Refused where they are not their default, or accepted with a notice that they have no effect.
+WITHOUT_EFFECT = {
+    "model.device_map",
+    "model.use_cache",
+    "lora.task_type",
+    "train.fp16",
+    "train.ddp_find_unused_parameters",
+}
+
+
+def test_every_setting_is_read_by_more_than_its_checks() -> None:
+    package = Path(shardtune.__file__).parent
+    files = [file for file in package.rglob("*.py") if "config" not in file.relative_to(package).parts[:1]]
+    code = "".join(file.read_text(encoding="utf-8") for file in files if file.name != "changes.py")
+    read = set(re.findall(r"\.(\w+)|\"(\w+)\"", code))
+    names = {name for pair in read for name in pair}
+    unread = {
+        f"{section}.{key}"
+        for section, fields in section_fields().items() if section != "cluster"
+        for key in fields.model_fields if key not in names
+    }  # fmt: skip
+    assert unread - WITHOUT_EFFECT == set()
