@@ -21,7 +21,7 @@ class Evaluation:
     as_json: bool = False
 
     @property
-    def words(self) -> list[str]:
+    def arguments(self) -> list[str]:
         """What a command line says of it."""
         adapter = ["--adapter", str(self.adapter)] if self.adapter is not None else []
         return [*adapter, *(["--json"] if self.as_json else [])]

@@ -12,7 +12,7 @@ OUT_OF_MEMORY = 71  # of a GPU: the same config would end the same way (EX_OSERR
 PREEMPTED = 75  # stopped by SIGTERM or SIGUSR1 with a checkpoint: start me again (EX_TEMPFAIL)
 NO_PROGRESS = 76  # a rank hung, and the deadline ended the run (EX_PROTOCOL)
 INTERRUPTED = 128 + signal.SIGINT
-LEFT_AT_ONCE = 128 + signal.SIGTERM  # a second signal came before the save was done; older checkpoints are good
+TERMINATED = 128 + signal.SIGTERM  # a second signal came before the save was done; older checkpoints are good
 
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 
@@ -31,6 +31,6 @@ def stop_signal(code: int) -> signal.Signals | None:
     """The signal a worker's exit code speaks of: it stopped in good order, or died of it before it listened."""
     if code in (INTERRUPTED, -signal.SIGINT):
         return signal.SIGINT
-    if code in (PREEMPTED, LEFT_AT_ONCE, -signal.SIGTERM, -signal.SIGUSR1, -signal.SIGHUP):
+    if code in (PREEMPTED, TERMINATED, -signal.SIGTERM, -signal.SIGUSR1, -signal.SIGHUP):
         return signal.SIGTERM
     return None

@@ -16,7 +16,7 @@ from shardtune.terminal import fitted
 _writing = threading.Lock()  # a rank's main thread and its watchdog may fail in the same moment
 
 # What a rank says when another one is gone: gloo, NCCL and the store, each in its own words.
-_ECHOES = (
+_PEER_LOST_MESSAGES = (
     "connection closed by peer",
     "connection reset by peer",
     "connection refused",
@@ -48,24 +48,28 @@ def report_failure(error: BaseException, rank: int, doing: str = "") -> int:
     known = isinstance(error, ShardtuneError)
     text = render(error) if isinstance(error, ShardtuneError) else "".join(traceback.format_exception(error))
     code = error.exit_code if isinstance(error, ShardtuneError) else FAILED
-    if not leave_record(rank, kind_of(error), text, code, doing):
-        said = text if known and rank == 0 else f"rank {rank}: {text}"
-        print(fitted(said, sys.stderr), file=sys.stderr)
+    if not record_failure(rank, kind_of(error), text, code, doing):
+        message = text if known and rank == 0 else f"rank {rank}: {text}"
+        print(fitted(message, sys.stderr), file=sys.stderr)
     return code
 
 
 def kind_of(error: BaseException) -> str:
     """A user's `mistake`, a failure that has an `answer`, an `echo` of another rank's end, or an `error`."""
     if isinstance(error, UserInputError):
-        return "mistake"
+        return "user_error"
     if isinstance(error, ShardtuneError):
-        return "answer"
-    said = str(error).lower()
+        return "known_error"
+    message = str(error).lower()
     # An OSError of our own (a file, a hub) may say "connection refused" too; the libraries raise RuntimeErrors.
-    return "echo" if isinstance(error, RuntimeError) and any(word in said for word in _ECHOES) else "error"
+    return (
+        "peer_lost"
+        if isinstance(error, RuntimeError) and any(word in message for word in _PEER_LOST_MESSAGES)
+        else "error"
+    )
 
 
-def leave_record(rank: int, kind: str, text: str, exit_code: int, doing: str = "") -> bool:
+def record_failure(rank: int, kind: str, text: str, exit_code: int, doing: str = "") -> bool:
     """Write what happened to this rank where its launcher looks; False when there is no launcher.
 
     The first record stays: what the same rank meets afterwards follows from it.

@@ -13,13 +13,13 @@ from shardtune.run.failure import three_parts
 # In this order a kind is believed to be the cause; within a line the earliest is. A rank that was killed or stopped, or
 # threw something of its own, explains those that waited for it; never the other way round.
 _CAUSES = (
-    ("mistake", "answer", "error", "killed", "stopped", "exited"),
+    ("user_error", "known_error", "error", "killed", "stopped", "exited"),
     ("stalled", "silent"),
     ("lost",),
     ("waiting",),
-    ("echo",),
+    ("peer_lost",),
 )
-_FINAL = ("mistake", "answer")  # another start would end the same way
+_FINAL = ("user_error", "known_error")  # another start would end the same way
 
 
 @dataclass(frozen=True)
@@ -63,20 +63,20 @@ def cause_of(findings: Sequence[Finding], nnodes: int) -> Cause:
         if found:
             first = min(found, key=lambda finding: (finding.time, -1 if finding.rank is None else finding.rank))
             others = [finding for finding in findings if finding is not first]
-            return Cause(_told(first, others, nnodes), _code(first), first.kind not in _FINAL, first)
+            return Cause(_describe(first, others, nnodes), _code(first), first.kind not in _FINAL, first)
     return Cause("error: A worker ended without an error message.", FAILED, True, None)
 
 
 def _code(finding: Finding) -> int:
     if finding.kind in ("stopped", "silent", "stalled", "waiting"):
         return NO_PROGRESS
-    return LOST if finding.kind in ("lost", "echo") else finding.exit_code
+    return LOST if finding.kind in ("lost", "peer_lost") else finding.exit_code
 
 
-def _told(first: Finding, others: Sequence[Finding], nnodes: int) -> str:
+def _describe(first: Finding, others: Sequence[Finding], nnodes: int) -> str:
     who = _who(first, nnodes)
     doing = f" while {first.doing}" if first.doing else ""
-    if first.kind in ("mistake", "answer"):
+    if first.kind in ("user_error", "known_error"):
         return first.text
     if first.kind == "error":
         alone = all(other.text == first.text for other in others) and nnodes == 1
@@ -91,7 +91,7 @@ def _told(first: Finding, others: Sequence[Finding], nnodes: int) -> str:
             why="Its machine, its network or its launcher is gone, or the scheduler has taken it away.",
             fix="Look at that machine. parallel.node_timeout_seconds is how long a node may be silent.",
         )
-    if first.kind == "echo":
+    if first.kind == "peer_lost":
         return three_parts(
             f"The connection between the ranks broke, and no rank said why{doing}.",
             why=f"{who} noticed first: {first.text.strip().splitlines()[-1]}",
@@ -127,20 +127,20 @@ def _killed(who: str, finding: Finding, doing: str) -> str:
 
 
 def _hung(who: str, first: Finding, others: Sequence[Finding], doing: str) -> str:
-    waited = sorted(
-        other.rank for other in others if other.rank is not None and other.kind in ("waiting", "echo", "stalled")
+    waiting_ranks = sorted(
+        other.rank for other in others if other.rank is not None and other.kind in ("waiting", "peer_lost", "stalled")
     )
-    say = {
+    what = {
         "stopped": f"{who} was stopped (SIGSTOP or a debugger){doing}.",
         "silent": f"{who} hung{doing}: its process does not react at all.",
         "stalled": f"{who} hung{doing}.",
         "waiting": f"No rank came further{doing}: all wait for each other.",
     }[first.kind]
     why = first.text
-    if waited and first.kind != "waiting":
-        why += f" {'Ranks' if len(waited) > 1 else 'Rank'} {', '.join(map(str, waited))} waited for it."
+    if waiting_ranks and first.kind != "waiting":
+        why += f" {'Ranks' if len(waiting_ranks) > 1 else 'Rank'} {', '.join(map(str, waiting_ranks))} waited for it."
     fix = f"Its stack: {first.stack}" if first.stack else ""
-    return three_parts(say, why.strip(), fix)
+    return three_parts(what, why.strip(), fix)
 
 
 def _who(finding: Finding, nnodes: int) -> str:

@@ -21,7 +21,7 @@ _LOCAL_SETTINGS = ("parallel.nproc", "parallel.accelerate_config")
 
 
 @dataclass(frozen=True)
-class Facts:
+class NodeFacts:
     """What one node says of itself. `settings` are digests by key: enough to name what differs, and no secret."""
 
     node: int
@@ -58,7 +58,7 @@ def digests(config: RunConfig) -> dict[str, str]:
     }
 
 
-def differences(all_facts: Sequence[Facts], called: str = "node") -> list[str]:
+def differences(all_facts: Sequence[NodeFacts], called: str = "node") -> list[str]:
     """How nodes differ from node 0, a line each; empty when they may train together."""
     first, lines = all_facts[0], []
     for other in all_facts[1:]:

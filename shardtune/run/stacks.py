@@ -26,7 +26,7 @@ _READY = b"ready\n"  # before the first answer: without a handler the signals wo
 
 
 @contextmanager
-def answering(channel: Channel) -> Iterator[None]:
+def stack_dump_handlers(channel: Channel) -> Iterator[None]:
     """In the rank: answer the launcher's questions from now on."""
     faulthandler.register(_MAIN, file=channel.main_stack, all_threads=False)
     faulthandler.register(_ALL, file=channel.all_stacks, all_threads=True)
@@ -38,7 +38,7 @@ def answering(channel: Channel) -> Iterator[None]:
         faulthandler.unregister(_ALL)
 
 
-def ask(pid: int, channel: Channel) -> str:
+def dump_stacks(pid: int, channel: Channel) -> str:
     """In the launcher: the stacks of a rank that is ended right after; a stopped one has to be woken for it.
 
     Empty where the rank has not begun to answer yet.
@@ -48,14 +48,14 @@ def ask(pid: int, channel: Channel) -> str:
     # To the main thread itself: a signal to a stopped process is taken by whichever of its threads wakes first.
     _signal_main_thread(pid, _MAIN)  # pending until it is woken, and handled before anything else
     os.kill(pid, signal.SIGCONT)
-    of_main = _answer(channel.main_stack, len(_READY), _MAIN_SECONDS)
+    of_main = _read_dump(channel.main_stack, len(_READY), _MAIN_SECONDS)
     if not of_main:
         return (
             f"It wrote no stacks within {_MAIN_SECONDS:.0f} s: its main thread does not leave the kernel, or the "
             "machine is overloaded.\n"
         )
     _signal_main_thread(pid, _ALL)
-    all_threads = _answer(channel.all_stacks, 0, _ALL_SECONDS)
+    all_threads = _read_dump(channel.all_stacks, 0, _ALL_SECONDS)
     return f"{of_main}\nAll threads (as far as they could be read while they ran):\n{all_threads}"
 
 
@@ -67,7 +67,7 @@ def _signal_main_thread(pid: int, number: signal.Signals) -> None:
         tgkill(pid, pid, int(number))
 
 
-def _answer(file: int, begin: int, seconds: float) -> str:
+def _read_dump(file: int, begin: int, seconds: float) -> str:
     """What was written after `begin` once nothing more has come for a while."""
     began = grown = time.monotonic()
     size = begin

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from types import FrameType, TracebackType
 
-from shardtune.run.exit_codes import INTERRUPTED, LEFT_AT_ONCE, stop_signals, stopped_by
+from shardtune.run.exit_codes import INTERRUPTED, TERMINATED, stop_signals, stopped_by
 
 GRACE_VARIABLE = "SHARDTUNE_GRACE_SECONDS"
 _USUAL_GRACE = 30.0  # what Kubernetes and torch give unless told otherwise
@@ -70,7 +70,7 @@ class StopRequest:
                 with suppress(OSError):  # a terminal that is closed; print may not be called again from a handler
                     os.write(2, f"\n{stopping_after_step(number)}\n".encode())
         elif now - self._first > _SAME_PRESS:
-            os._exit(INTERRUPTED if number == signal.SIGINT else LEFT_AT_ONCE)
+            os._exit(INTERRUPTED if number == signal.SIGINT else TERMINATED)
 
 
 def stopping_after_step(number: int) -> str:

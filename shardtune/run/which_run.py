@@ -46,22 +46,22 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Choice:
+class ChosenRun:
     """The folder to write to, held by this process, and what the user should know about the choice."""
 
-    held: RunFolder
-    told: str = ""
+    run_folder: RunFolder
+    notice: str = ""
 
     @property
     def folder(self) -> Path:
-        return self.held.path
+        return self.run_folder.path
 
     @property
     def created(self) -> bool:
-        return self.held.created
+        return self.run_folder.created
 
 
-def choose_run(config: RunConfig, run_id: str | None, processes: int | None = None) -> Choice:
+def choose_run(config: RunConfig, run_id: str | None, processes: int | None = None) -> ChosenRun:
     """The run that `train.resume` and `--run-id` mean; its folder is held by this process from here on.
 
     - `never`: a new one.
@@ -105,9 +105,13 @@ def record_finish(folder: Path, config: RunConfig) -> None:
 def read_run(folder: Path) -> Run | None:
     """The run in `folder`, or None if there is none. Where its record is damaged, its checkpoints say what it was."""
     try:
-        said = json.loads(read_plain(folder / RECORD))
+        record = json.loads(read_plain(folder / RECORD))
         return Run(
-            folder, str(said["identity"]), dict(said["settings"]), float(said["started"]), bool(said["finished"])
+            folder,
+            str(record["identity"]),
+            dict(record["settings"]),
+            float(record["started"]),
+            bool(record["finished"]),
         )
     except FileNotFoundError:
         problem = "is missing"
@@ -123,7 +127,7 @@ def _run_of_checkpoints(folder: Path, problem: str) -> Run | None:
     store = CheckpointStore(folder / CHECKPOINTS, keep=None)
     try:
         steps = store.steps()
-    except UnreadableStoreError:  # another user's, or `_unreadable` says so
+    except UnreadableStoreError:  # another user's, or `_unreadable_folders` says so
         return None
     for step in reversed(steps):
         manifest = store.manifest(step)
@@ -150,28 +154,28 @@ def _write_record(folder: Path, config: RunConfig, *, started: float, finished: 
     replace_file(folder / RECORD, json.dumps({"format": 1, **about}, indent=1) + "\n")
 
 
-def _new(config: RunConfig, run_id: str | None, told: str = "") -> Choice:
-    held = create_run_folder(config.train.output_dir, run_id, config.train.run_folder_access)
+def _new(config: RunConfig, run_id: str | None, notice: str = "") -> ChosenRun:
+    run_folder = create_run_folder(config.train.output_dir, run_id, config.train.run_folder_access)
     try:
-        record_start(held.path, config)
+        record_start(run_folder.path, config)
     except OSError as error:  # a full disk lets a folder be made, but no file with content
-        held.discard_untrained()
-        held.lease.release()
-        raise not_writable(held.path, error) from error
-    return Choice(held, told)
+        run_folder.discard_untrained()
+        run_folder.lease.release()
+        raise not_writable(run_folder.path, error) from error
+    return ChosenRun(run_folder, notice)
 
 
-def _existing(config: RunConfig, run: Run, told: str = "") -> Choice:
-    held = hold_run_folder(run.folder, config.train.run_folder_access)
-    notices = [run.notice, told]
+def _existing(config: RunConfig, run: Run, notice: str = "") -> ChosenRun:
+    run_folder = hold_run_folder(run.folder, config.train.run_folder_access)
+    notices = [run.notice, notice]
     if not run.store.steps():  # otherwise they are said where the run resumes
         notices += [
             f"{path} is a link or a file, not a checkpoint's folder: not read" for path in run.store.not_folders()
         ]
-    return Choice(held, "\n".join(filter(None, notices)))
+    return ChosenRun(run_folder, "\n".join(filter(None, notices)))
 
 
-def _auto(config: RunConfig, run_id: str | None, processes: int | None) -> Choice:
+def _auto(config: RunConfig, run_id: str | None, processes: int | None) -> ChosenRun:
     mine = identity(config)
     if run_id is not None:
         run = read_run(_output(config) / run_id)
@@ -189,21 +193,21 @@ def _auto(config: RunConfig, run_id: str | None, processes: int | None) -> Choic
         return _existing(config, run)
     runs = _runs(config)
     same = [run for run in runs if run.identity == mine]
-    lost = "".join(f"{line}\n" for line in _unreadable(config))
+    lost = "".join(f"{line}\n" for line in _unreadable_folders(config))
     for run in same:
         if not run.finished and run.store.steps():
             try:
                 return _existing(config, run, f"{lost}going on with the unfinished run {run.folder.name}")
             except ForeignFolderError as error:
                 lost += f"{error.what} It is passed over.\n"
-    told = ""
+    notice = ""
     if same and same[0].finished:
-        told = f"the run of this config, {same[0].folder.name}, is finished: this is a new one"
+        notice = f"the run of this config, {same[0].folder.name}, is finished: this is a new one"
     elif near := next((run for run in runs if not run.finished and _may_resume(run)), None):
         differences = compare(near, config, processes)
         how = f" (to go on with it: --run-id {near.folder.name} --resume latest)" if differences.may_resume else ""
-        told = f"the unfinished run {near.folder.name} has another config, so this is a new one{how}:\n{differences}"
-    return _new(config, run_id, f"{lost}{told}".rstrip())
+        notice = f"the unfinished run {near.folder.name} has another config, so this is a new one{how}:\n{differences}"
+    return _new(config, run_id, f"{lost}{notice}".rstrip())
 
 
 def _may_resume(run: Run) -> bool:
@@ -213,7 +217,7 @@ def _may_resume(run: Run) -> bool:
         return False
 
 
-def _unreadable(config: RunConfig) -> list[str]:
+def _unreadable_folders(config: RunConfig) -> list[str]:
     """This user's folders with checkpoints of which nothing says what run they are of: never passed over in silence."""
     found = []
     for path in _folders(config):
@@ -246,7 +250,7 @@ def _latest(config: RunConfig, run_id: str | None) -> Run:
     return next((run for run in runs if run.identity == mine), runs[0])
 
 
-def _from_best(config: RunConfig, run_id: str | None) -> Choice:
+def _from_best(config: RunConfig, run_id: str | None) -> ChosenRun:
     run = _latest(config, run_id)
     best = run.store.best()
     if best is None:
@@ -254,10 +258,10 @@ def _from_best(config: RunConfig, run_id: str | None) -> Choice:
             f"--resume best: no checkpoint of the run {run.folder.name} was evaluated.",
             fix="Use --resume latest, or a checkpoint's path.",
         )
-    return _go_on_or_fork(config, None, run, run.store.path(best[0]), best[0])
+    return _resume_or_fork(config, None, run, run.store.path(best[0]), best[0])
 
 
-def _from_path(config: RunConfig, run_id: str | None, path: Path) -> Choice:
+def _from_path(config: RunConfig, run_id: str | None, path: Path) -> ChosenRun:
     run = read_run(path)
     if run is not None:
         if not run.store.steps():
@@ -273,10 +277,10 @@ def _from_path(config: RunConfig, run_id: str | None, path: Path) -> Choice:
         step = read_manifest(path).step
     except ManifestError as error:
         raise _corrupt(path, [str(error.damage)]) from error
-    return _go_on_or_fork(config, run_id, read_run(path.parent.parent), path, step)
+    return _resume_or_fork(config, run_id, read_run(path.parent.parent), path, step)
 
 
-def _go_on_or_fork(config: RunConfig, run_id: str | None, run: Run | None, path: Path, step: int) -> Choice:
+def _resume_or_fork(config: RunConfig, run_id: str | None, run: Run | None, path: Path, step: int) -> ChosenRun:
     damages = [str(damage) for damage in verify(path) if damage.spoils]
     if damages:
         raise _corrupt(path, damages)

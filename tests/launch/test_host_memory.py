@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from shardtune.launch import workers as workers_module
-from shardtune.launch.host_memory import oom_kills
 from shardtune.launch.workers import LocalWorkers
+from shardtune.machine import oom_kills
 from shardtune.run.findings import Finding, cause_of
 
 
