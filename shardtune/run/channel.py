@@ -26,10 +26,10 @@ _TRIES = 20  # readings of a message that is being written, a millisecond apart
 
 @dataclass(frozen=True)
 class Channel:
-    """Four files without a name, each made by the launcher, inherited by one rank and written by it alone.
+    """Four anonymous files, created by the launcher, inherited by one rank and written by that rank only.
 
-    `state` is what the rank is doing, again and again; `failure` what ended it, once; the other two are what
-    faulthandler writes when the launcher asks for stacks (`stacks.py`).
+    `state` is what the rank is doing, updated continually; `failure` what ended it, written once; the other two are
+    what faulthandler writes when the launcher asks for stacks (`stacks.py`).
     """
 
     state: int
@@ -43,10 +43,10 @@ class Channel:
 
     @classmethod
     def inherited(cls, environ: Mapping[str, str]) -> Channel | None:
-        """That of this process; None without a launcher of ours.
+        """This process's channel; None without a launcher of ours.
 
-        The variable names each file by number and inode: processes a rank starts inherit the variable but not the
-        files, and the numbers may be anything there.
+        The variable names each file by descriptor and inode: child processes of a rank inherit the variable but not
+        the files, and there the descriptors may be anything.
         """
         try:
             named = [(int(number), identity) for number, _, identity in _split(environ[CHANNEL_VARIABLE])]
@@ -85,7 +85,7 @@ def end_with_launcher(environ: Mapping[str, str] = os.environ) -> None:
 
 
 def put_message(file: int, content: Mapping[str, Any]) -> None:
-    """Replace the message in `file`. The length and checksum in front tell a reader that meets it half written."""
+    """Replace the message in `file`. The length and checksum in front show a reader whether it is complete."""
     body = json.dumps(content).encode()
     rest = memoryview(_HEADER.pack(len(body), zlib.crc32(body)) + body)
     done = 0

@@ -140,5 +140,5 @@ def test_ranks_that_join_when_the_master_is_lost_are_ended_and_the_master_is_nam
     pair.wait(has_a_rank, BOUND, "the start of a rank on node 1")
     pair.machines[0].kill()
     assert pair.ended(1, BOUND) == 69
-    assert node.said().count("error: ") == 1 and "has lost the master (node 0, 127.0.0.1:" in node.said()
+    assert node.said().count("error: ") == 1 and "Lost the connection to the master (node 0, 127.0.0.1:" in node.said()
     assert "Traceback" not in node.said()

@@ -34,7 +34,7 @@ def test_a_mistake_all_ranks_see_is_told_once_as_it_is_and_not_tried_again() -> 
         ("killed", 137, "was killed by signal 9 (SIGKILL) while saving"),
         ("stopped", 76, "was stopped (SIGSTOP or a debugger) while saving"),
         ("stalled", 76, "hung while saving"),
-        ("silent", 76, "does not react at all"),
+        ("silent", 76, "does not respond at all"),
         ("exited", 137, "ended with exit code 137 and no error message"),
     ],
 )
@@ -53,7 +53,7 @@ def test_those_who_waited_are_counted() -> None:
 
 def test_when_all_wait_nobody_is_accused() -> None:
     cause = cause_of([found("waiting", rank, 1.0, doing="computing a step (step 3)") for rank in range(2)], 1)
-    assert "all wait for each other" in cause.text and cause.code == 76
+    assert "all are waiting for each other" in cause.text and cause.code == 76
 
 
 def test_a_lost_node_explains_broken_connections_but_not_an_error_of_a_ranks_own() -> None:
@@ -64,4 +64,4 @@ def test_a_lost_node_explains_broken_connections_but_not_an_error_of_a_ranks_own
 
 def test_a_broken_connection_that_nobody_explains_says_so() -> None:
     cause = cause_of([found("peer_lost", 1, 1.0, text="Traceback\nRuntimeError: Connection reset by peer\n")], 1)
-    assert "no rank said why" in cause.text and "Rank 1 noticed first: RuntimeError: Connection reset" in cause.text
+    assert "no rank reported why" in cause.text and "Rank 1 noticed first: RuntimeError: Connection reset" in cause.text

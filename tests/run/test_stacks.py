@@ -18,7 +18,7 @@ CHILD = """
     import json, sys, threading, time
     import os
     from shardtune.run.channel import Channel
-    from shardtune.run.stacks import answering
+    from shardtune.run.stacks import stack_dump_handlers
 
     def busy():  # its frames come and go all the time: reading them from another thread may end the process
         while True:
@@ -34,7 +34,7 @@ CHILD = """
 
     threading.Thread(target=busy if sys.argv[1] == "beside a busy thread" else waits, daemon=True).start()
     if sys.argv[1] != "without answering":
-        with answering(Channel.inherited(os.environ)):
+        with stack_dump_handlers(Channel.inherited(os.environ)):
             hangs_here()
     hangs_here()
 """

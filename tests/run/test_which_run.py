@@ -41,7 +41,7 @@ def config(folder: Path, resume: str = "auto", **train: Any) -> RunConfig:
 def choose_run(config: RunConfig, run_id: str | None) -> ChosenRun:
     """As a process that has ended since: nobody holds the run any more."""
     choice = which_run.choose_run(config, run_id)
-    choice.held.lease.release()
+    choice.run_folder.lease.release()
     return choice
 
 
@@ -113,7 +113,7 @@ def test_auto_takes_a_run_that_became_longer_or_is_logged_otherwise(tmp_path: Pa
 def test_never_starts_anew_and_never_over_another(tmp_path: Path) -> None:
     make(tmp_path, "a", 5)
     assert choose_run(config(tmp_path, "never"), None).created
-    with pytest.raises(UserInputError, match="exists already"):
+    with pytest.raises(UserInputError, match="already exists"):
         choose_run(config(tmp_path, "never"), "a")
 
 
@@ -122,7 +122,7 @@ def test_never_starts_anew_and_never_over_another(tmp_path: Path) -> None:
     [
         ({"seed": 3}, 2, "train.seed: 42 → 3"),
         ({"learning_rate": 0.5}, 1, "rows per step: 16 → 8"),
-        ({"learning_rate": 0.5, "max_steps": 4}, 2, "train.max_steps: 4 is before step 5"),
+        ({"learning_rate": 0.5, "max_steps": 4}, 2, "train.max_steps: 4 is below step 5"),
     ],
 )
 def test_going_on_is_offered_only_where_it_would_be_accepted(
@@ -136,11 +136,11 @@ def test_going_on_is_offered_only_where_it_would_be_accepted(
         which_run.choose_run(mine, "a", processes)
     assert line in refused.value.why and "--resume latest" not in refused.value.fix
     chosen = which_run.choose_run(mine, None, processes)
-    chosen.held.lease.release()
+    chosen.run_folder.lease.release()
     assert line in chosen.notice and "--resume latest" not in chosen.notice
     chosen = which_run.choose_run(config(tmp_path, learning_rate=0.25), None, 2)
-    chosen.held.lease.release()
-    assert "(to go on with it: --run-id a --resume latest)" in chosen.notice
+    chosen.run_folder.lease.release()
+    assert "(to resume it: --run-id a --resume latest)" in chosen.notice
 
 
 def test_a_named_run_goes_on_if_it_is_the_same_and_unfinished(tmp_path: Path) -> None:
@@ -150,11 +150,11 @@ def test_a_named_run_goes_on_if_it_is_the_same_and_unfinished(tmp_path: Path) ->
     # Killed before its first checkpoint, and requeued with the same command: it begins again in its own folder.
     again = choose_run(config(tmp_path), "empty")
     assert (again.folder, again.created) == (empty, False)
-    with pytest.raises(UserInputError, match=r"(?s)exists already.*finished"):
+    with pytest.raises(UserInputError, match=r"(?s)already exists.*finished"):
         choose_run(config(tmp_path), "done")
-    with pytest.raises(UserInputError, match=r"(?s)exists already.*train.learning_rate: 0.0001 → 0.5.*--resume latest"):
+    with pytest.raises(UserInputError, match=r"(?s)already exists.*train.learning_rate: 0.0001 → 0.5.*--resume latest"):
         choose_run(config(tmp_path, learning_rate=0.5), "a")
-    with pytest.raises(UserInputError, match="cannot be a folder name"):
+    with pytest.raises(UserInputError, match="not a valid folder name"):
         choose_run(config(tmp_path / "x"), "../a")
 
 
@@ -174,12 +174,12 @@ def test_best_goes_on_in_place_only_where_nothing_came_after_it(tmp_path: Path) 
     assert choose_run(config(tmp_path / "one", "best"), None).folder == run
     run = make(tmp_path / "two", "a", 5, 10, 15, best=5)
     chosen = choose_run(config(tmp_path / "two", "best"), None)
-    assert chosen.created and "begins with a copy" in chosen.notice
+    assert chosen.created and "from a copy" in chosen.notice
     store = CheckpointStore(chosen.folder / "checkpoints", None)
     assert store.steps() == [5] and store.newest_sound() == (5, [])
     assert CheckpointStore(run / "checkpoints", None).steps() == [5, 10, 15]
     make(tmp_path / "three", "a", 5)
-    with pytest.raises(UserInputError, match="was evaluated"):
+    with pytest.raises(UserInputError, match="has an evaluation loss"):
         choose_run(config(tmp_path / "three", "best"), None)
 
 
@@ -231,7 +231,7 @@ def test_a_run_whose_record_is_lost_goes_on_from_its_checkpoints_and_says_so(
     assert choose_run(config(tmp_path, str(run)), None).folder == run
     # It is still that run and no other.
     chosen = choose_run(config(tmp_path, learning_rate=0.5), None)
-    assert chosen.created and "the unfinished run a has another config" in chosen.notice
+    assert chosen.created and "the config of the unfinished run a differs" in chosen.notice
 
 
 def test_a_run_whose_record_is_lost_is_finished_where_its_final_adapter_came_last(tmp_path: Path) -> None:
@@ -284,7 +284,7 @@ def test_auto_passes_over_the_run_of_another_user_and_says_so(tmp_path: Path) ->
     theirs = make(tmp_path, "theirs", 5)
     os.chown(theirs, 12345, 12345)
     chosen = choose_run(config(tmp_path), None)
-    assert chosen.created and "belongs to another user. It is passed over." in chosen.notice
+    assert chosen.created and "belongs to another user. It is skipped." in chosen.notice
     with pytest.raises(UserInputError, match="belongs to another user"):
         choose_run(config(tmp_path), "theirs")
 
@@ -309,7 +309,7 @@ def test_a_run_whose_record_was_lost_while_it_trained_can_finish(tmp_path: Path)
 def test_a_new_run_on_a_full_disk_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", 64) as disk:
         fill(disk)
-        with pytest.raises(UserInputError, match="cannot be written") as caught:
+        with pytest.raises(UserInputError, match="Cannot write to the run's folder") as caught:
             choose_run(config(disk / "runs"), "a")
         assert "No space left on device" in caught.value.why
         assert not (disk / "runs" / "a").exists()
