@@ -61,7 +61,7 @@ def eval_loss(
     from shardtune.launch.process_role import NodeOptions, detect_role
     from shardtune.launch.rank_process import exit_process
     from shardtune.launch.start import start
-    from shardtune.observe.output import unstoppable_output
+    from shardtune.observe.output import ignore_write_errors
     from shardtune.run.evaluation import Evaluation
     from shardtune.terminal import VERBOSE_VARIABLE
 
@@ -74,7 +74,7 @@ def eval_loss(
         os.environ[INSECURE_VARIABLE] = "1"
     options = NodeOptions(nnodes, node_rank, master_addr, master_port)
     wanted = Evaluation(_adapter(adapter, runs_dir, detect_role(os.environ, options)), as_json)
-    with unstoppable_output():
+    with ignore_write_errors():
         code = start(config, overrides, accelerate_config, None, os.environ, options, force=force, evaluation=wanted)
     exit_process(code)
 

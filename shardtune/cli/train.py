@@ -65,7 +65,7 @@ def train(
     from shardtune.launch.process_role import NodeOptions
     from shardtune.launch.rank_process import exit_process
     from shardtune.launch.start import start
-    from shardtune.observe.output import unstoppable_output
+    from shardtune.observe.output import ignore_write_errors
     from shardtune.terminal import VERBOSE_VARIABLE
 
     overrides = list(override or ())
@@ -82,6 +82,6 @@ def train(
     if insecure_network:
         os.environ[INSECURE_VARIABLE] = "1"
     options = NodeOptions(nnodes, node_rank, master_addr, master_port)
-    with unstoppable_output():
+    with ignore_write_errors():
         code = start(config, overrides, accelerate_config, run_id, os.environ, options, force=force)
     exit_process(code)

@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 from transformers import TrainerCallback
 
-from shardtune.observe.bar import NarrowProgress
 from shardtune.observe.events import EventLog
+from shardtune.observe.progress_bar import NarrowProgress
 from shardtune.terminal import clock, width_of, wrapped
 
 if TYPE_CHECKING:
@@ -26,11 +26,11 @@ class ProgressCallback(TrainerCallback):
     evaluating and saving. Time left counts everything: the average step so far, times the steps that remain.
 
     Args:
-        console: A quiet one on ranks that do not speak.
-        paused: Tells how many seconds were spent evaluating and saving so far.
+        console: A quiet one on all ranks but 0.
+        paused: Returns the seconds spent evaluating and saving so far.
 
     Attributes:
-        tokens_before: Trained on before a run went on; neither rate nor time left counts what an earlier process did.
+        tokens_before: Trained on before the run was resumed; neither rate nor time left counts them.
     """
 
     def __init__(self, console: Console, events: EventLog, paused: Callable[[], float] = lambda: 0.0) -> None:
@@ -77,7 +77,7 @@ class ProgressCallback(TrainerCallback):
             self._on_train_line(state, logs)
         elif "eval_loss" in logs:
             self.events.write("eval", step=state.global_step, loss=logs["eval_loss"], tokens=logs.get("eval_tokens"))
-            self._say(f"step {state.global_step}/{state.max_steps}  eval loss {_loss(logs['eval_loss'])}")
+            self._print(f"step {state.global_step}/{state.max_steps}  eval loss {_loss(logs['eval_loss'])}")
 
     def _on_train_line(self, state: TrainerState, logs: dict) -> None:
         now, paused, tokens = time.perf_counter(), self.paused(), int(logs.get("num_tokens") or 0)
@@ -100,7 +100,7 @@ class ProgressCallback(TrainerCallback):
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, completed=state.global_step, left=f"{clock(left)} left")
         grad = f"  grad {logs['grad_norm']:.3f}" if "grad_norm" in logs else ""
-        self._say(
+        self._print(
             f"step {state.global_step}/{state.max_steps}  loss {_loss(logs['loss'])}{grad}"
             f"  lr {logs.get('learning_rate', 0):.2e}  {rate:,.0f} tok/s  {clock(left)} left"
         )
@@ -109,12 +109,12 @@ class ProgressCallback(TrainerCallback):
         self.close()
 
     def close(self) -> None:
-        """End the live bar, also when training was cut short."""
+        """End the live bar, also when training was interrupted."""
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
 
-    def _say(self, line: str) -> None:
+    def _print(self, line: str) -> None:
         fitting = wrapped(line, width_of(self.console), 2)
         self.console.print(fitting, highlight=False, markup=False, soft_wrap=True)
 

@@ -70,7 +70,7 @@ def open_run(asked: RunConfig, processes: Processes, run_id: str | None, at_end:
     # A start that is refused must not change what the run that it wanted to go on with looks like.
     has_trained = processes.is_main and bool(CheckpointStore(folder / CHECKPOINTS, None).steps())
     goes_on = processes.share_from_main(has_trained)
-    return RunContext(processes, folder, console, EventLog(folder, processes.rank, held=goes_on), asked)
+    return RunContext(processes, folder, console, EventLog(folder, processes.rank, deferred=goes_on), asked)
 
 
 def refuse_different_nodes(processes: Processes, asked: RunConfig) -> None:
