@@ -28,8 +28,8 @@ from shardtune.model.load import tokenizer_and_new_tokens
 from shardtune.model.meta_model import build_meta_model
 from shardtune.model.new_tokens import resize_embeddings
 from shardtune.model.quantized import enable_fp8_compute, use_fp8_storage
-from shardtune.observe.loading import LoadingProgress
 from shardtune.observe.preparing import PreparingProgress
+from shardtune.observe.progress_bar import LoadingProgress
 from shardtune.parallel.offload import offloads_params
 from shardtune.parallel.processes import join
 from shardtune.parallel.shard import shard_model
@@ -129,7 +129,7 @@ def train(
             if evaluation is None
             else temporary_run(asked, processes, evaluation, at_end)
         )
-        context.events.tell = partial(tell_event_log_trouble, context)
+        context.events.notify = partial(tell_event_log_trouble, context)
         at_end.callback(context.events.finish)
         at_end.push(partial(_tell_failure, context.events))
         memory = at_end.enter_context(_memory_answer(context, config))
@@ -210,7 +210,7 @@ def train(
 
 def _tell_failure(events: EventLog, kind: object, error: BaseException | None, trace: object) -> None:
     """The last event of a run that failed, where this process can still write it; a refused start is not its end."""
-    if isinstance(error, Exception) and not (events.held and isinstance(error, UserInputError)):
+    if isinstance(error, Exception) and not (events.deferred and isinstance(error, UserInputError)):
         events.release()
         code = error.exit_code if isinstance(error, ShardtuneError) else FAILED
         text = error.what if isinstance(error, ShardtuneError) else repr(error)

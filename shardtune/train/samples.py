@@ -19,7 +19,7 @@ import torch.distributed as dist
 from shardtune.data.collate import REAL_TOKENS, SUPERVISED, TARGETS, Collator
 from shardtune.data.show_rows import spread
 from shardtune.data.tokens import IGNORED
-from shardtune.observe.samples import Answered, show_samples
+from shardtune.observe.samples import SampleAnswer, show_samples
 from shardtune.parallel.shard import reshard_all
 
 if TYPE_CHECKING:
@@ -193,7 +193,7 @@ def next_tokens(
     return chosen
 
 
-def written(log: Iterable[str]) -> list[Answered]:
+def written(log: Iterable[str]) -> list[SampleAnswer]:
     """The last answers to each row in the lines of an event log, in the order the rows were first asked."""
     found: dict[str, dict[str, str]] = {}
     for line in log:
@@ -206,6 +206,6 @@ def written(log: Iterable[str]) -> list[Answered]:
         said = found.setdefault(event["row"], {})
         said.update({"prompt": event["prompt"], "expected": event["expected"], event["when"]: event["answer"]})
     return [
-        Answered(row, said["prompt"], said.get("before"), said.get("after"), said["expected"])
+        SampleAnswer(row, said["prompt"], said.get("before"), said.get("after"), said["expected"])
         for row, said in found.items()
     ]

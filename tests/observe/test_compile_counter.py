@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shardtune.observe import compiling
-from shardtune.observe.compiling import CompileCount
+from shardtune.observe.compile_counter import CompileCounter
 
 
 @pytest.fixture
@@ -18,7 +18,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def counted(made: list[int], *steps: int) -> tuple[list[int], list[str]]:
     said: list[str] = []
-    count = CompileCount(said.append)
+    count = CompileCounter(said.append)
     found = []
     for number, graphs in enumerate(steps, 1):
         made.append(made[-1] + 7)  # between two steps: an evaluation
