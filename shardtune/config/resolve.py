@@ -50,10 +50,10 @@ class ResolvedConfig:
     notices: tuple[str, ...] = ()
     verdicts: tuple[Verdict, ...] = ()
 
-    def on_cpu(self) -> ResolvedConfig:
-        """This config on a device that computes in host memory: settings that move tensors there are said to do
-        nothing. Their values stay, for a machine with a GPU."""
-        if not self.config.parallel.offload_params:
+    def on_device(self, device: str) -> ResolvedConfig:
+        """This config on a kind of device: notices for settings that do nothing there. Their values stay, for a
+        machine with a GPU."""
+        if device != "cpu" or not self.config.parallel.offload_params:
             return self
         why = "the device is a CPU, so parameters are in host memory anyway."
         notice = f"parallel.offload_params has no effect: {why}"
@@ -66,7 +66,7 @@ class ResolvedConfig:
         return replace(self, notices=tuple(dict.fromkeys([*self.notices, notice])), verdicts=verdicts)
 
     def with_auto(self, path: str, value: object, why: str) -> ResolvedConfig:
-        """This config after an `auto` was settled: the value set, and the reason kept as its origin.
+        """This config after an `auto` was resolved: the value set, and the reason kept as its origin.
 
         Example:
             >>> resolved.with_auto("train.bf16", True, "the model is held in bfloat16").config.train.bf16
@@ -118,7 +118,7 @@ def load_config(
     told = [*notices(checked.config, given), *_unread_launch_settings(checked.config, environ)]
     verdicts = translation.verdicts if translation is not None else ()
     resolved = ResolvedConfig(checked.config, _origins(checked), tuple(told), verdicts)
-    return resolved.on_cpu() if checked.config.parallel.device == "cpu" else resolved
+    return resolved.on_device(checked.config.parallel.device)
 
 
 def _written(leaves: Mapping[str, Node]) -> dict[str, dict[str, Any]]:

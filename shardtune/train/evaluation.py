@@ -25,21 +25,20 @@ from shardtune.observe.events import EventLog
 from shardtune.parallel.exchange import from_outline, outline
 from shardtune.run.evaluation import adapter_folder
 from shardtune.run.exit_codes import DONE, INTERRUPTED, PREEMPTED
-from shardtune.train.context import Data, RunContext
+from shardtune.train.context import RunContext
 from shardtune.train.settings import trainer_settings
 from shardtune.train.step_watch import ProgressWatch
 from shardtune.train.trainer import ShardedSFTTrainer, StopAtStep
 
 if TYPE_CHECKING:
     from peft import PeftModel
-    from transformers import PreTrainedTokenizerBase
 
     from shardtune.config.schema import RunConfig
     from shardtune.parallel.processes import Processes
-    from shardtune.plan.steps import TrainingMath
     from shardtune.run.evaluation import Evaluation
     from shardtune.run.stop_request import StopRequest
     from shardtune.train.saving import CheckpointSaver
+    from shardtune.train.setup import Setup
     from shardtune.train.watchdog import Watchdog
 
 _SAME = ("peft_type", "bias", "use_dora", "trainable_token_indices")  # of the others, names and shapes tell
@@ -72,34 +71,24 @@ def temporary_run(asked: RunConfig, processes: Processes, evaluation: Evaluation
 
 
 def evaluate_only(
-    context: RunContext,
-    config: RunConfig,
-    model: PeftModel,
-    tokenizer: PreTrainedTokenizerBase,
-    data: Data,
-    plan: TrainingMath,
-    saver: CheckpointSaver,
-    adapter: GivenAdapter | None,
-    stop: StopRequest,
-    watchdog: Watchdog,
-    *,
-    as_json: bool,
+    context: RunContext, setup: Setup, saver: CheckpointSaver, stop: StopRequest, watchdog: Watchdog, *, as_json: bool
 ) -> int:
     """Evaluate once and say what came out; returns the exit code.
 
     Without an adapter the fresh ones of the config are on the model, which change nothing: their B is zero.
     """
+    config, data, adapter = setup.config, setup.data, setup.adapter
     assert data.val is not None
     if adapter is not None:
-        put_adapter(model, adapter.tensors)
+        put_adapter(setup.model, adapter.tensors)
     stopping = StopAtStep(stop, context.processes)
     trainer = ShardedSFTTrainer(
-        model=model,
-        args=trainer_settings(config, context.folder, plan, on_cpu=context.processes.device.type == "cpu"),
+        model=setup.model,
+        args=trainer_settings(config, context.folder, setup.math, on_cpu=context.processes.device.type == "cpu"),
         train_rows=data.train,
         eval_rows=data.val,
         collator=data.collator,
-        tokenizer=tokenizer,
+        tokenizer=setup.tokenizer,
         processes=context.processes,
         saver=saver,
         resumed=None,

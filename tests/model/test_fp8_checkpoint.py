@@ -21,7 +21,7 @@ from shardtune.model.meta_model import MetaModel, build_meta_model
 from shardtune.model.quantized import hold_in_fp8
 from shardtune.model.reading import ShardReader
 from shardtune.model.stored import read_headers
-from shardtune.train.choices import fp8_blocks
+from shardtune.train.build import fp8_blocks
 
 FORMS = ["scalar", "one", "blocks", "rows"]
 
