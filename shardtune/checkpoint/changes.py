@@ -35,7 +35,9 @@ _SHAPE = Verdict("refused", "the adapter's tensors, or what they are multiplied 
 _ROUNDING = Verdict("told", "the same mathematics with other rounding: losses go on slightly differently")
 _RATE = Verdict("told", "from here on the learning rate follows the new schedule, at the step it stands at")
 _LENGTH = Verdict("told", "the schedule is stretched or shortened to the new length, so the learning rate jumps here")
-
+_OPTIMIZER = Verdict("told", "the optimizer uses the new value from here on")
+_STOPPING = Verdict("told", "early stopping uses the new value from here on")
+_OBJECTIVE = Verdict("told", "training minimizes the new objective from here on")
 _GUARD = Verdict("told", "guards judge and act by the new value from here on")
 
 VERDICTS: dict[str, Verdict] = {
@@ -98,11 +100,20 @@ VERDICTS: dict[str, Verdict] = {
     "train.offload_activations": _FREE,
     "train.optim": Verdict("refused", "the saved state belongs to another optimizer"),
     "train.learning_rate": _RATE,
+    "train.optim_args": _OPTIMIZER,
+    "train.adam_beta1": _OPTIMIZER,
+    "train.adam_beta2": _OPTIMIZER,
+    "train.adam_epsilon": _OPTIMIZER,
     "train.lr_scheduler_type": _RATE,
+    "train.lr_scheduler_kwargs": _RATE,
     "train.warmup_ratio": _RATE,
     "train.warmup_steps": _RATE,
     "train.weight_decay": Verdict("told", "weights shrink at the new rate from here on"),
     "train.max_grad_norm": Verdict("told", "gradients are clipped at the new norm from here on"),
+    "train.loss": _OBJECTIVE,
+    "train.label_smoothing_factor": _OBJECTIVE,
+    "train.router_aux_loss_coef": _OBJECTIVE,
+    "train.neftune_noise_alpha": _OBJECTIVE,
     "train.bf16": _ROUNDING,
     "train.fp16": _FREE,
     "train.kernels": _ROUNDING,
@@ -113,7 +124,17 @@ VERDICTS: dict[str, Verdict] = {
     "train.compile": _ROUNDING,
     "train.packing": _DATA,
     "train.logging_steps": _FREE,
+    "train.dataloader_num_workers": _FREE,
+    "train.dataloader_prefetch_factor": _FREE,
+    "train.dataloader_persistent_workers": _FREE,
+    "train.dataloader_pin_memory": _FREE,
+    "train.logging_strategy": _FREE,
+    "train.logging_first_step": _FREE,
     "train.eval_strategy": _FREE,
+    "train.eval_delay": _FREE,
+    "train.eval_on_start": _FREE,
+    "train.early_stopping_patience": _STOPPING,
+    "train.early_stopping_threshold": _STOPPING,
     "train.eval_steps": _FREE,
     "train.save_strategy": _FREE,
     "train.save_steps": _FREE,
@@ -122,12 +143,21 @@ VERDICTS: dict[str, Verdict] = {
     "train.load_best_model_at_end": _FREE,
     "train.resume": _FREE,
     "train.report_to": _FREE,
+    "train.run_name": _FREE,
+    "train.project": _FREE,
+    "train.trackio_space_id": _FREE,
+    "train.trackio_bucket_id": _FREE,
+    "train.trackio_static_space_id": _FREE,
+    "train.callbacks": _FREE,
     "train.seed": _DATA,
+    "train.data_seed": _DATA,
+    "train.full_determinism": _ROUNDING,
+    "train.tf32": _ROUNDING,
+    "train.torch_empty_cache_steps": _FREE,
     "train.ddp_find_unused_parameters": _FREE,
     "train.debug_freq": _FREE,
     "train.samples": _FREE,
     "train.sample_tokens": _FREE,
-    "train.extra": Verdict("told", "TRL takes the new value from here on"),
     "parallel.nproc": _BATCH,
     "parallel.device": _ROUNDING,
     "parallel.accelerate_config": _FREE,
@@ -178,9 +208,11 @@ VERDICTS: dict[str, Verdict] = {
 _UNKNOWN = Verdict("refused", "nothing is known about continuing a run with another value of it")
 # Beside the sections of kept settings: digests of values that are kept as references.
 DIGESTS = "value_digests"
-# A longer run is still the same run: a preempted job may come back with more steps; so may one that a guard stopped,
-# with another guard.
-_NOT_NAMING = {"train.num_train_epochs", "train.max_steps"} | {path for path in VERDICTS if path.startswith("guards.")}
+# A longer run is still the same run: a preempted job may come back with more steps; so may one that a guard or early
+# stopping ended, with another guard or more patience.
+_NOT_NAMING = {"train.num_train_epochs", "train.max_steps"} | {
+    path for path in VERDICTS if path.startswith(("guards.", "train.early_stopping_"))
+}
 
 
 @dataclass(frozen=True)

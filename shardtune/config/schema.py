@@ -359,21 +359,66 @@ class TrainSection(Section):
     )
     optim: str = Field(
         default="adamw_torch",
-        description="Optimizer: adamw_torch (fused on a GPU), adamw_torch_fused or sgd (those that handle sharded "
-        "tensors).",
+        description="Optimizer: adamw_torch (fused on a GPU), adamw_torch_fused, adam, adamax, nadam, radam, sgd, "
+        "rmsprop, adagrad or adadelta. Others do not support sharded tensors and are refused.",
+    )
+    optim_args: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Further arguments of the optimizer's class in torch.optim, by name; unknown ones are refused.",
+        examples=[{"momentum": 0.9}],
+    )
+    adam_beta1: Float = Field(
+        default=0.9, ge=0, lt=1, description="Decay of the running mean of gradients (Adam-type optimizers)."
+    )
+    adam_beta2: Float = Field(
+        default=0.999, ge=0, lt=1, description="Decay of the running mean of squared gradients (Adam-type optimizers)."
+    )
+    adam_epsilon: Float = Field(
+        default=1e-8, ge=0, description="Added to the denominator of the update, for numerical stability."
     )
     learning_rate: Float = Field(default=1e-4, gt=0, description="Peak learning rate.")
     lr_scheduler_type: Literal[
-        "linear", "cosine", "cosine_with_restarts", "polynomial", "constant", "constant_with_warmup", "inverse_sqrt"
-    ] = Field(default="cosine", description="How the learning rate falls after warm-up.")
+        "linear", "cosine", "cosine_with_restarts", "cosine_with_min_lr", "polynomial", "constant",
+        "constant_with_warmup", "inverse_sqrt", "warmup_stable_decay",
+    ] = Field(default="cosine", description="Learning-rate schedule after warm-up.")  # fmt: skip
+    lr_scheduler_kwargs: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Parameters of the schedule, by transformers' names; those the schedule does not have are refused.",
+        examples=[{"num_cycles": 2}, {"min_lr_rate": 0.1}],
+    )
     warmup_ratio: Float = Field(
         default=0.05, ge=0, lt=1, description="Share of the steps spent raising the learning rate."
     )
     warmup_steps: Int | None = Field(
         default=None, ge=0, description="Warm-up in steps; wins over warmup_ratio when given."
     )
-    weight_decay: Float = Field(default=0.01, ge=0, description="AdamW's decoupled weight decay.")
+    weight_decay: Float = Field(
+        default=0.01, ge=0, description="Weight decay: decoupled in AdamW, L2 in other optimizers."
+    )
     max_grad_norm: Float = Field(default=1.0, ge=0, description="Gradients are scaled down to this norm; 0 = never.")
+    loss: Literal["nll", "dft"] = Field(
+        default="nll",
+        description="Training objective, averaged over supervised tokens: `nll` = negative log-likelihood; `dft` = "
+        "Dynamic Fine-Tuning, each token's loss weighted by its (detached) probability. Validation loss is always nll.",
+    )
+    label_smoothing_factor: Float = Field(
+        default=0.0,
+        ge=0,
+        lt=1,
+        description="Share of the target probability spread evenly over the vocabulary. Training only; 0 = off.",
+    )
+    router_aux_loss_coef: Float | None = Field(
+        default=None,
+        ge=0,
+        description="Weight of the routers' load-balancing loss in a mixture of experts; 0 = off, null = the value in "
+        "the model's config.",
+    )
+    neftune_noise_alpha: Float | None = Field(
+        default=None,
+        ge=0,
+        description="NEFTune: uniform noise on the input embeddings while training, scaled by alpha / √(tokens × "
+        "hidden size); 0 or null = off.",
+    )
     bf16: bool | Literal["auto"] = Field(
         default="auto",
         description="Compute in bfloat16 while the adapters' master weights stay float32. `auto` = when the model is "
@@ -422,12 +467,42 @@ class TrainSection(Section):
         "where every layer of the model is known to keep them apart; off on a GPU where rows fill max_length by "
         "themselves.",
     )
+    dataloader_num_workers: Int = Field(
+        default=0, ge=0, description="Processes that load batches ahead, for each rank; 0 = the rank loads them itself."
+    )
+    dataloader_prefetch_factor: Int | None = Field(
+        default=None, ge=1, description="Batches each worker loads ahead; null = 2. Needs dataloader_num_workers."
+    )
+    dataloader_persistent_workers: bool = Field(
+        default=False, description="Keep the workers between epochs. Needs dataloader_num_workers."
+    )
+    dataloader_pin_memory: bool = Field(
+        default=True, description="Load batches into pinned host memory, for faster copies to the GPU. GPU only."
+    )
+    logging_strategy: Strategy = Field(
+        default="steps", description="When to log: no, steps (every logging_steps), epoch."
+    )
+    logging_first_step: bool = Field(default=True, description="Also log the first step.")
     logging_steps: Int = Field(default=25, ge=1, description="A line of loss, speed and time left every so many steps.")
     eval_strategy: AutoStrategy = Field(
         default="auto",
         description="When to evaluate: no, steps, epoch. `auto` = steps when data.val_split is given, else no.",
     )
     eval_steps: Int = Field(default=200, ge=1, description="Evaluate every so many steps (eval_strategy: steps).")
+    eval_delay: Float = Field(
+        default=0,
+        ge=0,
+        description="No evaluation before this step (eval_strategy: steps) or epoch (eval_strategy: epoch).",
+    )
+    eval_on_start: bool = Field(default=False, description="Also evaluate before the first step.")
+    early_stopping_patience: Int | None = Field(
+        default=None,
+        ge=1,
+        description="Stop after this many evaluations in a row without a lower validation loss; null = never.",
+    )
+    early_stopping_threshold: Float = Field(
+        default=0.0, ge=0, description="Smallest decrease of the validation loss that counts as an improvement."
+    )
     save_strategy: Strategy = Field(default="steps", description="When to write a checkpoint: no, steps, epoch.")
     save_steps: Int = Field(default=200, ge=1, description="Checkpoint every so many steps (save_strategy: steps).")
     save_minutes: Float | None = Field(
@@ -477,7 +552,44 @@ class TrainSection(Section):
         default="none",
         description="Experiment trackers of transformers (tensorboard, wandb, mlflow, trackio), or none.",
     )
+    run_name: str | None = Field(
+        default=None, min_length=1, description="Name of the run in the tracker (wandb, mlflow, trackio, comet_ml, …)."
+    )
+    project: str | None = Field(
+        default=None, min_length=1, description="Project in trackio; null = huggingface. (wandb reads WANDB_PROJECT.)"
+    )
+    trackio_space_id: str | None = Field(
+        default=None, min_length=1, description="Hugging Face Space that trackio logs to; null = locally."
+    )
+    trackio_bucket_id: str | None = Field(
+        default=None, min_length=1, description="Hugging Face bucket that trackio stores the run's metrics in."
+    )
+    trackio_static_space_id: Literal[False] | str | None = Field(
+        default=None, description="Static Space that trackio publishes the run to at its end; false = none."
+    )
+    callbacks: list[Annotated[str, Field(min_length=1)]] = Field(
+        default_factory=list,
+        description="Your own transformers.TrainerCallback classes, each as `module:Class`; created without arguments.",
+        examples=[["my_callbacks:SendLossToSlack"]],
+    )
     seed: Int = Field(default=42, ge=0, le=2**32 - 1, description="Seeds adapters, data order and dropout.")
+    data_seed: Int | None = Field(
+        default=None, ge=0, le=2**32 - 1, description="Seeds the order of training rows; null = seed."
+    )
+    full_determinism: bool = Field(
+        default=False,
+        description="Deterministic algorithms only (torch.use_deterministic_algorithms); slower. A resumed run on the "
+        "same hardware is bit-identical.",
+    )
+    tf32: bool | None = Field(
+        default=None,
+        description="TF32 for float32 matrix products on Ampere and later GPUs; null = torch's own setting.",
+    )
+    torch_empty_cache_steps: Int | None = Field(
+        default=None,
+        ge=1,
+        description="Empty torch's GPU memory cache every N steps: slower, less fragmentation; null = never.",
+    )
     ddp_find_unused_parameters: bool | None = Field(
         default=None,
         description="Kept for configs written for DDP. FSDP2 has no such setting; any value is answered with a notice.",
@@ -492,10 +604,6 @@ class TrainSection(Section):
         "model is given a row up to its first supervised token. Each token takes a forward pass of all ranks.",
     )
     sample_tokens: Int = Field(default=64, ge=1, description="Longest answer to a sample, in tokens.")
-    extra: dict[str, Any] = Field(
-        default_factory=dict,
-        description="Further settings of TRL's SFTConfig: those that have an effect; others are refused (see below).",
-    )
 
 
 class ParallelSection(Section):

@@ -103,7 +103,7 @@ def concerns(facts: Facts, *, workers: int = 0) -> list[str]:
         found.append(
             f"/dev/shm has {size(shm['total'])}, and {count(workers, 'data worker')} hand over batches through it: "
             "a full one ends them with a bus error. Give the container more (docker --shm-size, an emptyDir of medium "
-            "Memory), or set train.extra.dataloader_num_workers: 0."
+            "Memory), or set train.dataloader_num_workers: 0."
         )
     for card in facts.get("unreachable_gpus", []):
         found.append(f"GPU {card['index']} cannot be reached: {card['error']}.")

@@ -54,7 +54,7 @@ def introduce(context: RunContext, asked: ResolvedConfig) -> None:
     else:
         context.console.print(f"[bold]shardtune[/] {__version__}  run {context.folder.name}", highlight=False)
         terminal.say(context.console, "folder", str(context.folder))
-    tell_machines(context, workers=int(config.train.extra.get("dataloader_num_workers", 0)))
+    tell_machines(context, workers=config.train.dataloader_num_workers)
     report_notices(context, [Notice("config", text) for text in asked.notices])
     if asked.verdicts:
         _report_verdicts(context, asked.verdicts)
@@ -109,7 +109,7 @@ def report_router_loss(context: RunContext, coefficient: float) -> None:
     if coefficient:
         text = (
             f"cross-entropy + {coefficient:g} × the routers' auxiliary loss (the model's router_aux_loss_coef; "
-            "train.extra.router_aux_loss_coef: 0 leaves it out); the validation loss is the cross-entropy alone"
+            "train.router_aux_loss_coef: 0 leaves it out); the validation loss is the cross-entropy alone"
         )
         terminal.say(context.console, "loss", text)
         context.events.write("notice", about="loss", text=text)

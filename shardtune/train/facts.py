@@ -103,7 +103,7 @@ def gather_facts(config: RunConfig, meta_model: MetaModel, machine: Machine, fil
     model, family = meta_model.model, meta_model.family
     head_trains = _head_trains(model, config.lora, family)
     model.requires_grad_(False)  # the base is frozen whatever is added to it
-    coefficient = router_loss.coefficient(model, config.train.extra.get("router_aux_loss_coef"))
+    coefficient = router_loss.coefficient(model, config.train.router_aux_loss_coef)
     sizes = {name: p.numel() for name, p in model.named_parameters()}
     reasons = {path: family.why_not(path, model.config) for path in get_args(FastPath)}
     return Facts(

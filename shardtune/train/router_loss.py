@@ -30,9 +30,9 @@ def coefficient(model: PreTrainedModel, given: float | None) -> float:
     if not hasattr(config, "output_router_logits") or _load_balancing(model) is None:
         if given:
             raise UserInputError(
-                f"train.extra.router_aux_loss_coef is {given}, but {type(model).__name__} has no auxiliary loss.",
+                f"train.router_aux_loss_coef is {given}, but {type(model).__name__} has no auxiliary loss.",
                 why="It is not a mixture of experts whose forward computes one from its router logits.",
-                fix="Remove train.extra.router_aux_loss_coef.",
+                fix="Remove train.router_aux_loss_coef.",
             )
         return 0.0
     return float(getattr(config, "router_aux_loss_coef", 0.0) if given is None else given)

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shardtune.config.schema import RunConfig
-from shardtune.config.trl_fields import as_trl_takes
 from shardtune.errors import UserInputError
 from shardtune.plan.steps import TrainingMath
 
@@ -14,11 +13,19 @@ if TYPE_CHECKING:
     from trl import SFTConfig
 
 
+_PASSED_ON = (
+    "adam_beta1", "adam_beta2", "adam_epsilon", "lr_scheduler_kwargs", "neftune_noise_alpha", "router_aux_loss_coef",
+    "full_determinism", "tf32", "torch_empty_cache_steps", "data_seed", "dataloader_num_workers",
+    "dataloader_persistent_workers", "dataloader_prefetch_factor", "eval_delay", "eval_on_start", "logging_first_step",
+    "logging_strategy", "run_name", "trackio_space_id", "trackio_bucket_id", "trackio_static_space_id",
+)  # fmt: skip
+
+
 def trainer_settings(config: RunConfig, run_folder: Path, math: TrainingMath, *, on_cpu: bool) -> SFTConfig:
     """TRL's settings for a model that is already adapted and sharded and data that is already tokenised.
 
     Raises:
-        UserInputError: TRL or transformers refuses a value of `train.extra`.
+        UserInputError: TRL or transformers refuses a value.
     """
     from trl import SFTConfig
 
@@ -41,7 +48,6 @@ def trainer_settings(config: RunConfig, run_folder: Path, math: TrainingMath, *,
         "weight_decay": train.weight_decay,
         "max_grad_norm": train.max_grad_norm,
         "logging_steps": train.logging_steps,
-        "logging_first_step": True,
         "logging_nan_inf_filter": False,  # it would show an old loss while NaN reaches the weights
         "eval_strategy": train.eval_strategy,
         "eval_steps": train.eval_steps,
@@ -53,7 +59,9 @@ def trainer_settings(config: RunConfig, run_folder: Path, math: TrainingMath, *,
         "report_to": train.report_to,
         "seed": train.seed,
         "use_cpu": on_cpu,
-        "dataloader_pin_memory": not on_cpu,
+        "dataloader_pin_memory": train.dataloader_pin_memory and not on_cpu,
+        **{name: getattr(train, name) for name in _PASSED_ON},
+        "project": train.project or "huggingface",
         # Precision is FSDP2's (parallel/shard.py): autocast on top would round the reported loss to bf16.
         "bf16": False,
         "fp16": False,
@@ -66,11 +74,9 @@ def trainer_settings(config: RunConfig, run_folder: Path, math: TrainingMath, *,
         "log_level_replica": "error",  # of every rank but the first; by default it warns
     }
     try:
-        return SFTConfig(**{**ours, **as_trl_takes(train.extra)})
+        return SFTConfig(**ours)
     except (TypeError, ValueError) as error:
-        raise UserInputError(
-            "TRL refuses the settings.", why=str(error).splitlines()[0], fix="Check train.extra."
-        ) from error
+        raise UserInputError("TRL refuses the settings.", why=str(error).splitlines()[0]) from error
 
 
 def check_trackers(report_to: str | list[str]) -> None:

@@ -261,7 +261,7 @@ def test_a_worker_that_is_killed_ends_the_run_and_is_named_by_launcher_report_an
 def test_a_launcher_that_is_killed_takes_its_ranks_and_their_data_loaders_with_it(
     config: Path, environment: dict[str, str]
 ) -> None:
-    more = ("-o", "train.extra.dataloader_num_workers=1", "-o", "train.extra.dataloader_persistent_workers=true")
+    more = ("-o", "train.dataloader_num_workers=1", "-o", "train.dataloader_persistent_workers=true")
     process, folder = start_long_run(config, environment, 2, *more)
     os.kill(process.pid, signal.SIGKILL)
     process.communicate()

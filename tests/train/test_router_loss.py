@@ -117,7 +117,7 @@ def test_a_run_says_what_it_adds_and_it_can_be_left_out(shardtune: Command, toy_
     config = toy_config(tmp_path, model, toy_data, train={"max_steps": 1, "packing": False})
     losses = {}
     for given in (None, 0):
-        override = () if given is None else ("-o", f"train.extra.router_aux_loss_coef={given}")
+        override = () if given is None else ("-o", f"train.router_aux_loss_coef={given}")
         done = shardtune("train", config, "--run-id", f"run-{given}", *override)
         assert done.returncode == 0, done.stderr
         assert ("0.5 × the routers' auxiliary loss" in done.stdout) is (given is None)

@@ -129,7 +129,7 @@ class HealthChecks:
         return Alarm(
             "data_starvation", step, f"{_named(ranks, looks)} waited for data for {most:.0%} of the time.",
             value=most, limit=limit, ranks=ranks,
-            fix="Set train.extra.dataloader_num_workers (2, say), or put the prepared data on a faster disk.",
+            fix="Set train.dataloader_num_workers (for example 2), or put the prepared data on a faster disk.",
         )  # fmt: skip
 
     def _full(self, step: int, looks: list[RankHealth]) -> Alarm | None:
