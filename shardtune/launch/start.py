@@ -129,6 +129,15 @@ def _has_ended(held: RunFolder) -> bool:
         return False
 
 
+def processes_for(resolved: ResolvedConfig, environ: MutableMapping[str, str]) -> tuple[int, int]:
+    """How many processes a run started here would have: on this machine, and on all together."""
+    place = read_place(environ)
+    if isinstance(place, Worker):
+        return int(environ.get("LOCAL_WORLD_SIZE", place.world_size)), place.world_size
+    here = _processes(place, resolved, force=False)
+    return here, here * place.nnodes
+
+
 def _processes(node: Node, resolved: ResolvedConfig, *, force: bool) -> int:
     asked = resolved.config.parallel.nproc
     if asked == "auto" and node.nproc is not None:

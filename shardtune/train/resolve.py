@@ -42,17 +42,20 @@ class ResolvedRun:
 
     Attributes:
         settings: The values; their origins hold the reason of each choice.
-        router_coefficient: Weight of the routers' auxiliary loss; 0 = none.
         notices: What to tell the user about the choices.
     """
 
     settings: ResolvedConfig
-    router_coefficient: float
     notices: tuple[Notice, ...]
 
     @property
     def config(self) -> RunConfig:
         return self.settings.config
+
+    @property
+    def router_coefficient(self) -> float:
+        """Weight of the routers' auxiliary loss in training; 0 = none."""
+        return self.config.train.router_aux_loss_coef or 0.0
 
     def reason(self, path: str) -> str | None:
         """Why `auto` came to the value of a setting; None = the setting was given."""
@@ -69,9 +72,12 @@ def resolve(asked: ResolvedConfig, facts: Facts) -> ResolvedRun:
     Raises:
         UserInputError: something was asked for that this machine or model cannot do.
     """
-    steps = (_place, _evaluation, _dtype, _base_precision, _layer_class, _fp8_compute, _kernels, _packing, _attention)
+    steps = (
+        _place, _evaluation, _dtype, _base_precision, _layer_class, _router_loss, _fp8_compute, _kernels, _packing,
+        _attention,
+    )  # fmt: skip
     settings = reduce(lambda resolved, step: step(resolved, facts), steps, asked)
-    return ResolvedRun(settings, facts.router_coefficient, tuple(_notices(asked, settings, facts)))
+    return ResolvedRun(settings, tuple(_notices(asked, settings, facts)))
 
 
 def _place(resolved: ResolvedConfig, facts: Facts) -> ResolvedConfig:
@@ -153,6 +159,13 @@ def _copied(names: list[str], facts: Facts) -> list[str]:
 
 def _where(resolved: ResolvedConfig) -> str:
     return resolved.origins[_LAYER_CLASS].where or _LAYER_CLASS
+
+
+def _router_loss(resolved: ResolvedConfig, facts: Facts) -> ResolvedConfig:
+    """Null becomes the model's own weight; it stays where the model has no such loss."""
+    if resolved.config.train.router_aux_loss_coef is not None or not facts.router_coefficient:
+        return resolved
+    return resolved.with_auto("train.router_aux_loss_coef", facts.router_coefficient, "as in the model's config")
 
 
 def _fp8_compute(resolved: ResolvedConfig, facts: Facts) -> ResolvedConfig:

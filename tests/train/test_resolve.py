@@ -61,6 +61,7 @@ def unread() -> float:
             replace(ON_GPU, machine=replace(GPU, world_size=2), parameters=40 * GIB, quantised=39 * GIB),
             [], "model.base_precision", "bf16", "40.0 GiB a rank in full",
         ),
+        (replace(LLAMA, router_coefficient=0.02), [], "train.router_aux_loss_coef", 0.02, "as in the model's config"),
         (LLAMA, [], "train.fp8_compute", False, "the base is bf16"),
         (LLAMA, ["model.base_precision=fp8"], "train.fp8_compute", False, "rounds activations to float8"),
         (LLAMA, [], "train.fused_lora", True, "this machine and model have it"),
