@@ -66,19 +66,19 @@ def introduce(context: RunContext, asked: ResolvedConfig) -> None:
 
 
 def _report_verdicts(context: RunContext, verdicts: Sequence[Verdict]) -> None:
-    """What became of accelerate's file: in one line, or key by key with -v; the events hold every key."""
+    """How accelerate's file was translated: in one line, or key by key with -v; the event log has every key."""
     from shardtune.config.accelerate_file import verdict_line, verdict_table
 
     if terminal.is_verbose():
         context.console.print(verdict_table(verdicts))
     text = f"accelerate's file: {verdict_line(verdicts)}"
-    terminal.say(context.console, "config", f"{text}; -v tells why" if not terminal.is_verbose() else text)
+    terminal.say(context.console, "config", f"{text}; -v shows why" if not terminal.is_verbose() else text)
     keys = [f"{v.key}: {v.value} ({' '.join(filter(None, (v.verdict, v.sets, v.why)))})" for v in verdicts]
     context.events.write("notice", about="accelerate", text=f"{text}. {'; '.join(keys)}")
 
 
 def _quieten_libraries(console: Console) -> None:
-    """Their bars and advice would stand between our lines; a bar for loading weights stays, on a terminal."""
+    """Turn off the progress bars and warnings of the libraries; a bar for loading weights stays, on a terminal."""
     datasets.disable_progress_bars()
     transformers_logging.set_verbosity_error()
     if console.quiet or not console.is_terminal:
@@ -92,7 +92,7 @@ def write_config(context: RunContext, resolved: ResolvedConfig) -> None:
 
 
 def take_over(context: RunContext) -> None:
-    """The run goes on under this config. Not earlier: one that is refused must change nothing."""
+    """The run resumes under this config. Not earlier: a config that is refused must change nothing."""
     release_run_files(context)
     if context.processes.is_main:
         with expendable(context, RECORD):
@@ -145,7 +145,7 @@ def log_resume(context: RunContext, resumed: ResumePoint, math: TrainingMath) ->
         terminal.warn(context.console, context.events, "checkpoint", text)
     if context.processes.is_main:
         for path in CheckpointStore(context.folder / CHECKPOINTS, keep=None).not_folders():
-            text = f"{path} is a link or a file, not a checkpoint's folder: it is not read."
+            text = f"{path} is a link or a file, not a checkpoint folder: it is ignored."
             terminal.warn(context.console, context.events, "checkpoint", text)
     epoch, done = divmod(resumed.step, math.steps_per_epoch)
     place = f"step {resumed.step} of {math.steps} (epoch {epoch + 1}, {done} of {math.steps_per_epoch} steps done)"
@@ -173,7 +173,7 @@ def report_end(
     on_random: bool,
 ) -> None:
     """Args:
-    best: What the weights were taken from, if not the last step.
+    best: The checkpoint the weights were taken from, if not the last step.
     adapter: Where they are.
     """
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
@@ -193,18 +193,20 @@ def report_end(
     if eval_loss is not None:
         text += f", eval loss {eval_loss:.4f}" + (f" (best, step {best.step})" if best is not None else "")
     terminal.say(context.console, "done", text)
-    terminal.say(context.console, "adapter", f"{adapter} (of RANDOM weights: of no use)" if on_random else str(adapter))
+    terminal.say(
+        context.console, "adapter", f"{adapter} (trained on RANDOM weights: useless)" if on_random else str(adapter)
+    )
 
 
 def record_success(context: RunContext) -> None:
-    """From here on the same command starts a new run."""
+    """The run is complete: the same command starts a new one."""
     if context.processes.is_main:
-        with expendable(context, RECORD, "The same command would go on with this run instead of starting a new one."):
+        with expendable(context, RECORD, "The same command would resume this run instead of starting a new one."):
             record_finish(context.folder, context.asked)
 
 
 def report_event_log_error(context: RunContext, text: str) -> None:
-    """That events cannot be written, and that they can again: said once on each node, which may have its own disk."""
+    """Events cannot be written, or can be again: reported once per node, which may have its own disk."""
     if context.processes.is_main:
         terminal.say(context.console, "warning", text, "bold red")
     elif context.processes.local_rank == 0:

@@ -83,7 +83,9 @@ def resolve(asked: ResolvedConfig, facts: Facts) -> ResolvedRun:
 def _place(resolved: ResolvedConfig, facts: Facts) -> ResolvedConfig:
     parallel, machine = resolved.config.parallel, facts.machine
     if parallel.device == "auto":
-        resolved = resolved.with_auto("parallel.device", machine.device, f"torch sees {machine.device}")
+        resolved = resolved.with_auto(
+            "parallel.device", machine.device, f"torch sees {'a' if machine.device == 'cuda' else 'no'} CUDA device"
+        )
     if parallel.nproc == "auto":
         resolved = resolved.with_auto("parallel.nproc", machine.processes_here, "processes on this machine")
     return resolved
@@ -178,7 +180,7 @@ def _fp8_compute(resolved: ResolvedConfig, facts: Facts) -> ResolvedConfig:
         )
     if asked != "auto":
         return resolved
-    why = "it rounds activations to float8: to be asked for" if held == "fp8" else f"the base is {held}"
+    why = "it rounds activations to float8, so it is opt-in" if held == "fp8" else f"the base is {held}"
     return resolved.with_auto("train.fp8_compute", False, why)
 
 
@@ -190,7 +192,7 @@ def _kernels(resolved: ResolvedConfig, facts: Facts) -> ResolvedConfig:
         wider = "with train.bf16 false, float32 adapters meet activations in bfloat16"
     _refuse_impossible(resolved, facts, wider)
     eager = "train.kernels is eager" if train.kernels == "eager" else None
-    on_gpu = None if _half_on_gpu(resolved, facts) else "compiling pays on a GPU in half precision"
+    on_gpu = None if _half_on_gpu(resolved, facts) else "compiling pays off only on a GPU in half precision"
     obstacles = {
         "fused_lora": wider,
         "fused_experts": facts.missing.get("fused_experts") if facts.has_experts else None,
@@ -200,7 +202,7 @@ def _kernels(resolved: ResolvedConfig, facts: Facts) -> ResolvedConfig:
     for key, obstacle in obstacles.items():
         if getattr(train, key) == "auto":
             why = eager or obstacle
-            resolved = resolved.with_auto(f"train.{key}", why is None, why or "this machine and model have it")
+            resolved = resolved.with_auto(f"train.{key}", why is None, why or "supported by this machine and model")
     return resolved
 
 
@@ -238,8 +240,8 @@ def _packing(resolved: ResolvedConfig, facts: Facts) -> ResolvedConfig:
         return resolved.with_auto(_PACKING, False, f"{_ATTENTION} is {attention}")
     may_be_full = _half_on_gpu(resolved, facts) and attention in ("auto", "sdpa")
     if may_be_full and facts.fill_share() >= NEARLY_FULL:
-        return resolved.with_auto(_PACKING, False, "rows are nearly full, and attention over whole rows is faster")
-    return resolved.with_auto(_PACKING, True, "documents stay apart")
+        return resolved.with_auto(_PACKING, False, "rows nearly fill data.max_length, and attention is faster unpacked")
+    return resolved.with_auto(_PACKING, True, "attention keeps packed documents apart")
 
 
 def _attention(resolved: ResolvedConfig, facts: Facts) -> ResolvedConfig:
@@ -251,7 +253,9 @@ def _attention(resolved: ResolvedConfig, facts: Facts) -> ResolvedConfig:
     obstacle = _why_not_ours(resolved, facts)
     if asked == "auto" and obstacle is not None:
         own = facts.own_attention
-        return resolved.with_auto(_ATTENTION, own, obstacle if own == "sdpa" else f"{facts.model_class} has no sdpa")
+        return resolved.with_auto(
+            _ATTENTION, own, obstacle if own == "sdpa" else f"{facts.model_class} has no sdpa attention"
+        )
     if asked not in ("auto", name) or obstacle is not None:
         raise UserInputError(
             f"{_ATTENTION} is {asked}, which this run cannot use.",
@@ -261,7 +265,7 @@ def _attention(resolved: ResolvedConfig, facts: Facts) -> ResolvedConfig:
         )
     if asked == name:
         return resolved
-    why = "packed rows on a GPU in half precision" if packed else "rows on a GPU, padded at their end"
+    why = "packed rows on a GPU in half precision" if packed else "unpacked rows on a GPU in half precision"
     return resolved.with_auto(_ATTENTION, name, why)
 
 
@@ -271,11 +275,11 @@ def _why_not_ours(resolved: ResolvedConfig, facts: Facts) -> str | None:
     if config.train.kernels == "eager" and config.model.attn_implementation == "auto":
         return "train.kernels is eager"
     if not _half_on_gpu(resolved, facts):
-        return "torch's own fused attention"
+        return "torch's fused attention"
     if config.train.packing:
         return "attention has dropout" if facts.attention_dropout else facts.missing.get("varlen")
     if not facts.full_attention:
-        return "a token does not see all tokens before it in every layer"
+        return "not every layer has full causal attention"
     return facts.missing.get("whole_rows")
 
 
