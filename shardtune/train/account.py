@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from shardtune.config.accelerate_file import Verdict
     from shardtune.plan.steps import TrainingMath
     from shardtune.train.best import Best
+    from shardtune.train.losses import Loss
     from shardtune.train.resume import ResumePoint
     from shardtune.train.setup import Setup
     from shardtune.train.trainer import ShardedSFTTrainer
@@ -105,14 +106,10 @@ def report_notices(context: RunContext, notices: Iterable[Notice]) -> None:
         context.events.write("notice", about=notice.about, text=notice.text)
 
 
-def report_router_loss(context: RunContext, coefficient: float) -> None:
-    if coefficient:
-        text = (
-            f"cross-entropy + {coefficient:g} × the routers' auxiliary loss (the model's router_aux_loss_coef; "
-            "train.router_aux_loss_coef: 0 leaves it out); the validation loss is the cross-entropy alone"
-        )
-        terminal.say(context.console, "loss", text)
-        context.events.write("notice", about="loss", text=text)
+def report_loss(context: RunContext, loss: Loss) -> None:
+    if (description := loss.description) is not None:
+        terminal.say(context.console, "loss", description)
+        context.events.write("notice", about="loss", text=description)
 
 
 def report_plan(context: RunContext, setup: Setup) -> None:

@@ -14,7 +14,7 @@ from shardtune.kernels import fp8_products, varlen, whole_rows
 from shardtune.model.experts import use_grouped_experts, use_loops
 from shardtune.model.new_tokens import make_room
 from shardtune.model.quantized import fp8_candidates, hold_in_fp8, multiply_codes
-from shardtune.train.fused_loss import use_fused_loss
+from shardtune.train.losses import build_loss
 from shardtune.train.resolve import Notice
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from shardtune.config.schema import TrainSection
     from shardtune.model.meta_model import MetaModel
     from shardtune.model.new_tokens import NewTokens
+    from shardtune.train.losses import Loss
     from shardtune.train.resolve import ResolvedRun
 
 _ATTENTION = {varlen.NAME: varlen, whole_rows.NAME: whole_rows}
@@ -51,6 +52,7 @@ class BuiltModel:
     coverage: Coverage
     new_tokens: NewTokens | None
     fused: Fused
+    loss: Loss
     notices: tuple[Notice, ...]
 
 
@@ -71,13 +73,11 @@ def build_model(run: ResolvedRun, meta_model: MetaModel, named: NewTokens, devic
     if config.train.fp8_compute:
         notices.append(Notice("fp8_compute", _fp8_compute_text(*multiply_codes(model), device)))
     fused = fuse(model, config.train)
-    if config.train.fused_loss:
-        causal = meta_model.family.why_not("packing", base.config) is None
-        use_fused_loss(base, causal=causal, router_coefficient=run.router_coefficient)
+    loss = build_loss(config.train, base, meta_model.family)
     if config.model.attn_implementation in _ATTENTION:  # any other was asked for when the model was built
         _ATTENTION[config.model.attn_implementation].register()
         base.set_attn_implementation(config.model.attn_implementation)
-    return BuiltModel(model, coverage, new_tokens, fused, tuple(notices))
+    return BuiltModel(model, coverage, new_tokens, fused, loss, tuple(notices))
 
 
 def fp8_blocks(meta_model: MetaModel) -> dict[str, tuple[int, int]]:

@@ -23,15 +23,17 @@ from shardtune.run.which_run import choose_run
 
 if TYPE_CHECKING:
     from shardtune.config.schema import RunConfig
+    from shardtune.train.losses import Loss
 
 
 @dataclass(frozen=True)
 class Data:
-    """What the steps of a run are made of: rows or packs of rows, and how a batch is laid out."""
+    """What the steps of a run are made of: rows or packs of rows, how a batch is laid out, and what it costs."""
 
     train: Documents
     val: Documents | None
     collator: Collator
+    loss: Loss | None = None
 
     @property
     def tokens(self) -> int:

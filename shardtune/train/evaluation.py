@@ -95,7 +95,7 @@ def evaluate_only(
         callbacks=[ProgressWatch(watchdog)],
     )
     trainer.remove_callback(PrinterCallback)
-    trainer.stop_evaluating = stopping.now
+    trainer.stop_evaluating, trainer.loss = stopping.now, data.loss
     measured = trainer.evaluate()
     if stopping.stopped:
         context.console.print("Stopped on request; the evaluation was not finished.")

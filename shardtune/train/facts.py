@@ -15,8 +15,8 @@ from shardtune.adapters.targets import resolve_targets
 from shardtune.kernels import whole_rows
 from shardtune.model.experts import fused_experts
 from shardtune.model.families.family import FastPath
-from shardtune.train import router_loss
-from shardtune.train.fused_loss import why_not as why_not_fused
+from shardtune.train.losses import router
+from shardtune.train.losses.fused import why_not as why_not_fused
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -103,7 +103,7 @@ def gather_facts(config: RunConfig, meta_model: MetaModel, machine: Machine, fil
     model, family = meta_model.model, meta_model.family
     head_trains = _head_trains(model, config.lora, family)
     model.requires_grad_(False)  # the base is frozen whatever is added to it
-    coefficient = router_loss.coefficient(model, config.train.router_aux_loss_coef)
+    coefficient = router.coefficient(model, config.train.router_aux_loss_coef)
     sizes = {name: p.numel() for name, p in model.named_parameters()}
     reasons = {path: family.why_not(path, model.config) for path in get_args(FastPath)}
     return Facts(
@@ -123,7 +123,7 @@ def gather_facts(config: RunConfig, meta_model: MetaModel, machine: Machine, fil
         loss_obstacle=why_not_fused(model, family, coefficient)
         or ("the head itself is trained" if head_trains else None),
         router_coefficient=coefficient,
-        unused_router_loss=router_loss.unused_notice(model),
+        unused_router_loss=router.unused_notice(model),
         fill_share=fill_share,
     )
 

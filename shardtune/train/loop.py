@@ -124,7 +124,7 @@ def set_up_loop(
     )
     trainer.remove_callback(PrinterCallback)
     let_trackers_fail(context, trainer.callback_handler.callbacks)
-    trainer.ledger = ledger
+    trainer.ledger, trainer.loss = ledger, data.loss
     if config.train.offload_activations and has_another_place(processes.device):
         width = model.config.get_text_config().hidden_size
         trainer.maybe_activation_offload_context = OffloadedInputs(width, processes.device)  # TRL enters it

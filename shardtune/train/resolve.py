@@ -52,11 +52,6 @@ class ResolvedRun:
     def config(self) -> RunConfig:
         return self.settings.config
 
-    @property
-    def router_coefficient(self) -> float:
-        """Weight of the routers' auxiliary loss in training; 0 = none."""
-        return self.config.train.router_aux_loss_coef or 0.0
-
     def reason(self, path: str) -> str | None:
         """Why `auto` came to the value of a setting; None = the setting was given."""
         origin = self.settings.origins.get(path)

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from shardtune.data.collate import REAL_TOKENS, Collator
+from shardtune.data.collate import REAL_TOKENS, SUPERVISED, TARGETS, Collator
 from shardtune.data.show_rows import spread
 from shardtune.data.tokens import IGNORED
 from shardtune.observe.samples import Answered, show_samples
@@ -185,12 +185,12 @@ def next_tokens(
 ) -> list[int]:
     """The likeliest next token of each row, by one forward pass of all of them as a batch of training is laid out."""
     documents = [(np.array(row), np.full(len(row), IGNORED)) for row in rows]
-    # Logits are asked for, not a loss; and rows of any length, which compiled code must not be compiled for.
-    batch = replace(collator, fused_loss=False, fill_to=None)([[document] for document in documents])
+    # Rows of any length: nothing is to be compiled for them.
+    batch = replace(collator, fill_to=None)([[document] for document in documents])
     inputs = {
         name: value.to(device) if isinstance(value, torch.Tensor) else value
         for name, value in batch.items()
-        if name not in ("labels", REAL_TOKENS)
+        if name not in ("labels", SUPERVISED, TARGETS, REAL_TOKENS)
     }
     lengths = torch.tensor([len(row) for row in rows])
     if collator.layout == "flat":  # one row, the documents end to end

@@ -21,7 +21,7 @@ from shardtune.model.meta_model import build_meta_model
 from shardtune.observe.preparing import PreparingProgress
 from shardtune.parallel.shard import shard_model
 from shardtune.plan.steps import TrainingMath, training_math
-from shardtune.train.account import report_notices, report_router_loss, write_config
+from shardtune.train.account import report_loss, report_notices, write_config
 from shardtune.train.build import build_model
 from shardtune.train.context import Data, RunContext, refuse_different_data
 from shardtune.train.evaluation import GivenAdapter, read_given
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from shardtune.parallel.processes import Processes
     from shardtune.parallel.shard import Sharding
     from shardtune.train.build import BuiltModel
+    from shardtune.train.losses import Loss
     from shardtune.train.resolve import ResolvedRun
     from shardtune.train.watchdog import Watchdog
     from shardtune.train.weights import LoadStrategy
@@ -99,10 +100,10 @@ def set_up(context: RunContext, asked: ResolvedConfig, watchdog: Watchdog, adapt
     )
     run = resolve(asked, facts)
     report_notices(context, run.notices)
-    report_router_loss(context, run.router_coefficient)
     write_config(context, run.settings)
 
     built = build_model(run, meta_model, named, processes.device)
+    report_loss(context, built.loss)
     report_notices(context, built.notices)
     given = None
     if adapter is not None:
@@ -112,7 +113,7 @@ def set_up(context: RunContext, asked: ResolvedConfig, watchdog: Watchdog, adapt
     prepared = prepared_data()
     watchdog.enter(LOADING)
     _check_data(context, meta_model, tokenizer, prepared, built)
-    data = _lay_out(run.config, prepared, tokenizer)
+    data = _lay_out(run.config, prepared, tokenizer, built.loss)
     math = training_math(run.config.train, rows=len(data.train), tokens=data.tokens, processes=processes.world_size)
     set_seed(run.config.train.seed)
     sharding = _shard(run.config, built.model, meta_model, processes)
@@ -159,7 +160,7 @@ def _check_data(
         terminal.warn(context.console, context.events, "data", text)
 
 
-def _lay_out(config: RunConfig, prepared: PreparedSet, tokenizer: PreTrainedTokenizerBase) -> Data:
+def _lay_out(config: RunConfig, prepared: PreparedSet, tokenizer: PreTrainedTokenizerBase, loss: Loss) -> Data:
     """Rows as they are, or packed; and the batch layout that fits the attention code."""
     train, length = config.train, config.data.max_length
     layout: Literal["padded", "packed", "flat"] = "padded"
@@ -177,8 +178,8 @@ def _lay_out(config: RunConfig, prepared: PreparedSet, tokenizer: PreTrainedToke
             tokenizer.pad_token_id,
             layout,
             fill_to=length if train.compile is True and full else None,  # compiled code then sees one shape
-            fused_loss=train.fused_loss is True,
         ),
+        loss=loss,
     )
 
 

@@ -27,9 +27,10 @@ from shardtune.run.stop_request import StopRequest, ignore_stop_signals
 from shardtune.train.guards.numbers import HostNumber
 from shardtune.train.guards.pace import TimedBatches
 from shardtune.train.loop_state import put_loss_sum, put_schedule, put_state
+from shardtune.train.losses import Loss
+from shardtune.train.losses.router import coefficient
 from shardtune.train.memory.ledger import BACKWARD, SAVING
 from shardtune.train.resume import ResumePoint
-from shardtune.train.router_loss import coefficient
 from shardtune.train.saving import CheckpointSaver
 from shardtune.train.shards import ShardAdamW, clip_shards
 from shardtune.train.steps import spare_walks, trained_parameters
@@ -81,6 +82,7 @@ class ShardedSFTTrainer(SFTTrainer):
         self.processes, self.saver, self.resumed = processes, saver, resumed
         self.guards: Guards | None = None
         self.ledger: Ledger | None = None
+        self.loss: Loss | None = None  # set before the first step
         self.train_rows, self.eval_rows, self.collator = train_rows, eval_rows, collator
         self.stop_evaluating: Callable[[], bool] = lambda: False
         self.real_tokens = 0  # trained on so far by this rank, padding not counted
@@ -289,25 +291,19 @@ class ShardedSFTTrainer(SFTTrainer):
         self.paused_seconds += time.perf_counter() - began
 
     def _loss_of(self, model: Any, inputs: dict[str, Any], return_outputs: bool, num_items_in_batch: Any) -> Any:
-        """Through the fused loss where the batch is made for it, else as TRL does.
-
-        TRL reads entropy, accuracy and token counts back from the device for each batch, and waits for each.
-        """
-        if SUPERVISED not in inputs or return_outputs:
-            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
-        if self.aux_loss_enabled:
-            inputs["output_router_logits"] = True
-        outputs = model(**inputs, use_cache=False)
+        """The run's own loss; TRL's would wait for the device at every batch to read entropy and accuracy back."""
+        assert self.loss is not None
+        outputs = self.loss(model, inputs) if self.model.training else self.loss.evaluate(model, inputs)
         mode = "train" if self.model.training else "eval"
-        supervised = torch.full((1,), float(len(inputs[SUPERVISED])), device=outputs.told.device)
-        self.told[mode][:3] += torch.cat([supervised, outputs.told]).double()
+        supervised = torch.full((1,), float(len(inputs[SUPERVISED])), device=outputs.token_stats.device)
+        self.told[mode][:3] += torch.cat([supervised, outputs.token_stats]).double()
         loss = outputs.loss * self.processes.world_size / num_items_in_batch
         if outputs.aux_loss is None:
             return loss
         self.told[mode][3] += outputs.aux_loss.detach()
         self.told[mode][4] += 1
         # As TRL weighs it: the mean over micro-batches and ranks, whatever their tokens.
-        return loss + self.router_aux_loss_coef * outputs.aux_loss / self.current_gradient_accumulation_steps
+        return loss + self.loss.router_coefficient * outputs.aux_loss / self.current_gradient_accumulation_steps
 
     def _prepare_input(self, data: Any) -> Any:
         """transformers' own copies wait until the device has done all work before them: after each the device would

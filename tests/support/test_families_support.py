@@ -36,7 +36,7 @@ from shardtune.model.meta_model import MetaModel
 from shardtune.model.quantized import hold_in_fp8
 from shardtune.parallel.recompute import apply_selective_checkpointing
 from shardtune.train.build import fp8_blocks, fuse
-from shardtune.train.fused_loss import use_fused_loss
+from shardtune.train.losses.fused import use_fused_loss
 
 # What takes a second for each: a few of them in the fast tests.
 FEW_FAST = [kind if kind in ("llama", "deepseek_v3") else pytest.param(kind, marks=pytest.mark.slow) for kind in TYPES]
@@ -71,8 +71,8 @@ def test_a_run_computes_the_loss_and_gradients_of_plain_transformers_and_peft(ki
     if train.fused_loss:
         use_fused_loss(base, causal=family.why_not("packing", base.config) is None)
     rows = two_rows() if train.packing else [[one] for one in documents()]
-    batch = batch_of("packed" if train.packing else "padded", rows, fused_loss=bool(train.fused_loss))
-    assert differences(loss_and_gradients(model, batch), meant) == {}
+    batch = batch_of("packed" if train.packing else "padded", rows)
+    assert differences(loss_and_gradients(model, batch, fused=bool(train.fused_loss)), meant) == {}
 
 
 @pytest.mark.parametrize("kind", claims("packing"))

@@ -10,10 +10,10 @@ import pytest
 import torch
 from interrupted import run
 from running import events
+from shardtune.config.trl_fields import ALLOWED
 from toys import toy_config
 
 from shardtune.config import load_config
-from shardtune.config.trl_fields import ALLOWED
 from shardtune.plan.steps import TrainingMath
 from shardtune.train import loop
 from shardtune.train.settings import trainer_settings
@@ -28,7 +28,7 @@ TOGETHER: dict[str, Any] = {
 ALONE: dict[str, Any] = {"neftune_noise_alpha": 50.0, "logging_strategy": "no", "data_seed": 7}
 TRACKERS = {"run_name", "project", "trackio_space_id", "trackio_bucket_id", "trackio_static_space_id"}
 ELSEWHERE = {
-    "router_aux_loss_coef": "tests/train/test_router_loss.py",
+    "router_aux_loss_coef": "tests/train/test_losses_runs.py",
     "tf32": "below",
     "dataloader_pin_memory": "our loader passes it on; torch takes no notice where there is no GPU",
 }

@@ -21,7 +21,7 @@ from toys import WORDS, save_toy, toy_config, toy_llama, toy_text_config
 from shardtune.errors import UserInputError
 from shardtune.model.families.registry import family_of
 from shardtune.terminal import VERBOSE_VARIABLE
-from shardtune.train.fused_loss import why_not
+from shardtune.train.losses.fused import why_not
 
 RUNS = {
     "eager": ["train.kernels=eager"],

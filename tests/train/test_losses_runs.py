@@ -1,9 +1,8 @@
-"""The routers' auxiliary loss: the fused path trains what its eager twin and plain transformers train."""
+"""Every loss through whole runs: fused, eager, and plain transformers; the routers' part of it on by itself."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +11,15 @@ import torch
 import yaml
 from ranks import free_ports, on_ranks
 from running import Command, events
-from toys import mixtral_config, qwen3_moe_config, save_toy, toy_config, toy_text_config
-
-from shardtune.data.collate import SUPERVISED, TARGETS
-from shardtune.errors import UserInputError
-from shardtune.train import router_loss
-from shardtune.train.fused_loss import use_fused_loss
+from toys import mixtral_config, qwen3_moe_config, save_toy, toy_config
 
 RESUME_WORKER = Path(__file__).parent / "resume_worker.py"
 COEFFICIENT = 0.5  # large, so that nothing that leaves it out passes for rounding
+OBJECTIVES = {
+    "nll": ("mixtral", []),
+    "dft": ("qwen3_moe", ["train.loss=dft"]),
+    "smoothed": ("qwen3_moe", ["train.label_smoothing_factor=0.2"]),
+}
 
 
 def moe(kind: str, **changes: object) -> tuple[type, Any]:
@@ -30,7 +29,15 @@ def moe(kind: str, **changes: object) -> tuple[type, Any]:
     return make, config(router_aux_loss_coef=COEFFICIENT, **changes)
 
 
-@pytest.fixture(scope="module", params=["mixtral", "qwen3_moe"])
+def summed_loss(objective: str, logits: torch.Tensor, labels: torch.Tensor) -> float:
+    smoothing = 0.2 if objective == "smoothed" else 0.0
+    each = torch.nn.functional.cross_entropy(
+        logits, labels, ignore_index=-100, reduction="none", label_smoothing=smoothing
+    )
+    return float((each * (-each).exp() if objective == "dft" else each).sum())
+
+
+@pytest.fixture(scope="module", params=OBJECTIVES)
 def runs(
     request: pytest.FixtureRequest,
     shared_environment: dict[str, str],
@@ -39,8 +46,9 @@ def runs(
 ) -> Path:
     """One micro-batch after the other on one process, or two at once on two: fused, and with its eager twin."""
     folder = tmp_path_factory.mktemp(request.param)
-    changes = {"mlp_only_layers": [0]} if request.param == "qwen3_moe" else {}  # a layer without a router
-    model = save_toy(*moe(request.param, **changes), folder / "model")
+    kind, objective = OBJECTIVES[request.param]
+    changes = {"mlp_only_layers": [0]} if kind == "qwen3_moe" else {}  # a layer without a router
+    model = save_toy(*moe(kind, **changes), folder / "model")
     config = toy_config(
         folder, model, toy_data, data={"val_split": "validation"}, lora={"target_modules": "all-linear"},
         train={"max_steps": 3, "eval_steps": 3, "packing": False},
@@ -48,7 +56,7 @@ def runs(
     for nproc, accumulation in ((1, 2), (2, 1)):
         sessions = [
             {"run_id": f"{kernels}-{nproc}",
-             "overrides": [f"train.gradient_accumulation_steps={accumulation}", f"train.kernels={kernels}"]}
+             "overrides": [f"train.gradient_accumulation_steps={accumulation}", f"train.kernels={kernels}", *objective]}
             for kernels in ("auto", "eager")
         ]  # fmt: skip
         ports = json.dumps(free_ports(len(sessions)))
@@ -72,7 +80,7 @@ def test_the_first_loss_and_the_validation_loss_are_those_of_plain_transformers(
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(runs / "model")
-    run = runs / "runs" / "auto-1"
+    run, objective = runs / "runs" / "auto-1", runs.name.rstrip("0123456789")
 
     def tokens(row: dict[str, str]) -> tuple[list[int], list[int]]:
         prompt = tokenizer(row["question"] + " =>")["input_ids"]
@@ -92,9 +100,7 @@ def test_the_first_loss_and_the_validation_loss_are_those_of_plain_transformers(
         )  # fmt: skip
         with torch.no_grad():
             out = model(input_ids=ids, attention_mask=mask, output_router_logits=True)
-        summed += torch.nn.functional.cross_entropy(
-            out.logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), ignore_index=-100, reduction="sum"
-        ).item()
+        summed += summed_loss(objective, out.logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
         supervised += int((labels != -100).sum())
         auxiliary += out.aux_loss.item() / 2
     assert auxiliary > 1  # the loss without it would be another
@@ -106,7 +112,7 @@ def test_the_first_loss_and_the_validation_loss_are_those_of_plain_transformers(
         ids, labels = (torch.tensor([one]) for one in tokens(row))
         with torch.no_grad():
             logits = trained(input_ids=ids).logits[0, :-1]
-        summed += torch.nn.functional.cross_entropy(logits, labels[0, 1:], reduction="sum").item()
+        summed += summed_loss("nll", logits, labels[0, 1:])
         supervised += int((labels != -100).sum())
     assert events(run, "eval")[-1]["loss"] == pytest.approx(summed / supervised, rel=1e-5)
 
@@ -123,74 +129,3 @@ def test_a_run_says_what_it_adds_and_it_can_be_left_out(shardtune: Command, toy_
         assert ("0.5 × the routers' auxiliary loss" in done.stdout) is (given is None)
         losses[given] = events(tmp_path / "runs" / f"run-{given}", "step")[0]["loss"]
     assert losses[None] - losses[0] > 0.4
-
-
-@pytest.mark.parametrize("recomputed", ["no", "full", "selective"])
-@pytest.mark.parametrize("compiled", [False, True])
-def test_compiled_and_recomputed_layers_give_the_same_loss_and_gradients(
-    recomputed: str, compiled: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from shardtune.model.experts import use_grouped_experts
-    from shardtune.parallel.recompute import apply_selective_checkpointing
-    from shardtune.parallel.shard import compile_layers
-
-    monkeypatch.setattr(torch, "compile", lambda f: COMPILE(f, backend="aot_eager"))
-    found = {}
-    for fused in (False, True):
-        torch.manual_seed(0)
-        kind, config = moe("mixtral")
-        model = kind(config).train()
-        use_grouped_experts(model)
-        ids = torch.arange(5, 45)[None]
-        where = torch.arange(0, 39)
-        if not fused:
-            out = model(input_ids=ids, output_router_logits=True)
-            loss = torch.nn.functional.cross_entropy(out.logits[0, where], ids[0, where + 1], reduction="sum")
-        else:
-            use_fused_loss(model, causal=True, router_coefficient=1.0)
-            layers = list(model.model.layers)
-            if recomputed == "selective":
-                apply_selective_checkpointing(layers)
-            if compiled:
-                compile_layers(layers)
-            if recomputed == "full":
-                model.gradient_checkpointing_enable({"use_reentrant": False})
-            batch = {SUPERVISED: where, TARGETS: ids[0, where + 1]}
-            out = model(input_ids=ids, output_router_logits=True, use_cache=False, **batch)
-            loss = out.loss
-        (loss + 10 * out.aux_loss).backward()
-        gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
-        found[fused] = (loss.item(), out.aux_loss.item(), gradients["model.layers.0.mlp.gate.weight"])
-        # What a layer computes again for its backward pass must not be held until the next step.
-        assert all(getattr(layer.mlp.gate, "kept_logits", None) is None for layer in model.model.layers)
-    assert found[True][:2] == pytest.approx(found[False][:2], rel=1e-5)
-    torch.testing.assert_close(found[True][2], found[False][2], rtol=1e-4, atol=1e-6)
-
-
-COMPILE: Callable[..., Any] = torch.compile
-
-
-def test_where_a_model_has_a_way_of_its_own_or_none_it_is_said() -> None:
-    from transformers import AutoModelForCausalLM
-
-    doge = AutoModelForCausalLM.from_config(toy_text_config("doge", num_experts=4, is_moe=True))
-    assert "in a way of its own" in (router_loss.why_not(doge) or "")
-    llama = AutoModelForCausalLM.from_config(toy_text_config("llama"))
-    assert router_loss.coefficient(llama, None) == 0
-    with pytest.raises(UserInputError, match="has no auxiliary loss"):
-        router_loss.coefficient(llama, 0.1)
-    mixtral = AutoModelForCausalLM.from_config(mixtral_config(router_aux_loss_coef=0.25))
-    assert router_loss.coefficient(mixtral, None) == 0.25 and router_loss.coefficient(mixtral, 0.0) == 0
-    assert router_loss.unused_notice(mixtral) is None and router_loss.unused_notice(llama) is None
-
-
-def test_a_config_with_a_coefficient_is_no_auxiliary_loss_where_the_forward_computes_none() -> None:
-    from transformers import Llama4ForCausalLM
-
-    model = Llama4ForCausalLM(toy_text_config("llama4_text"))
-    assert model.config.router_aux_loss_coef > 0
-    assert model(torch.arange(5, 15)[None], output_router_logits=True).get("aux_loss") is None
-    assert router_loss.coefficient(model, None) == router_loss.coefficient(model, 0.0) == 0
-    assert "Llama4ForCausalLM computes no auxiliary loss" in (router_loss.unused_notice(model) or "")
-    with pytest.raises(UserInputError, match="has no auxiliary loss"):
-        router_loss.coefficient(model, 0.1)
