@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import reduce
 from typing import TYPE_CHECKING
 
 from shardtune.errors import UserInputError
@@ -12,10 +11,13 @@ from shardtune.model.families.registry import known_decoder_layers
 from shardtune.plan.precision import base_precision
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from shardtune.config import ResolvedConfig
     from shardtune.config.schema import RunConfig
     from shardtune.train.facts import Facts
 
+Choice = tuple[str, object, str]  # a setting's path, its value, why
 # From here on padding costs less than variable-length attention does (measured: 8 % of a 7B model's step).
 NEARLY_FULL = 0.95
 # Attention codes that take the documents' bounds instead of a mask.
@@ -61,76 +63,63 @@ class ResolvedRun:
 def resolve(asked: ResolvedConfig, facts: Facts) -> ResolvedRun:
     """Every `auto` replaced by a value with its reason.
 
-    The order matters: what is chosen further down depends on what is chosen above it. Whether rows are packed comes
-    last, because the data may have to be prepared for it.
-
     Raises:
         UserInputError: something was asked for that this machine or model cannot do.
     """
-    steps = (
-        _place, _evaluation, _dtype, _base_precision, _layer_class, _router_loss, _fp8_compute, _kernels, _packing,
-        _attention,
-    )  # fmt: skip
-    settings = reduce(lambda resolved, step: step(resolved, facts), steps, asked)
-    return ResolvedRun(settings, tuple(_notices(asked, settings, facts)))
+    settings = asked
+    for step in _STEPS:
+        for choice in step(settings, facts):
+            settings = settings.with_auto(*choice)
+    return ResolvedRun(settings, tuple(_notices(asked, facts)))
 
 
-def _place(resolved: ResolvedConfig, facts: Facts) -> ResolvedConfig:
+def _place(resolved: ResolvedConfig, facts: Facts) -> Iterator[Choice]:
     parallel, machine = resolved.config.parallel, facts.machine
     if parallel.device == "auto":
-        resolved = resolved.with_auto(
-            "parallel.device", machine.device, f"torch sees {'a' if machine.device == 'cuda' else 'no'} CUDA device"
-        )
+        found = "a" if machine.device == "cuda" else "no"
+        yield "parallel.device", machine.device, f"torch sees {found} CUDA device"
     if parallel.nproc == "auto":
-        resolved = resolved.with_auto("parallel.nproc", machine.processes_here, "processes on this machine")
-    return resolved
+        yield "parallel.nproc", machine.processes_here, "processes on this machine"
 
 
-def _evaluation(resolved: ResolvedConfig, facts: Facts) -> ResolvedConfig:
-    if resolved.config.train.eval_strategy != "auto":
-        return resolved
-    given = resolved.config.data.val_split is not None
-    why = f"data.val_split is {'given' if given else 'null'}"
-    return resolved.with_auto("train.eval_strategy", "steps" if given else "no", why)
+def _evaluation(resolved: ResolvedConfig, facts: Facts) -> Iterator[Choice]:
+    if resolved.config.train.eval_strategy == "auto":
+        given = resolved.config.data.val_split is not None
+        yield "train.eval_strategy", "steps" if given else "no", f"data.val_split is {'given' if given else 'null'}"
 
 
-def _dtype(resolved: ResolvedConfig, facts: Facts) -> ResolvedConfig:
+def _dtype(resolved: ResolvedConfig, facts: Facts) -> Iterator[Choice]:
     """What weights are held in, and what products are computed in."""
-    held = facts.dtype
-    if resolved.config.model.torch_dtype == "auto":
-        why = "the checkpoint's own dtype, or bfloat16 where that is float16"
-        resolved = resolved.with_auto("model.torch_dtype", held, why)
-    if resolved.config.train.bf16 == "auto":
-        resolved = resolved.with_auto("train.bf16", held == "bfloat16", f"the model is held in {held}")
-    config = resolved.config
+    config, held = resolved.config, facts.dtype
+    if config.model.torch_dtype == "auto":
+        yield "model.torch_dtype", held, "the checkpoint's own dtype, or bfloat16 where that is float16"
+    if config.train.bf16 == "auto":
+        yield "train.bf16", held == "bfloat16", f"the model is held in {held}"
     if config.lora.bias != "none" and _adapters_are_wider(config, facts):
         raise UserInputError(
             f"lora.bias is {config.lora.bias}, but train.bf16 is false with weights in bfloat16.",
             why="What trains is float32, and a bias is added to a product of its weight's dtype.",
             fix="Set train.bf16: true, or model.torch_dtype: float32.",
         )
-    return resolved
 
 
-def _base_precision(resolved: ResolvedConfig, facts: Facts) -> ResolvedConfig:
-    if resolved.config.model.base_precision != "auto":
-        return resolved
-    chosen, why = base_precision(
-        quantised=facts.quantised,
-        parameters=facts.parameters,
-        value_bytes=facts.value_bytes,
-        ranks=facts.machine.world_size,
-        memory=facts.machine.memory,
-    )
-    return resolved.with_auto("model.base_precision", chosen, why)
+def _base_precision(resolved: ResolvedConfig, facts: Facts) -> Iterator[Choice]:
+    if resolved.config.model.base_precision == "auto":
+        chosen, why = base_precision(
+            quantised=facts.quantised,
+            parameters=facts.parameters,
+            value_bytes=facts.value_bytes,
+            ranks=facts.machine.world_size,
+            memory=facts.machine.memory,
+        )
+        yield "model.base_precision", chosen, why
 
 
-def _layer_class(resolved: ResolvedConfig, facts: Facts) -> ResolvedConfig:
+def _layer_class(resolved: ResolvedConfig, facts: Facts) -> Iterator[Choice]:
     """A decoder layer's class that was copied from another architecture's file means this model's decoder layer."""
-    own = facts.layer_class
+    own, names = facts.layer_class, _layer_classes(resolved)
     if own is None or own not in facts.module_classes:
-        return resolved
-    names = _layer_classes(resolved)
+        return
     copied = _copied(names, facts)
     if unknown := [name for name in names if name not in facts.module_classes and name not in copied]:
         raise UserInputError(
@@ -138,11 +127,10 @@ def _layer_class(resolved: ResolvedConfig, facts: Facts) -> ResolvedConfig:
             why=f"The decoder layer of {facts.model_class} is {own}.",
             fix=f"Write {own} there, or leave the key out: it is found by itself.",
         )
-    if not copied:
-        return resolved
-    meant = list(dict.fromkeys(own if name in copied else name for name in names))
-    why = f"{', '.join(copied)}: a decoder layer of another architecture, not in {facts.model_class}"
-    return resolved.with_auto(_LAYER_CLASS, meant[0] if len(meant) == 1 else meant, why)
+    if copied:
+        meant = list(dict.fromkeys(own if name in copied else name for name in names))
+        why = f"{', '.join(copied)}: a decoder layer of another architecture, not in {facts.model_class}"
+        yield _LAYER_CLASS, meant[0] if len(meant) == 1 else meant, why
 
 
 def _layer_classes(resolved: ResolvedConfig) -> list[str]:
@@ -151,6 +139,7 @@ def _layer_classes(resolved: ResolvedConfig) -> list[str]:
 
 
 def _copied(names: list[str], facts: Facts) -> list[str]:
+    """Decoder layers of other architectures."""
     return [name for name in names if name not in facts.module_classes and name in known_decoder_layers()]
 
 
@@ -158,14 +147,13 @@ def _where(resolved: ResolvedConfig) -> str:
     return resolved.origins[_LAYER_CLASS].where or _LAYER_CLASS
 
 
-def _router_loss(resolved: ResolvedConfig, facts: Facts) -> ResolvedConfig:
+def _router_loss(resolved: ResolvedConfig, facts: Facts) -> Iterator[Choice]:
     """Null becomes the model's own weight; it stays where the model has no such loss."""
-    if resolved.config.train.router_aux_loss_coef is not None or not facts.router_coefficient:
-        return resolved
-    return resolved.with_auto("train.router_aux_loss_coef", facts.router_coefficient, "as in the model's config")
+    if resolved.config.train.router_aux_loss_coef is None and facts.router_coefficient:
+        yield "train.router_aux_loss_coef", facts.router_coefficient, "as in the model's config"
 
 
-def _fp8_compute(resolved: ResolvedConfig, facts: Facts) -> ResolvedConfig:
+def _fp8_compute(resolved: ResolvedConfig, facts: Facts) -> Iterator[Choice]:
     held, asked = resolved.config.model.base_precision, resolved.config.train.fp8_compute
     if asked is True and held != "fp8":
         raise UserInputError(
@@ -173,32 +161,28 @@ def _fp8_compute(resolved: ResolvedConfig, facts: Facts) -> ResolvedConfig:
             why=f"model.base_precision is {held}, and what is multiplied as float8 is the frozen base.",
             fix="Set model.base_precision: fp8, or train.fp8_compute: auto or false.",
         )
-    if asked != "auto":
-        return resolved
-    why = "it rounds activations to float8, so it is opt-in" if held == "fp8" else f"the base is {held}"
-    return resolved.with_auto("train.fp8_compute", False, why)
+    if asked == "auto":
+        why = "it rounds activations to float8, so it is opt-in" if held == "fp8" else f"the base is {held}"
+        yield "train.fp8_compute", False, why
 
 
-def _kernels(resolved: ResolvedConfig, facts: Facts) -> ResolvedConfig:
+def _kernels(resolved: ResolvedConfig, facts: Facts) -> Iterator[Choice]:
     """Which fused code runs, and where it does not, why."""
     train = resolved.config.train
     wider = None
     if _adapters_are_wider(resolved.config, facts):
         wider = "with train.bf16 false, float32 adapters meet activations in bfloat16"
     _refuse_impossible(resolved, facts, wider)
-    eager = "train.kernels is eager" if train.kernels == "eager" else None
     on_gpu = None if _half_on_gpu(resolved, facts) else "compiling pays off only on a GPU in half precision"
-    obstacles = {
-        "fused_lora": wider,
-        "fused_experts": facts.missing.get("fused_experts") if facts.has_experts else None,
-        "fused_loss": facts.loss_obstacle,
-        "compile": on_gpu or facts.missing.get("compile"),
-    }
-    for key, obstacle in obstacles.items():
+    for key, obstacle in (
+        ("fused_lora", wider),
+        ("fused_experts", facts.missing.get("fused_experts") if facts.has_experts else None),
+        ("fused_loss", facts.loss_obstacle),
+        ("compile", on_gpu or facts.missing.get("compile")),
+    ):
         if getattr(train, key) == "auto":
-            why = eager or obstacle
-            resolved = resolved.with_auto(f"train.{key}", why is None, why or "supported by this machine and model")
-    return resolved
+            why = "train.kernels is eager" if train.kernels == "eager" else obstacle
+            yield f"train.{key}", why is None, why or "supported by this machine and model"
 
 
 def _refuse_impossible(resolved: ResolvedConfig, facts: Facts, wider: str | None) -> None:
@@ -217,7 +201,7 @@ def _refuse_impossible(resolved: ResolvedConfig, facts: Facts, wider: str | None
             )
 
 
-def _packing(resolved: ResolvedConfig, facts: Facts) -> ResolvedConfig:
+def _packing(resolved: ResolvedConfig, facts: Facts) -> Iterator[Choice]:
     """Whether rows are packed, which must be known before the attention code is."""
     asked, attention = resolved.config.train.packing, resolved.config.model.attn_implementation
     obstacle = facts.missing.get("packing")
@@ -228,40 +212,39 @@ def _packing(resolved: ResolvedConfig, facts: Facts) -> ResolvedConfig:
             fix=f"Set {_PACKING}: auto or false: one document per row, padded.",
         )
     if asked != "auto":
-        return resolved
-    if obstacle is not None:
-        return resolved.with_auto(_PACKING, False, obstacle)
-    if attention == whole_rows.NAME:
-        return resolved.with_auto(_PACKING, False, f"{_ATTENTION} is {attention}")
+        return
     may_be_full = _half_on_gpu(resolved, facts) and attention in ("auto", "sdpa")
-    if may_be_full and facts.fill_share() >= NEARLY_FULL:
-        return resolved.with_auto(_PACKING, False, "rows nearly fill data.max_length, and attention is faster unpacked")
-    return resolved.with_auto(_PACKING, True, "attention keeps packed documents apart")
+    if obstacle is not None:
+        yield _PACKING, False, obstacle
+    elif attention == whole_rows.NAME:
+        yield _PACKING, False, f"{_ATTENTION} is {attention}"
+    elif may_be_full and facts.fill_share() >= NEARLY_FULL:
+        yield _PACKING, False, "rows nearly fill data.max_length, and attention is faster unpacked"
+    else:
+        yield _PACKING, True, "attention keeps packed documents apart"
 
 
-def _attention(resolved: ResolvedConfig, facts: Facts) -> ResolvedConfig:
+def _attention(resolved: ResolvedConfig, facts: Facts) -> Iterator[Choice]:
     """The attention code that fits how rows are laid out."""
     asked, packed = resolved.config.model.attn_implementation, resolved.config.train.packing is True
     if asked not in ("auto", *_OURS):
-        return resolved
+        return
     name = varlen.NAME if packed else whole_rows.NAME
     obstacle = _why_not_ours(resolved, facts)
-    if asked == "auto" and obstacle is not None:
-        own = facts.own_attention
-        return resolved.with_auto(
-            _ATTENTION, own, obstacle if own == "sdpa" else f"{facts.model_class} has no sdpa attention"
-        )
-    if asked not in ("auto", name) or obstacle is not None:
+    if asked == "auto":
+        if obstacle is None:
+            yield _ATTENTION, name, f"{'packed' if packed else 'unpacked'} rows on a GPU in half precision"
+        elif facts.own_attention == "sdpa":
+            yield _ATTENTION, "sdpa", obstacle
+        else:
+            yield _ATTENTION, facts.own_attention, f"{facts.model_class} has no sdpa attention"
+    elif asked != name or obstacle is not None:
         raise UserInputError(
             f"{_ATTENTION} is {asked}, which this run cannot use.",
             why=f"{varlen.NAME} is for packed rows and {whole_rows.NAME} for others; both need a GPU and half "
             f"precision. Here {_PACKING} is {str(packed).lower()}.",
             fix=f"Set {_ATTENTION}: auto.",
         )
-    if asked == name:
-        return resolved
-    why = "packed rows on a GPU in half precision" if packed else "unpacked rows on a GPU in half precision"
-    return resolved.with_auto(_ATTENTION, name, why)
 
 
 def _why_not_ours(resolved: ResolvedConfig, facts: Facts) -> str | None:
@@ -287,16 +270,20 @@ def _adapters_are_wider(config: RunConfig, facts: Facts) -> bool:
     return facts.dtype == "bfloat16" and not config.train.bf16
 
 
-def _notices(asked: ResolvedConfig, settings: ResolvedConfig, facts: Facts) -> list[Notice]:
-    found = []
-    if facts.machine.lacks_bf16 and settings.config.model.torch_dtype == "bfloat16":
+def _notices(asked: ResolvedConfig, facts: Facts) -> Iterator[Notice]:
+    if facts.machine.lacks_bf16 and facts.dtype == "bfloat16":
         text = "model.torch_dtype is bfloat16, but this CPU has no bfloat16 units: expect steps many times slower. "
-        found.append(Notice("config", text + "Set model.torch_dtype: float32."))
-    meant = settings.origins[_LAYER_CLASS]
-    if meant.source == "auto":
-        copied = ", ".join(_copied(_layer_classes(asked), facts))
-        text = f"{_where(asked)}: {copied} is read as {facts.layer_class}, the decoder layer of {facts.model_class}."
-        found.append(Notice("sharding", text))
+        yield Notice("config", text + "Set model.torch_dtype: float32.")
+    if facts.layer_class in facts.module_classes and (copied := _copied(_layer_classes(asked), facts)):
+        meant = f"{facts.layer_class}, the decoder layer of {facts.model_class}"
+        yield Notice("sharding", f"{_where(asked)}: {', '.join(copied)} is read as {meant}.")
     if facts.unused_router_loss is not None:
-        found.append(Notice("loss", facts.unused_router_loss))
-    return found
+        yield Notice("loss", facts.unused_router_loss)
+
+
+# What is chosen further down depends on what is chosen above it. Whether rows are packed is asked after everything that
+# could be refused, because the data may have to be prepared for it.
+_STEPS = (
+    _place, _evaluation, _dtype, _base_precision, _layer_class, _router_loss, _fp8_compute, _kernels, _packing,
+    _attention,
+)  # fmt: skip
