@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from shardtune.observe import compiling
 from shardtune.observe.compile_counter import CompileCounter
 
 
