@@ -11,7 +11,7 @@ from shardtune.observe.compile_counter import CompileCounter
 def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """What the compiler has made so far, at its last place."""
     box = [0]
-    monkeypatch.setattr(compiling, "graphs_compiled", lambda: box[-1])
+    monkeypatch.setattr(compile_counter, "graphs_compiled", lambda: box[-1])
     return box
 
 
