@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 
-from shardtune.observe.bar import NarrowProgress
 from shardtune.observe.events import EventLog
+from shardtune.observe.progress_bar import NarrowProgress
 from shardtune.terminal import clock, percent, width_of, wrapped
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ class ProgressLines:
     evaluating and saving. Time left counts everything: the average step so far, times the steps that remain.
 
     Args:
-        console: A quiet one on ranks that do not speak.
+        console: A quiet one on all ranks but 0.
     """
 
     def __init__(self, console: Console, events: EventLog) -> None:
@@ -67,7 +67,7 @@ class ProgressLines:
             entropy=logs["eval_entropy"], token_accuracy=accuracy,
         )  # fmt: skip
         more = self._if_wide(f"  token accuracy {percent(accuracy)}  entropy {logs['eval_entropy']:.3f}")
-        self._say(f"step {state.global_step}/{state.max_steps}  eval loss {_loss(logs['eval_loss'])}{more}")
+        self._print(f"step {state.global_step}/{state.max_steps}  eval loss {_loss(logs['eval_loss'])}{more}")
 
     def train_line(self, state: TrainerState, logs: dict[str, float], paused: float) -> None:
         now, tokens = time.perf_counter(), int(logs["num_tokens"])
@@ -93,13 +93,13 @@ class ProgressLines:
             self._bar.update(self._task, completed=state.global_step, left=f"{clock(left)} left")
         grad = f"  grad {logs['grad_norm']:.3f}" if "grad_norm" in logs else ""
         more = self._if_wide(f"  acc {percent(logs['mean_token_accuracy'])}  entropy {logs['entropy']:.3f}")
-        self._say(
+        self._print(
             f"step {state.global_step}/{state.max_steps}  loss {_loss(logs['loss'])}{more}{grad}"
             f"  lr {logs['learning_rate']:.2e}  {rate:,.0f} tok/s  {clock(left)} left"
         )
 
     def close(self) -> None:
-        """End the live bar, also when training was cut short."""
+        """End the live bar, also when training was interrupted."""
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
@@ -109,7 +109,7 @@ class ProgressLines:
         width = width_of(self.console)
         return text if width is None or width >= _WIDE else ""
 
-    def _say(self, line: str) -> None:
+    def _print(self, line: str) -> None:
         fitting = wrapped(line, width_of(self.console), 2)
         self.console.print(fitting, highlight=False, markup=False, soft_wrap=True)
 

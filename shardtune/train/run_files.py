@@ -21,7 +21,7 @@ def write_run_file(context: RunContext, name: str, text: str) -> None:
 
     As events, it waits where a run that has trained may yet refuse to go on with this start.
     """
-    if context.events.held:
+    if context.events.deferred:
         context.held_files[name] = text
         return
     with warn_on_write_error(context, name):

@@ -19,13 +19,13 @@ import torch.distributed as dist
 from shardtune.data.collate import REAL_TOKENS, SUPERVISED, TARGETS, Collator
 from shardtune.data.show_rows import spread
 from shardtune.data.tokens import IGNORED
-from shardtune.observe.samples import Answered, show_samples
+from shardtune.observe.samples import SampleAnswer, show_samples
 from shardtune.parallel.shard import reshard_all
 
 if TYPE_CHECKING:
     from shardtune.data.prepared import Prepared
     from shardtune.parallel.processes import Processes
-    from shardtune.train.context import Training
+    from shardtune.train.loop import Training
 
 
 @dataclass(frozen=True)
@@ -45,10 +45,11 @@ class Samples:
     """
 
     def __init__(self, training: Training, stopped: Callable[[], bool]) -> None:
-        self.context, self.model, self.collator = training.context, training.model, training.data.collator
-        self.section, self.tokenizer, self.watchdog = training.config.train, training.tokenizer, training.watchdog
+        setup = training.setup
+        self.context, self.model, self.collator = training.context, setup.model, setup.data.collator
+        self.section, self.tokenizer, self.watchdog = setup.config.train, setup.tokenizer, training.watchdog
         self.stopped = stopped
-        data, section = training.data, self.section
+        data, section = setup.data, self.section
         name, rows = ("validation", data.val) if data.val is not None else ("train", data.train)
         self.questions = questions(
             rows.prepared, name, section.samples, section.sample_tokens, self.tokenizer.bos_token_id
@@ -193,7 +194,7 @@ def next_tokens(
     return chosen
 
 
-def written(log: Iterable[str]) -> list[Answered]:
+def written(log: Iterable[str]) -> list[SampleAnswer]:
     """The last answers to each row in the lines of an event log, in the order the rows were first asked."""
     found: dict[str, dict[str, str]] = {}
     for line in log:
@@ -206,6 +207,6 @@ def written(log: Iterable[str]) -> list[Answered]:
         said = found.setdefault(event["row"], {})
         said.update({"prompt": event["prompt"], "expected": event["expected"], event["when"]: event["answer"]})
     return [
-        Answered(row, said["prompt"], said.get("before"), said.get("after"), said["expected"])
+        SampleAnswer(row, said["prompt"], said.get("before"), said.get("after"), said["expected"])
         for row, said in found.items()
     ]

@@ -15,7 +15,7 @@ from shardtune.adapters.lora import add_lora
 from shardtune.config.schema import LoraSection, ParallelSection, RunConfig
 from shardtune.parallel.processes import Processes, join
 from shardtune.parallel.shard import shard_model
-from shardtune.train.memory.advice import Answer, Model, Shortage, advise
+from shardtune.plan.memory_advice import Answer, Model, Shortage, advise
 from shardtune.train.memory.allocator import allocator_of
 from shardtune.train.memory.ledger import DATA, OPTIMIZER, Ledger, Shortfall
 

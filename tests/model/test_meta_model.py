@@ -56,7 +56,7 @@ def test_a_rearrangement_that_is_not_built_is_refused_by_name(tmp_path: Path, mo
 
     toy_llama(tmp_path)
     turned = WeightConverter("mlp.up_proj.weight", "mlp.up_proj.weight", operations=[Transpose(0, 1)])
-    monkeypatch.setattr("shardtune.model.assembly.get_model_conversion_mapping", lambda model: [turned])
+    monkeypatch.setattr("shardtune.model.weight_mapping.get_model_conversion_mapping", lambda model: [turned])
     with pytest.raises(ShardtuneError) as caught:
         load_model(section(tmp_path))
     assert "rearranges 'model.layers.0.mlp.up_proj.weight' while loading (Transpose)" in caught.value.what

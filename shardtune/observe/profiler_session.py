@@ -1,4 +1,4 @@
-"""What is seen of one training? Hooks, taps and meters from its begin to its end, and a profile from each step."""
+"""What is measured during one training? Hooks and meters from its start to its end, and a profile of each step."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from shardtune.observe.batches import BatchCount, count_batch
 from shardtune.observe.chips import peak_tflops
 from shardtune.observe.clocks import Clock, CudaClock, HostClock, Mark
 from shardtune.observe.collectives import CollectiveTap
-from shardtune.observe.compiling import CompileCount
-from shardtune.observe.fetching import FetchTap
+from shardtune.observe.compile_counter import CompileCounter
+from shardtune.observe.dataloader_tap import DataLoaderTap
 from shardtune.observe.flop_recorder import FlopRecorder
 from shardtune.observe.flops import FlopFormula
 from shardtune.observe.gpu_meter import GpuMeter
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 
     from shardtune.observe.profiler import LLMStepProfiler
 
-_QUEUE = 4096  # batches a loader may be ahead of the model before the oldest are forgotten
+_QUEUE = 4096  # batches a loader may prefetch before the oldest are forgotten
 
 
 @dataclass
 class _Step:
-    """A step that has ended for the host, and perhaps not yet for the GPU."""
+    """A step that has ended on the host, and perhaps not yet on the GPU."""
 
     number: int
     spans: StepSpans
@@ -42,8 +42,8 @@ class _Step:
     facts: dict[str, object] = field(default_factory=dict)  # what was read when it ended: memory, host, gpu
 
 
-class TrainingWatch:
-    """One training under watch: hooks and taps from its begin to its end, and the steps that are not read yet."""
+class ProfilerSession:
+    """Profiling of one training: its hooks, and the steps whose marks the GPU has not passed yet."""
 
     def __init__(self, profiler: LLMStepProfiler, args: TrainingArguments, model: nn.Module, dataset: object) -> None:
         self.profiler, self.model = profiler, model
@@ -60,14 +60,14 @@ class TrainingWatch:
         self._after_fetch: Mark | None = None
         self._counts_tokens = args.world_size > 1 and bool(args.average_tokens_across_devices)
         self._accumulation = args.gradient_accumulation_steps
-        self.fetch_tap = FetchTap(dataset, self.clock, self.timer.begin_if_new, self._on_fetched)
+        self.fetch_tap = DataLoaderTap(dataset, self.clock, self.timer.begin_if_new, self._on_fetched)
         self.fetch_tap.open()
         self.collectives = CollectiveTap(model, self._wait, on_cuda=self.on_cuda) if args.world_size > 1 else None
         self.passes = PassHooks(model, self.timer, lambda: self.in_step, self._on_micro_batch)
         self.recorder: FlopRecorder | None = None
         self._recomputed = bool(args.gradient_checkpointing)
         self._formula: FlopFormula | None = None
-        self.compiling = CompileCount(profiler.say)
+        self.compiling = CompileCounter(profiler.say)
         self.host = HostMeter()
         self.gpu: GpuMeter | None = None
         self.peak: float | None = None
@@ -77,29 +77,29 @@ class TrainingWatch:
             self.gpu.open()
         self._since_line, self._since_log, self._all = ProfileWindow(), ProfileWindow(), ProfileWindow()
         self._lines = 0
-        self._tell_what_is_missing()
+        self._report_missing_measurements()
 
-    def _tell_what_is_missing(self) -> None:
+    def _report_missing_measurements(self) -> None:
         if not self.fetch_tap.is_open:
-            self.profiler.say("no waiting for data and no tokens: batches do not come from a torch DataLoader.")
+            self.profiler.say("data time and tokens are not measured: batches do not come from a torch DataLoader.")
         if self.collectives is not None and not self.collectives.is_open:
-            self.profiler.say(f"no waiting for other ranks: {self.collectives.why_not}.")
+            self.profiler.say(f"time waiting for other ranks is not measured: {self.collectives.why_not}.")
         if self.gpu is not None and self.gpu.why_not is not None:
-            self.profiler.say(f"nothing about the GPU itself: {self.gpu.why_not}.")
+            self.profiler.say(f"GPU utilization, clock, power and temperature are not measured: {self.gpu.why_not}.")
 
     def begin_step(self) -> None:
         if not self._has_begun:
             self.recorder = FlopRecorder(self.model, self._recomputed)
             self._has_begun = True
         while len(self._fetched) > self._accumulation + 1:
-            self._fetched.popleft()  # skipped on the way to where a run goes on
+            self._fetched.popleft()  # skipped on resume
         self.timer.begin_if_new()
         if self._after_fetch is not None:
             if self._counts_tokens and self.collectives is not None and self.collectives.is_open:
-                # Since the last batch came, the ranks have only told each other how many tokens they have.
+                # Since the last batch was fetched, the ranks have only exchanged their token counts.
                 self.timer.now.add("collective", self._after_fetch, self.clock.mark())
             else:
-                self.clock.take_back([self._after_fetch])
+                self.clock.recycle([self._after_fetch])
             self._after_fetch = None
         self._used = []
         self.compiling.begin_step()
@@ -120,7 +120,7 @@ class TrainingWatch:
         self.recorder.close()
         self._formula, self.recorder = self.recorder.formula(), None
         if self._formula is None:
-            self.profiler.say("no TFLOP/s and MFU: the model has no attention that says how wide its heads are.")
+            self.profiler.say("TFLOP/s and MFU are not measured: no attention module with known head width.")
 
     def end_step(self, number: int) -> None:
         self.in_step = False
@@ -165,7 +165,7 @@ class TrainingWatch:
         self.timer.now.add("data", begin, end)
         self._fetched.append(count_batch(batch))
         if self._after_fetch is not None:
-            self.clock.take_back([self._after_fetch])
+            self.clock.recycle([self._after_fetch])
         self._after_fetch = self.clock.mark()
 
     def _on_micro_batch(self, shape: tuple[int, ...] | None) -> None:
@@ -189,7 +189,7 @@ class TrainingWatch:
         while self._pending and self.clock.is_passed(self._pending[0].spans.end):
             step = self._pending.popleft()
             profile = self._profile(step)
-            step.spans.give_back(self.clock)
+            step.spans.recycle_marks(self.clock)
             self.steps += 1
             self.profiler.write("profile", **profile)
             for window in (self._since_line, self._since_log, self._all):
@@ -201,27 +201,27 @@ class TrainingWatch:
 
     def _profile(self, step: _Step) -> dict[str, Any]:
         seconds = step.spans.seconds(self.clock)
-        told: dict[str, Any] = {"step": step.number, "seconds": {name: round(s, 6) for name, s in seconds.items()}}
+        profile: dict[str, Any] = {"step": step.number, "seconds": {name: round(s, 6) for name, s in seconds.items()}}
         batches = [batch for batch in step.batches if batch is not None]
         if batches and len(batches) == len(step.batches):
             real = sum(batch.real for batch in batches)
-            told["tokens"] = {
+            profile["tokens"] = {
                 "supervised": sum(batch.supervised for batch in batches),
                 "real": real,
                 "padded": sum(batch.padded for batch in batches),
             }
-            told["tokens_per_second"] = round(_per_second(real, seconds["step"]), 1)
+            profile["tokens_per_second"] = round(_per_second(real, seconds["step"]), 1)
             if self._formula is not None:
-                told |= self._speed(self._formula, batches, seconds["step"])
-        return told | step.facts
+                profile |= self._speed(self._formula, batches, seconds["step"])
+        return profile | step.facts
 
     def _speed(self, formula: FlopFormula, batches: list[BatchCount], seconds: float) -> dict[str, float]:
         tflops = _per_second(sum(formula.needed(batch) for batch in batches), seconds) / 1e12
         executed = _per_second(sum(formula.executed(batch) for batch in batches), seconds) / 1e12
-        told = {"tflops": _digits(tflops), "hardware_tflops": _digits(executed)}
+        speed = {"tflops": _digits(tflops), "hardware_tflops": _digits(executed)}
         if self.peak is not None:
-            told |= {"mfu": round(tflops / self.peak, 4), "hfu": round(executed / self.peak, 4)}
-        return told
+            speed |= {"mfu": round(tflops / self.peak, 4), "hfu": round(executed / self.peak, 4)}
+        return speed
 
     def _print_line(self) -> None:
         console = self.profiler.console
@@ -232,7 +232,7 @@ class TrainingWatch:
 
 
 def _gpu_memory(device: torch.device) -> dict[str, int]:
-    # As a nest: the flat form of the same numbers takes ten times as long to make.
+    # Nested: the flat form of the same numbers takes ten times as long to build.
     stats = torch.cuda.memory_stats_as_nested_dict(device)
     allocated, reserved = stats["allocated_bytes"]["all"], stats["reserved_bytes"]["all"]
     return {"allocated": allocated["current"], "reserved": reserved["current"], "peak": allocated["peak"]}
@@ -243,5 +243,5 @@ def _per_second(amount: float, seconds: float) -> float:
 
 
 def _digits(value: float) -> float:
-    """A toy does a billionth of what a GPU does: four digits that count, not four decimals."""
+    """Four significant digits, since a toy model has a billionth of a GPU's FLOP/s."""
     return float(f"{value:.4g}")

@@ -1,4 +1,4 @@
-"""How do the launchers of several nodes talk? Through a table on the master, with a bound on every wait."""
+"""How do the launchers of several nodes communicate? Through a key-value table on the master; all waits time out."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from datetime import timedelta
 from typing import Any, Protocol, TypeVar
 
 from shardtune.errors import ShardtuneError
-from shardtune.launch.joining import connect_to_master
+from shardtune.launch.connect import connect_to_master
 from shardtune.launch.listener import listen
 from shardtune.launch.network import Network
-from shardtune.launch.place import Node
+from shardtune.launch.process_role import Node
 from shardtune.launch.server import LARGEST_FRAME, MasterServer, Table, frame
 from shardtune.launch.tunnel import Tunnel
 from shardtune.run.exit_codes import LOST
@@ -27,13 +27,13 @@ _JOIN = 5.0  # seconds
 
 
 class MasterLostError(ShardtuneError):
-    """The master does not answer any more."""
+    """The master no longer answers."""
 
     exit_code = LOST
 
 
 class KeyValue(Protocol):
-    """The table on the master, there or from afar."""
+    """The table on the master, local or remote."""
 
     def set(self, key: str, value: str) -> None: ...
 
@@ -42,8 +42,8 @@ class KeyValue(Protocol):
     def add(self, key: str, value: str) -> str: ...
 
 
-class Link(ABC):
-    """A launcher's way to the table. `port` is the master's, `store_port` that of the ranks' store on loopback."""
+class ControlConnection(ABC):
+    """A launcher's access to the table. `port` is the master's, `store_port` that of the ranks' store on loopback."""
 
     port: int
     store_port: int
@@ -58,17 +58,17 @@ class Link(ABC):
 
     @abstractmethod
     def silent_for(self) -> float:
-        """Seconds since the master last answered; endless when the connection is broken."""
+        """Seconds since the master last answered; infinite when the connection is broken."""
 
     @abstractmethod
     def close(self) -> None:
-        """End the threads and connections of this link, within seconds."""
+        """End its threads and connections, within seconds."""
 
 
-class MasterLink(Link):
-    """The master's end: the table itself, the store of the ranks, and with several nodes the port they come to."""
+class MasterConnection(ControlConnection):
+    """The master's end: the table itself, the ranks' store, and with several nodes the port they connect to."""
 
-    def __init__(self, node: Node, network: Network, say: Callable[[str], None]) -> None:
+    def __init__(self, node: Node, network: Network, log: Callable[[str], None]) -> None:
         """Raises UserInputError when the port is taken."""
         from torch._C._distributed_c10d import TCPStore
 
@@ -84,7 +84,7 @@ class MasterLink(Link):
         self.port = self.store_port
         if listener is not None:
             self.port = listener.getsockname()[1]
-            self._server = MasterServer(listener, self.table, network.key, self.store_port, say)
+            self._server = MasterServer(listener, self.table, network.key, self.store_port, log)
 
     def call(self, action: Callable[[KeyValue], T], seconds: float, idle: Callable[[], None]) -> T:
         return action(self.table)
@@ -98,9 +98,9 @@ class MasterLink(Link):
         self._store = None  # its destructor ends and joins torch's own thread
 
 
-class NodeLink(Link):
-    """The end of any other node. Every exchange happens in one thread, so that a cut network stops that thread and not
-    the launcher."""
+class NodeConnection(ControlConnection):
+    """The end of any other node. Every exchange happens in one thread, so that a network failure blocks that thread and
+    not the launcher."""
 
     def __init__(self, connection: socket.socket, master: str, key: bytes) -> None:
         address, self.port = connection.getpeername()[:2]
@@ -117,10 +117,10 @@ class NodeLink(Link):
 
     @classmethod
     def join(
-        cls, node: Node, network: Network, seconds: float, say: Callable[[str], None], idle: Callable[[], None]
-    ) -> NodeLink:
+        cls, node: Node, network: Network, seconds: float, log: Callable[[str], None], idle: Callable[[], None]
+    ) -> NodeConnection:
         """Raises UserInputError when no master of this run answers within `seconds`."""
-        connection = connect_to_master(node.master_addr, node.master_port, network.key, seconds, say, idle)
+        connection = connect_to_master(node.master_addr, node.master_port, network.key, seconds, log, idle)
         return cls(connection, node.master_addr, network.key)
 
     def call(self, action: Callable[[KeyValue], T], seconds: float, idle: Callable[[], None]) -> T:
@@ -136,11 +136,11 @@ class NodeLink(Link):
         while not done.wait(0.05):
             idle()
             if self._broken is not None or time.monotonic() > deadline:
-                raise self.lost()
+                raise self.lost_error()
         return box[0]
 
     def post(self, action: Callable[[KeyValue], Any]) -> None:
-        """Do it soon; left out while the one before is still under way."""
+        """Do it soon; skipped while the previous one is still running."""
         if self._busy or self._broken is not None:
             return
         self._busy = True
@@ -154,20 +154,20 @@ class NodeLink(Link):
     def silent_for(self) -> float:
         return float("inf") if self._broken is not None else time.monotonic() - self.contact
 
-    def lost(self) -> MasterLostError:
+    def lost_error(self) -> MasterLostError:
         how = (
             f"The connection broke: {self._broken}."
             if self._broken is not None
             else f"It has not answered for {time.monotonic() - self.contact:.0f} s."
         )
         return MasterLostError(
-            f"This node has lost the master (node 0, {self.master}:{self.port}).",
+            f"Lost the connection to the master (node 0, {self.master}:{self.port}).",
             why=how,
-            fix="Look at node 0: its own message says what ended it. If it runs, look at the network between the two.",
+            fix="Check the log of node 0 for why it ended. If it is still running, check the network between the two.",
         )
 
     def close(self) -> None:
-        with contextlib.suppress(OSError):  # the other end was faster
+        with contextlib.suppress(OSError):  # the other end has closed it
             self._connection.shutdown(socket.SHUT_RDWR)  # wakes the thread where it waits for an answer
         self._jobs.put(None)
         self._thread.join(_JOIN)
@@ -184,7 +184,7 @@ class NodeLink(Link):
 
 
 class _Remote:
-    """The master's table over a connection. Waits as long as it takes: the launcher watches the time."""
+    """The master's table over a connection. Has no timeout of its own: the launcher has one."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
@@ -204,7 +204,7 @@ class _Remote:
         self._connection.sendall(frame(request))
         size = int.from_bytes(self._read(4), "big")
         if size > LARGEST_FRAME:
-            raise ValueError(f"the master's answer has {size} bytes")
+            raise ValueError(f"the master's reply has {size} bytes")
         value: str | None = json.loads(self._read(size))["value"]
         return value
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from shardtune.config.schema import RunConfig
-from shardtune.train.memory.advice import Answer, Model, Shortage, advise
+from shardtune.plan.memory_advice import Answer, Model, Shortage, advise
 
 GB = 10**9
 MODEL = Model(layers=32, hidden=4096, weight_bytes=2.0)

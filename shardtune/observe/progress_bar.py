@@ -1,7 +1,8 @@
-"""How does a long step show that it goes on? A bar that vanishes when it is over, on a terminal only."""
+"""How does a long task show progress? A bar that disappears when it is done, on a terminal only."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from types import TracebackType
@@ -10,13 +11,15 @@ from typing import Self
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
+from shardtune.terminal import size
+
 _ECHO = 3  # columns
 
 
 class NarrowProgress(Progress):
-    """A progress line with room behind it for the `^C` that a terminal echoes.
+    """A progress line with room for the `^C` that a terminal echoes.
 
-    On a line that is full the echo begins the next one; that one would be erased instead, and the bar stay for good.
+    On a full line the echo would wrap to the next one; rich would erase that one, and the bar would stay.
     """
 
     def get_renderables(self) -> Iterable[RenderableType]:
@@ -32,15 +35,15 @@ class _Narrow:
 
 
 class Bar:
-    """One line: what is done, how far, numbers. A context manager, so that it ends whatever happens.
+    """One line: label, bar, numbers. A context manager, so that it always ends.
 
-    `is_live` is false on a quiet console and where nobody watches (a log file); `show` then does nothing.
+    `is_live` is false on a quiet console and without a terminal (a log file); `show` then does nothing.
     """
 
     def __init__(self, console: Console) -> None:
         self._bar: Progress | None = None
         self._task: TaskID | None = None
-        self._words = ""
+        self._label = ""
         if console.is_terminal and not console.quiet:
             self._bar = NarrowProgress(
                 TextColumn("{task.description}"),
@@ -67,13 +70,25 @@ class Bar:
             self._bar.stop()
             self._bar = None
 
-    def show(self, words: str, done: float = 0, total: float | None = None, numbers: str = "") -> None:
-        """Other words begin a new bar; a total of None moves without saying how far."""
+    def show(self, label: str, done: float = 0, total: float | None = None, numbers: str = "") -> None:
+        """A new label starts a new bar; with a total of None the bar is indeterminate."""
         if self._bar is None:
             return
-        if self._task is None or words != self._words:
+        if self._task is None or label != self._label:
             if self._task is not None:
                 self._bar.remove_task(self._task)
-            self._task, self._words = self._bar.add_task(words, total=None, numbers=""), words
+            self._task, self._label = self._bar.add_task(label, total=None, numbers=""), label
         if total is not None:
             self._bar.update(self._task, completed=done, total=total, numbers=numbers)
+
+
+class LoadingProgress(Bar):
+    """Called with bytes read and bytes to read, from any thread."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__(console)
+        self.began = time.monotonic()
+
+    def __call__(self, done: int, total: int) -> None:
+        rate = size(done / max(time.monotonic() - self.began, 1e-9))
+        self.show("reading weights", done, total, f"{size(done)} of {size(total)}, {rate}/s")

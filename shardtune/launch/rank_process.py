@@ -1,4 +1,4 @@
-"""How does a worker end? With a code and, if it failed, a record; never with an abort after the work is done."""
+"""How does a rank's process end? With an exit code and, if it failed, a record; never with an abort after its work."""
 
 from __future__ import annotations
 
@@ -13,42 +13,42 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import NoReturn
 
+from shardtune.run.channel import LAUNCHER_VARIABLE
 from shardtune.run.failure import report_failure
-from shardtune.run.parent_death import LAUNCHER_VARIABLE
 from shardtune.run.stop_request import StopRequest, ignore_stop_signals
 
-STOPPED_EARLY = "Stopped on request before the first step; there is nothing to save."
+STOPPED_EARLY = "Stopped before the first step; there is nothing to save."
 _THREADS_SECONDS = 60.0  # for threads that are not daemons, such as one that writes a checkpoint
 _UPLOAD_SECONDS = 600.0  # for trackers, which upload what they have at exit
 
 
-def as_rank(rank: int, world_size: int, work: Callable[[StopRequest], int]) -> int:
-    """Do `work` as one rank of a run; returns its exit code, or leaves the process with it where there are others."""
-    speaks = rank == 0 and LAUNCHER_VARIABLE not in os.environ  # a launcher speaks itself, however early its ranks end
-    with StopRequest(acknowledge=speaks) as stop:
+def run_as_rank(rank: int, world_size: int, work: Callable[[StopRequest], int]) -> int:
+    """Do `work` as one rank of a run; returns its exit code, or exits the process with it where there are others."""
+    prints = rank == 0 and LAUNCHER_VARIABLE not in os.environ  # a launcher prints it once for all ranks
+    with StopRequest(acknowledge=prints) as stop:
         try:
             code = work(stop)
         except SystemExit:
             if not stop.requested:
                 raise
             code = stop.exit_code
-            if speaks:
+            if prints:
                 print(STOPPED_EARLY, flush=True)
-        except Exception as error:  # noqa: BLE001 - the last line of defence of a process: told, and its code returned
+        except Exception as error:  # noqa: BLE001 - the outermost handler of a rank: recorded, and its code returned
             code = report_failure(error, rank)
             if world_size > 1:
                 os._exit(code)  # threads of a broken process group would keep this process alive
         if world_size > 1:
-            leave(code)
+            exit_process(code)
     return code
 
 
-def leave(code: int) -> NoReturn:
+def exit_process(code: int) -> NoReturn:
     """End this process with `code`, whatever its threads are doing.
 
-    Without taking the interpreter down: that unwinds threads which are inside of C++ (torch's process groups and
+    Without finalizing the interpreter: that unwinds threads which are inside of C++ (torch's process groups and
     stores, a data loader that pins memory), and aborts the process ("terminate called without an active exception",
-    torch 2.13) after all its work is done. What the interpreter would have waited for is waited for here, for a while.
+    torch 2.13) after all its work is done. What finalization would wait for is waited for here, with a timeout.
     """
     ignore_stop_signals()  # the work is done, and its code decided
     deadline = time.monotonic() + _THREADS_SECONDS
@@ -57,13 +57,13 @@ def leave(code: int) -> NoReturn:
             thread.join(max(0.0, deadline - time.monotonic()))
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler raises when a process that loads data is killed
     for child in multiprocessing.active_children():
-        if child.daemon:  # loads data: deaf to the SIGTERM that multiprocessing would send it, and then wait for ever
+        if child.daemon:  # a data loader ignores the SIGTERM that multiprocessing would send, and then wait forever for
             child.kill()
-    late = threading.Timer(_UPLOAD_SECONDS, os._exit, (code,))
-    late.daemon = True
-    late.start()
+    timeout = threading.Timer(_UPLOAD_SECONDS, os._exit, (code,))
+    timeout.daemon = True
+    timeout.start()
     atexit._run_exitfuncs()  # trackers finish their uploads there
     for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError):  # a full disk, a pipe whose reader has gone, a stream that is closed
+        with suppress(OSError, ValueError):  # a full disk, a pipe without a reader, a closed stream
             stream.flush()
     os._exit(code)

@@ -1,4 +1,4 @@
-"""Am I the launcher or one of the workers, and on which node? Read from the environment alone."""
+"""Is this process the launcher or a worker, and on which node? Read from the command line and the environment."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Literal
 
 from shardtune.errors import UserInputError
 
-_PORT = 29500  # where the master listens unless told otherwise, as torchrun does
+_PORT = 29500  # the master's default port, as with torchrun
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,8 @@ class Node:
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What the command line says about nodes; None = not said."""
+class NodeOptions:
+    """--nnodes, --node-rank, --master-addr and --master-port; None = not given."""
 
     nnodes: int | None = None
     node_rank: int | None = None
@@ -41,24 +41,24 @@ class Asked:
     master_port: int | None = None
 
 
-def read_place(environ: Mapping[str, str], asked: Asked = Asked()) -> Worker | Node:  # noqa: B008 - frozen
-    """What the command line, and else the environment, makes of this process.
+def detect_role(environ: Mapping[str, str], options: NodeOptions = NodeOptions()) -> Worker | Node:  # noqa: B008 - frozen
+    """The role of this process, from the command line, and otherwise from the environment.
 
     - `LOCAL_RANK` with `RANK` and `WORLD_SIZE`: torchrun or accelerate started this worker.
     - `PET_NNODES`/`PET_NODE_RANK` (Kubeflow's TrainJob): this is a pod; it starts `PET_NPROC_PER_NODE` workers.
-    - `--nnodes`: this machine is one of so many. What is not said with it is taken from the environment.
+    - `--nnodes`: this machine is one of N. What is not given with it is taken from the environment.
     - `SLURM_STEP_NUM_NODES` > 1 with one task per node (`srun --ntasks-per-node=1`): this is a node of the step. More
       tasks than nodes are refused.
     - `RANK` and `WORLD_SIZE` alone: a scheduler started one process per pod (PyTorchJob: RANK is the pod's index).
-    - nothing: this machine is all there is.
+    - nothing: a single machine.
 
     Raises:
-        UserInputError: half of a setting is there, or a number is none.
+        UserInputError: a variable that belongs to another one is missing, or is not a number.
     """
     if "LOCAL_RANK" in environ and "RANK" in environ and "WORLD_SIZE" in environ:
         return _worker(environ, _int(environ, "LOCAL_RANK"))
-    if asked != Asked():
-        return _asked_node(environ, asked)
+    if options != NodeOptions():
+        return _asked_node(environ, options)
     if "PET_NNODES" in environ or "PET_NODE_RANK" in environ or "PET_NPROC_PER_NODE" in environ:
         return _pet_node(environ)
     if "RANK" in environ and "WORLD_SIZE" in environ:
@@ -66,7 +66,7 @@ def read_place(environ: Mapping[str, str], asked: Asked = Asked()) -> Worker | N
     _refuse_several_slurm_tasks(environ)
     if _number("SLURM_STEP_NUM_NODES", environ.get("SLURM_STEP_NUM_NODES", "1")) > 1:
         return _slurm_node(environ)
-    # A container image may say WORLD_SIZE=1; more than that, alone, would train as many strangers.
+    # A container image may set WORLD_SIZE=1; more than that, alone, would start as many independent runs.
     if "RANK" in environ and not {"WORLD_SIZE", "LOCAL_RANK"} & set(environ):
         raise _rank_without_world_size(environ)
     if "RANK" in environ or "LOCAL_RANK" in environ or environ.get("WORLD_SIZE", "1") != "1":
@@ -74,29 +74,29 @@ def read_place(environ: Mapping[str, str], asked: Asked = Asked()) -> Worker | N
     return Node()
 
 
-def says_how_many_nodes(environ: Mapping[str, str], asked: Asked) -> bool:
-    """Whether the number of nodes was given, by the command line or a scheduler, and not assumed to be one."""
-    return asked.nnodes is not None or "PET_NNODES" in environ or "SLURM_STEP_NUM_NODES" in environ
+def says_how_many_nodes(environ: Mapping[str, str], options: NodeOptions) -> bool:
+    """Whether the command line or a scheduler gave the number of nodes."""
+    return options.nnodes is not None or "PET_NNODES" in environ or "SLURM_STEP_NUM_NODES" in environ
 
 
-def unused_master(environ: Mapping[str, str], asked: Asked) -> str | None:
-    """A notice where a wrapper script exports the address of a master and this machine trains alone all the same."""
+def unused_master(environ: Mapping[str, str], options: NodeOptions) -> str | None:
+    """A notice where a wrapper script exports a master's address but this machine trains alone."""
     address = environ.get("MASTER_ADDR", "")
-    if address in ("", "localhost", "::1") or address.startswith("127.") or says_how_many_nodes(environ, asked):
+    if address in ("", "localhost", "::1") or address.startswith("127.") or says_how_many_nodes(environ, options):
         return None
     return (
-        f"MASTER_ADDR ({address}) is not used: nothing says how many machines there are, so this one trains alone. "
-        "For several: --nnodes N --node-rank R on each."
+        f"MASTER_ADDR ({address}) is ignored: the number of machines is not set, so this one trains alone. "
+        "To train on several, pass --nnodes N --node-rank R on each."
     )
 
 
 def _rank_without_world_size(environ: Mapping[str, str]) -> UserInputError:
-    taken = " and ".join(name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if name in environ)
+    used = " and ".join(name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if name in environ)
     return UserInputError(
-        f"WORLD_SIZE is missing although RANK is {environ['RANK']}.",
-        why="RANK with WORLD_SIZE makes this process one rank of another launcher. With --nnodes it is a machine that "
-        "starts its own processes, and RANK is its number.",
-        fix=f"Add --nnodes N, the number of machines ({taken} {'is' if taken == 'RANK' else 'are'} taken from the "
+        f"RANK is {environ['RANK']}, but WORLD_SIZE is not set.",
+        why="RANK with WORLD_SIZE makes this process one rank of another launcher. With --nnodes it is a node that "
+        "starts its own processes, and RANK is its node rank.",
+        fix=f"Add --nnodes N, the number of machines ({used} {'is' if used == 'RANK' else 'are'} read from the "
         "environment), or set WORLD_SIZE to the number of ranks. To train on this machine alone, unset RANK.",
     )
 
@@ -115,8 +115,8 @@ def _pet_node(environ: Mapping[str, str]) -> Node:
         low, high = nnodes.split(":", 1)
         if low != high:
             raise UserInputError(
-                f"PET_NNODES is {nnodes}: a changing number of nodes is not supported.",
-                fix="Set it to one number.",
+                f"PET_NNODES is {nnodes}: an elastic number of nodes is not supported.",
+                fix="Set it to a single number.",
             )
         nnodes = low
     nproc = environ.get("PET_NPROC_PER_NODE")
@@ -128,7 +128,7 @@ def _pet_node(environ: Mapping[str, str]) -> Node:
     _check_index("PET_NODE_RANK", node_rank, "PET_NNODES", count)
     if nproc is not None and nproc not in words and _number("PET_NPROC_PER_NODE", nproc) < 1:
         raise UserInputError(
-            f"PET_NPROC_PER_NODE is {nproc}: a node without a process trains nothing.", fix="Set it to 1 or more."
+            f"PET_NPROC_PER_NODE is {nproc}; every node needs at least one process.", fix="Set it to 1 or more."
         )
     return Node(
         nnodes=count,
@@ -139,31 +139,31 @@ def _pet_node(environ: Mapping[str, str]) -> Node:
     )
 
 
-def _asked_node(environ: Mapping[str, str], asked: Asked) -> Node:
-    """The command line wins; MASTER_ADDR, MASTER_PORT and the pod's number may come from a scheduler."""
-    if asked.nnodes is None:
+def _asked_node(environ: Mapping[str, str], options: NodeOptions) -> Node:
+    """The command line wins; MASTER_ADDR, MASTER_PORT and the node rank may come from a scheduler."""
+    if options.nnodes is None:
         raise UserInputError(
             "--node-rank, --master-addr and --master-port need --nnodes.",
-            fix="Say how many nodes there are: --nnodes N.",
+            fix="Add --nnodes N, the number of nodes.",
         )
-    if asked.nnodes == 1:
+    if options.nnodes == 1:
         return Node()
-    rank, address = asked.node_rank, asked.master_addr or environ.get("MASTER_ADDR", environ.get("PET_MASTER_ADDR"))
+    rank, address = options.node_rank, options.master_addr or environ.get("MASTER_ADDR", environ.get("PET_MASTER_ADDR"))
     for name in ("PET_NODE_RANK", "GROUP_RANK", "SLURM_NODEID", "RANK"):
         rank = _int(environ, name) if rank is None and name in environ else rank
     if rank is None or address is None:
         raise UserInputError(
-            f"--nnodes {asked.nnodes} needs {'--node-rank' if rank is None else '--master-addr'} too.",
-            why="Every node has a number from 0, and all meet at the address of node 0.",
-            fix=f"Add it: --nnodes {asked.nnodes} --node-rank R --master-addr HOST.",
+            f"--nnodes {options.nnodes} also needs {'--node-rank' if rank is None else '--master-addr'}.",
+            why="Nodes are numbered from 0, and all connect to the address of node 0.",
+            fix=f"Add it: --nnodes {options.nnodes} --node-rank R --master-addr HOST.",
         )
-    _check_index("--node-rank", rank, "--nnodes", asked.nnodes)
+    _check_index("--node-rank", rank, "--nnodes", options.nnodes)
     port = environ.get("MASTER_PORT", environ.get("PET_MASTER_PORT", str(_PORT)))
     return Node(
-        nnodes=asked.nnodes,
+        nnodes=options.nnodes,
         node_rank=rank,
         master_addr=address,
-        master_port=asked.master_port if asked.master_port is not None else _port("MASTER_PORT", port),
+        master_port=options.master_port if options.master_port is not None else _port("MASTER_PORT", port),
     )
 
 
@@ -189,12 +189,12 @@ def _refuse_several_slurm_tasks(environ: Mapping[str, str]) -> None:
         return
     task = environ.get("SLURM_PROCID", "0")
     if task != "0":
-        raise UserInputError(f"Task {task} of {tasks} is not started; task 0 says why.")
+        raise UserInputError(f"Task {task} of {tasks} does not start; task 0 prints the reason.")
     raise UserInputError(
-        f"srun has started {tasks} tasks on {nodes} node{'s' if nodes > 1 else ''}.",
-        why="shardtune starts the processes of a node itself, one per GPU; every task would start a run of its own.",
-        fix="Use srun --ntasks-per-node=1 (with --nproc N for another number of processes than GPUs). In a shell that "
-        "such a step runs (srun --pty), pass --nnodes 1.",
+        f"srun started {tasks} tasks on {nodes} node{'s' if nodes > 1 else ''}.",
+        why="shardtune starts the processes of a node itself, one per GPU; every task would start a separate run.",
+        fix="Use srun --ntasks-per-node=1 (with --nproc N unless it is one process per GPU). In a shell "
+        "inside such a step (srun --pty), pass --nnodes 1.",
     )
 
 
@@ -216,7 +216,7 @@ def _number(name: str, text: str) -> int:
         return int(text)
     except ValueError:
         raise UserInputError(
-            f"The environment variable {name} is '{text}', not a whole number.",
+            f"The environment variable {name} is '{text}', not an integer.",
             fix="Unset it, or let the scheduler set it.",
         ) from None
 
@@ -224,17 +224,17 @@ def _number(name: str, text: str) -> int:
 def _port(name: str, text: str) -> int:
     port = _number(name, text)
     if not 0 <= port <= 65535:
-        raise UserInputError(f"{name} is {port}, not a port.", fix="Set it to a number from 1 to 65535.")
+        raise UserInputError(f"{name} is {port}, not a valid port.", fix="Set it to a number from 1 to 65535.")
     return port
 
 
 def _check_index(name: str, index: int, of_name: str, count: int) -> None:
-    """Processes that number themselves wrongly wait for each other until the timeout."""
+    """Processes with wrong ranks would wait for each other until the timeout."""
     if not 0 <= index < count:
         raise UserInputError(
-            f"The numbers do not fit: {name} is {index}, {of_name} is {count}.",
-            why=f"{name} counts from 0 to {of_name} - 1.",
-            fix="Let the scheduler set both, or unset them to run here alone.",
+            f"{name} is {index}, but {of_name} is {count}.",
+            why=f"{name} must be between 0 and {of_name} - 1.",
+            fix="Let the scheduler set both, or unset them to train on this machine alone.",
         )
 
 
@@ -242,7 +242,8 @@ def _require(environ: Mapping[str, str], *names: str, because: str) -> None:
     missing = [name for name in names if name not in environ]
     if missing:
         raise UserInputError(
-            f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing although {because}.",
+            f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not set, but {because}.",
             why="A worker needs RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT; a pod the PET_* ones.",
-            fix="Start through torchrun, accelerate launch or the scheduler, or unset the others to run here alone.",
+            fix="Start it with torchrun, accelerate launch or the scheduler, or unset the others to train on this "
+            "machine alone.",
         )

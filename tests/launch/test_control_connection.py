@@ -20,9 +20,9 @@ import pytest
 
 from shardtune.errors import UserInputError
 from shardtune.launch import handshake, server
-from shardtune.launch.link import MasterLink, MasterLostError, NodeLink
+from shardtune.launch.control_connection import MasterConnection, MasterLostError, NodeConnection
 from shardtune.launch.network import Network
-from shardtune.launch.place import Node
+from shardtune.launch.process_role import Node
 
 NETWORK = Network(b"key", "127.0.0.1")
 WRONG = Network(b"another key", "127.0.0.1")
@@ -40,8 +40,8 @@ def silent(text: str) -> None:
 def join(
     port: int, network: Network = NETWORK, seconds: float = SECONDS, say: Callable[[str], None] = silent,
     idle: Callable[[], None] = nothing,
-) -> NodeLink:  # fmt: skip
-    return NodeLink.join(Node(2, 1, "127.0.0.1", port), network, seconds, say, idle)
+) -> NodeConnection:  # fmt: skip
+    return NodeConnection.join(Node(2, 1, "127.0.0.1", port), network, seconds, say, idle)
 
 
 def free_port() -> int:
@@ -56,8 +56,8 @@ def said() -> list[str]:
 
 
 @pytest.fixture
-def master(said: list[str]) -> Iterator[MasterLink]:
-    with closing(MasterLink(Node(2), NETWORK, said.append)) as made:
+def master(said: list[str]) -> Iterator[MasterConnection]:
+    with closing(MasterConnection(Node(2), NETWORK, said.append)) as made:
         yield made
 
 
@@ -75,20 +75,20 @@ def test_a_port_that_is_taken_is_told_before_anything_waits() -> None:
         other.listen()
         port = other.getsockname()[1]
         with pytest.raises(UserInputError) as caught:
-            MasterLink(Node(2, 0, "10.0.0.1", port), Network(b"key", ""), silent)
+            MasterConnection(Node(2, 0, "10.0.0.1", port), Network(b"key", ""), silent)
     assert f"cannot listen on port {port}" in caught.value.what and "--master-port" in caught.value.fix
 
 
 def test_the_ranks_store_is_on_loopback_alone_whatever_the_master_listens_on() -> None:
-    with closing(MasterLink(Node(2, 0, "10.0.0.1", 0), Network(b"key", ""), silent)) as several:
+    with closing(MasterConnection(Node(2, 0, "10.0.0.1", 0), Network(b"key", ""), silent)) as several:
         assert listening_addresses(several.store_port) == {"0100007F"}
         assert listening_addresses(several.port) in ({"0" * 32}, {"0" * 8})
-    with closing(MasterLink(Node(), NETWORK, silent)) as alone:
+    with closing(MasterConnection(Node(), NETWORK, silent)) as alone:
         assert alone.port == alone.store_port and listening_addresses(alone.port) == {"0100007F"}
         assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("shardtune-")]
 
 
-def test_a_node_shares_the_masters_table(master: MasterLink) -> None:
+def test_a_node_shares_the_masters_table(master: MasterConnection) -> None:
     with closing(join(master.port)) as node:
         assert node.call(lambda table: table.get("a"), 10, nothing) is None
         node.call(lambda table: table.set("a", "ü" * 100_000), 10, nothing)
@@ -97,7 +97,7 @@ def test_a_node_shares_the_masters_table(master: MasterLink) -> None:
         assert master.table.add("seat", "another's") == "mine"
 
 
-def test_ranks_of_another_node_reach_their_store_through_their_launcher(master: MasterLink) -> None:
+def test_ranks_of_another_node_reach_their_store_through_their_launcher(master: MasterConnection) -> None:
     from torch._C._distributed_c10d import TCPStore
 
     with closing(join(master.port)) as node:
@@ -108,7 +108,7 @@ def test_ranks_of_another_node_reach_their_store_through_their_launcher(master: 
         assert node.store_port != master.store_port and there.get("key") == b"value"
 
 
-def test_nothing_of_a_link_is_left_after_close(master: MasterLink) -> None:
+def test_nothing_of_a_link_is_left_after_close(master: MasterConnection) -> None:
     from torch._C._distributed_c10d import TCPStore
 
     node = join(master.port)
@@ -122,11 +122,13 @@ def test_nothing_of_a_link_is_left_after_close(master: MasterLink) -> None:
         assert not listening_addresses(port)
 
 
-def test_a_node_with_another_secret_is_refused_and_the_right_one_let_in(master: MasterLink, said: list[str]) -> None:
+def test_a_node_with_another_secret_is_refused_and_the_right_one_let_in(
+    master: MasterConnection, said: list[str]
+) -> None:
     for _ in range(3):
         with pytest.raises(UserInputError) as caught:
             join(master.port, WRONG)
-        assert "has another SHARDTUNE_SECRET than this node" in caught.value.what
+        assert "SHARDTUNE_SECRET on this node differs from that of the master" in caught.value.what
     with closing(join(master.port)):
         pass
     deadline = time.monotonic() + SECONDS
@@ -136,7 +138,7 @@ def test_a_node_with_another_secret_is_refused_and_the_right_one_let_in(master: 
     assert "refused a connection from 127.0.0.1" in line and "does not know the shared secret" in line
 
 
-def test_a_recorded_handshake_opens_nothing(master: MasterLink) -> None:
+def test_a_recorded_handshake_opens_nothing(master: MasterConnection) -> None:
     hello = handshake.hello(handshake.KEY_VALUE)
     with socket.create_connection(("127.0.0.1", master.port), timeout=SECONDS) as first:
         first.sendall(hello)
@@ -163,7 +165,7 @@ def echo(connection: socket.socket) -> bytes:
 
 
 @pytest.mark.parametrize("at_a_time", [100, 4096], ids=["more than handshakes at a time", "fewer"])
-def test_200_mute_strangers_do_not_keep_a_node_out(master: MasterLink, at_a_time: int) -> None:
+def test_200_mute_strangers_do_not_keep_a_node_out(master: MasterConnection, at_a_time: int) -> None:
     assert master._server is not None
     master._server.most_half_open = at_a_time
     mute = [socket.create_connection(("127.0.0.1", master.port), timeout=SECONDS) for _ in range(200)]
@@ -179,7 +181,7 @@ def test_200_mute_strangers_do_not_keep_a_node_out(master: MasterLink, at_a_time
 
 
 @pytest.mark.parametrize("sent", [b"GET / HTTP/1.1\r\nHost: a\r\n\r\n" + b"x" * 100, b"\x00" * 1000, os.urandom(1000)])
-def test_a_stranger_that_talks_gets_a_close_and_no_byte(master: MasterLink, said: list[str], sent: bytes) -> None:
+def test_a_stranger_that_talks_gets_a_close_and_no_byte(master: MasterConnection, said: list[str], sent: bytes) -> None:
     with socket.create_connection(("127.0.0.1", master.port), timeout=SECONDS) as stranger:
         stranger.sendall(sent)
         assert receive(stranger, 1) == b""
@@ -187,20 +189,20 @@ def test_a_stranger_that_talks_gets_a_close_and_no_byte(master: MasterLink, said
 
 
 def test_another_version_is_told_so_on_both_sides(
-    master: MasterLink, said: list[str], monkeypatch: pytest.MonkeyPatch
+    master: MasterConnection, said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     future = handshake.hello(handshake.KEY_VALUE).replace(b"launcher 01", b"launcher 02")
     with socket.create_connection(("127.0.0.1", master.port), timeout=SECONDS) as node:
         node.sendall(future)
         reply = receive(node, handshake.REPLY_SIZE)
-    assert len(said) == 1 and "it is another version of shardtune" in said[0]
+    assert len(said) == 1 and "it runs another version of shardtune" in said[0]
     monkeypatch.setattr(handshake, "_HEAD", future[: len(reply)])
     with pytest.raises(UserInputError) as caught:
         handshake.check_reply(NETWORK.key, future, reply, "host:1")
     assert "The master host:1 runs another version of shardtune" in caught.value.what
 
 
-def test_a_probe_of_the_port_is_not_worth_a_word(master: MasterLink, said: list[str]) -> None:
+def test_a_probe_of_the_port_is_not_worth_a_word(master: MasterConnection, said: list[str]) -> None:
     socket.create_connection(("127.0.0.1", master.port), timeout=SECONDS).close()
     with closing(join(master.port)):  # served after it
         assert said == []
@@ -241,14 +243,14 @@ def answered_with(respond: Callable[[socket.socket], None]) -> Iterator[int]:
 def test_a_port_where_nobody_answers_is_told_apart_from_a_master() -> None:
     with socket.create_server(("127.0.0.1", 0)) as mute, pytest.raises(UserInputError) as caught:
         join(mute.getsockname()[1], seconds=1)
-    assert "was not reached within" in caught.value.what
-    assert "does not answer like a shardtune master: it accepts connections and sends nothing" in caught.value.why
+    assert "Could not connect to the master" in caught.value.what
+    assert "it is not a shardtune master: it accepts connections and sends nothing" in caught.value.why
 
 
 def test_a_port_that_closes_at_once_is_told_apart_from_a_master() -> None:
     with answered_with(lambda connection: None) as port, pytest.raises(UserInputError) as caught:
         join(port, seconds=1)
-    assert "does not answer like a shardtune master: it closes the connection" in caught.value.why
+    assert "it is not a shardtune master: it closes the connection" in caught.value.why
 
 
 def test_a_port_that_sends_something_else_is_told_apart_from_a_master() -> None:
@@ -258,7 +260,7 @@ def test_a_port_that_sends_something_else_is_told_apart_from_a_master() -> None:
 
     with answered_with(ssh) as port, pytest.raises(UserInputError) as caught:
         join(port, seconds=1)
-    assert "does not answer like a shardtune master" in caught.value.why
+    assert "it is not a shardtune master" in caught.value.why
 
 
 def test_a_web_server_on_the_port_is_told_apart_from_a_master() -> None:
@@ -268,13 +270,13 @@ def test_a_web_server_on_the_port_is_told_apart_from_a_master() -> None:
         with pytest.raises(UserInputError) as caught:
             join(web.server_address[1], seconds=1)
         web.shutdown()
-    assert "does not answer like a shardtune master" in caught.value.why
+    assert "it is not a shardtune master" in caught.value.why
 
 
 def test_what_is_seen_is_said_while_waiting(said: list[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as mute, pytest.raises(UserInputError):
         join(mute.getsockname()[1], seconds=4, say=said.append)
-    assert len(said) == 1 and "since 3 s: Something listens on 127.0.0.1" in said[0]
+    assert len(said) == 1 and "since 3 s: Something is listening on 127.0.0.1" in said[0]
 
 
 class Signal(Exception):
@@ -296,27 +298,27 @@ def test_a_signal_ends_the_wait_for_a_mute_listener() -> None:
 @pytest.mark.parametrize(
     ("host", "words"),
     [
-        ("127.0.0.1", "nothing listens on port"),
+        ("127.0.0.1", "nothing is listening on port"),
         ("no-such-host.invalid", "does not resolve"),
         ("255.255.255.255", "denied|unreachable"),  # refused by the own kernel, at once
     ],
 )
 def test_a_master_that_cannot_be_reached_is_told_with_the_reason(host: str, words: str) -> None:
     with pytest.raises(UserInputError) as caught:
-        NodeLink.join(Node(2, 1, host, free_port()), NETWORK, 0.5, silent, nothing)
-    assert re.search(words, caught.value.why) and "was not reached within" in caught.value.what
+        NodeConnection.join(Node(2, 1, host, free_port()), NETWORK, 0.5, silent, nothing)
+    assert re.search(words, caught.value.why) and "Could not connect to the master" in caught.value.what
 
 
 def test_a_master_that_comes_after_something_else_had_the_port_is_waited_for(said: list[str]) -> None:
     """The other listener closes some handshakes half way: as a master does that is lost in the middle of one."""
-    made: list[MasterLink] = []
+    made: list[MasterConnection] = []
     half = handshake.answer(NETWORK.key, handshake.hello(handshake.KEY_VALUE))[0][:40]
 
     def come() -> None:
         with answered_with(lambda connection: connection.sendall(half)) as port:
             ports.append(port)
             time.sleep(1)
-        made.append(MasterLink(Node(2, 0, "127.0.0.1", port), NETWORK, silent))
+        made.append(MasterConnection(Node(2, 0, "127.0.0.1", port), NETWORK, silent))
 
     ports: list[int] = []
     thread = threading.Thread(target=come, daemon=True)
@@ -331,10 +333,10 @@ def test_a_master_that_comes_after_something_else_had_the_port_is_waited_for(sai
 
 STOPPED_MASTER = """
 import os, signal, sys
-from shardtune.launch.link import MasterLink
+from shardtune.launch.control_connection import MasterConnection
 from shardtune.launch.network import Network
-from shardtune.launch.place import Node
-link = MasterLink(Node(2), Network(b"key", "127.0.0.1"), print)
+from shardtune.launch.process_role import Node
+link = MasterConnection(Node(2), Network(b"key", "127.0.0.1"), print)
 print(link.port, flush=True)
 sys.stdin.readline()
 """
@@ -362,7 +364,7 @@ def test_a_master_that_does_not_answer_holds_neither_call_nor_close() -> None:
 
 
 def test_a_broken_connection_is_told_at_once() -> None:
-    master = MasterLink(Node(2), NETWORK, silent)
+    master = MasterConnection(Node(2), NETWORK, silent)
     with closing(join(master.port)) as node:
         master.close()
         with pytest.raises(MasterLostError) as caught:

@@ -7,8 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from shardtune.observe.bar import Bar
-from shardtune.observe.loading import LoadingProgress
+from shardtune.observe.progress_bar import Bar, LoadingProgress
 
 
 def on_terminal() -> tuple[Console, io.StringIO]:

@@ -11,11 +11,11 @@ import pytest
 
 from shardtune.config.schema import RunConfig
 from shardtune.errors import UserInputError
-from shardtune.launch.link import Link, MasterLink, MasterLostError, NodeLink
-from shardtune.launch.meeting import Met, meet
+from shardtune.launch.control_connection import ControlConnection, MasterConnection, MasterLostError, NodeConnection
 from shardtune.launch.network import Network
-from shardtune.launch.place import Node
-from shardtune.run.node_facts import Facts, differences, digests
+from shardtune.launch.process_role import Node
+from shardtune.launch.rendezvous import NodeGroup, rendezvous
+from shardtune.run.node_facts import NodeFacts, differences, digests
 
 NETWORK = Network(b"key", "127.0.0.1")
 
@@ -28,32 +28,36 @@ def silent(text: str) -> None:
     pass
 
 
-def facts(node: int, nnodes: int = 3, **more: object) -> Facts:
-    return Facts(node, nnodes, nproc=2, host=f"host{node}", versions={"torch": "2.13"}, settings={"a.b": "1"}, **more)  # type: ignore[arg-type]
+def facts(node: int, nnodes: int = 3, **more: object) -> NodeFacts:
+    return NodeFacts(
+        node, nnodes, nproc=2, host=f"host{node}", versions={"torch": "2.13"}, settings={"a.b": "1"}, **more
+    )  # type: ignore[arg-type]
 
 
 class Meeting:
     """Starts a thread per node; `result[i]` is what became of the i-th."""
 
     def __init__(self) -> None:
-        self.master = MasterLink(Node(3), NETWORK, silent)
-        self.result: dict[int, Met | Exception] = {}
+        self.master = MasterConnection(Node(3), NETWORK, silent)
+        self.result: dict[int, NodeGroup | Exception] = {}
         self._threads: list[threading.Thread] = []
-        self._links: list[Link] = [self.master]
+        self._links: list[ControlConnection] = [self.master]
 
-    def connect(self) -> NodeLink:
-        link = NodeLink.join(Node(3, 1, "127.0.0.1", self.master.port), NETWORK, 20, silent, nothing)
-        self._links.append(link)
-        return link
+    def connect(self) -> NodeConnection:
+        control = NodeConnection.join(Node(3, 1, "127.0.0.1", self.master.port), NETWORK, 20, silent, nothing)
+        self._links.append(control)
+        return control
 
-    def join(self, said: Facts, *, attempt: int = 0, seconds: float = 20, link: Link | None = None) -> int:
+    def join(
+        self, said: NodeFacts, *, attempt: int = 0, seconds: float = 20, control: ControlConnection | None = None
+    ) -> int:
         key = len(self._threads)
 
         def run() -> None:
-            own = link or (self.master if said.node == 0 else self.connect())
+            own = control or (self.master if said.node == 0 else self.connect())
             node = Node(said.nnodes, said.node, "127.0.0.1", self.master.port)
             try:
-                self.result[key] = meet(own, said, node, attempt, seconds, silent, nothing)
+                self.result[key] = rendezvous(own, said, node, attempt, seconds, silent, nothing)
             except (UserInputError, MasterLostError) as error:
                 self.result[key] = error
 
@@ -67,8 +71,8 @@ class Meeting:
             assert not thread.is_alive()
 
     def close(self) -> None:
-        for link in self._links:
-            link.close()
+        for control in self._links:
+            control.close()
 
     def problem(self, key: int) -> UserInputError:
         error = self.result[key]
@@ -87,7 +91,7 @@ def test_nodes_that_come_in_any_order_get_their_ranks(meeting: Meeting) -> None:
     for node in (2, 0, 1):
         meeting.join(replace(facts(node), nproc=node + 1))
     meeting.end()
-    seats = {met.assignment.node: met.assignment for met in meeting.result.values() if isinstance(met, Met)}
+    seats = {met.assignment.node: met.assignment for met in meeting.result.values() if isinstance(met, NodeGroup)}
     assert [(seats[n].first_rank, seats[n].nproc, seats[n].world_size) for n in range(3)] == [
         (0, 1, 6),
         (1, 2, 6),
@@ -99,7 +103,7 @@ def test_another_number_of_nodes_is_told_on_both_sides(meeting: Meeting) -> None
     keys = [meeting.join(facts(0)), meeting.join(facts(1, nnodes=2))]
     meeting.end()
     for key in keys:
-        assert "node 1 (host1) was started with --nnodes 2, the master with 3" in meeting.problem(key).what
+        assert "node 1 (host1) was started with 2, the master with 3" in meeting.problem(key).what
 
 
 def test_two_nodes_with_one_number_are_told_apart_by_name(meeting: Meeting) -> None:
@@ -125,22 +129,22 @@ def test_a_node_that_does_not_come_is_named(meeting: Meeting) -> None:
     keys = [meeting.join(facts(0), seconds=2), meeting.join(facts(1))]
     meeting.end()
     for key in keys:
-        assert meeting.problem(key).what.startswith("Node 2 did not come within")
+        assert meeting.problem(key).what.startswith("Node 2 did not join within")
 
 
 def test_a_second_start_waits_for_the_masters_next_attempt(meeting: Meeting) -> None:
-    link = meeting.connect()
+    control = meeting.connect()
     one = facts(1, nnodes=2)
     meeting.join(facts(0, nnodes=2))
-    meeting.join(one, link=link)
+    meeting.join(one, control=control)
     meeting.end()
-    again = meeting.join(one, attempt=1, link=link)
+    again = meeting.join(one, attempt=1, control=control)
     time.sleep(0.5)
     assert again not in meeting.result, "it took the old attempt for the new one"
     meeting.join(facts(0, nnodes=2), attempt=1)
     meeting.end()
     met = meeting.result[again]
-    assert isinstance(met, Met) and met.assignment.attempt == 1
+    assert isinstance(met, NodeGroup) and met.assignment.attempt == 1
 
 
 def test_a_node_that_was_started_anew_waits_until_its_old_self_is_given_up(meeting: Meeting) -> None:
@@ -151,7 +155,7 @@ def test_a_node_that_was_started_anew_waits_until_its_old_self_is_given_up(meeti
     meeting.join(facts(0, nnodes=2), attempt=1)
     meeting.end()
     met = meeting.result[anew]
-    assert isinstance(met, Met) and met.assignment.attempt == 1
+    assert isinstance(met, NodeGroup) and met.assignment.attempt == 1
 
 
 def config(**model: object) -> RunConfig:

@@ -1,7 +1,7 @@
-"""How long does the loop wait for batches, and what is in them? A tap where torch's loader hands them out.
+"""How long does the loop wait for batches, and what is in them? Patches torch's DataLoader iterator.
 
-The Trainer exchanges its loader (accelerate wraps it, a resumed epoch gets another), so an object to wrap is hard to
-keep hold of. What all of them use is torch's iterator over a loader; it is tapped while a training runs.
+A Trainer replaces its loader (accelerate wraps it, a resumed epoch gets another), so there is no one object to wrap.
+All of them use torch's iterator class; its `__next__` is patched during training.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from shardtune.observe.clocks import Clock, Mark
 Fetched = Callable[[object, Mark, Mark], None]
 
 
-class FetchTap:
-    """Calls `fetching()` before and `fetched(batch, begin, end)` after each batch of `dataset` a loader hands out.
+class DataLoaderTap:
+    """Calls `fetching()` before and `fetched(batch, begin, end)` after each batch of `dataset` that a loader returns.
 
-    `is_open` is False where torch has no such iterator (a private name of it); then nothing is ever called.
+    `is_open` is False where torch has no such iterator class (a private name); then nothing is ever called.
     """
 
     def __init__(self, dataset: object, clock: Clock, fetching: Callable[[], None], fetched: Fetched) -> None:
@@ -52,7 +52,7 @@ class FetchTap:
 
     def close(self) -> None:
         if self._was is not None:
-            if self._class.__next__ is self._ours:  # otherwise somebody has tapped it after us, and still calls ours
+            if self._class.__next__ is self._ours:  # otherwise it was patched again after us, and still calls ours
                 self._class.__next__ = self._was
             else:
                 self.dataset = None

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from shardtune.observe import compiling
-from shardtune.observe.compiling import CompileCount
+from shardtune.observe.compile_counter import CompileCounter
 
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """What the compiler has made so far, at its last place."""
     box = [0]
-    monkeypatch.setattr(compiling, "graphs_compiled", lambda: box[-1])
+    monkeypatch.setattr(compile_counter, "graphs_compiled", lambda: box[-1])
     return box
 
 
 def counted(made: list[int], *steps: int) -> tuple[list[int], list[str]]:
     said: list[str] = []
-    count = CompileCount(said.append)
+    count = CompileCounter(said.append)
     found = []
     for number, graphs in enumerate(steps, 1):
         made.append(made[-1] + 7)  # between two steps: an evaluation

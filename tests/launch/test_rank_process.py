@@ -10,7 +10,7 @@ from running import REPOSITORY
 IN_THE_STORE = """
 import os, sys, threading, time
 from torch.distributed import TCPStore
-from shardtune.launch.ending import leave
+from shardtune.launch.rank_process import exit_process
 
 def finish():
     store = TCPStore("127.0.0.1", 0, None, True)
@@ -31,32 +31,32 @@ for _ in range(20):
 
 STILL_WRITING = """
 import threading, time
-from shardtune.launch.ending import leave
+from shardtune.launch.rank_process import exit_process
 
 def write():
     time.sleep(0.5)
     print("written", flush=True)
 
 threading.Thread(target=write).start()
-leave(3)
+exit_process(3)
 """
 
 SIGNALLED = """
 import atexit, os, signal
-from shardtune.launch.ending import leave
+from shardtune.launch.rank_process import exit_process
 
 atexit.register(lambda: os.kill(os.getpid(), signal.SIGTERM))
-leave(0)
+exit_process(0)
 """
 
 LOADING_DATA = """
 from torch.utils.data import DataLoader
-from shardtune.launch.ending import leave
+from shardtune.launch.rank_process import exit_process
 from shardtune.run.stop_request import ignore_stop_signals
 
 loader = DataLoader(range(8), num_workers=2, persistent_workers=True, worker_init_fn=ignore_stop_signals)
 print(sum(batch.item() for batch in loader), flush=True)
-leave(0)
+exit_process(0)
 """
 
 
@@ -65,7 +65,7 @@ def ends(program: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_thread_inside_of_torchs_store_does_not_abort_a_finished_process() -> None:
-    done = ends(IN_THE_STORE.replace("END", "leave"))
+    done = ends(IN_THE_STORE.replace("END", "exit_process"))
     assert (done.returncode, done.stdout.split(), done.stderr) == (0, ["0"] * 20, "")
 
 
