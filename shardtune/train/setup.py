@@ -8,7 +8,7 @@ from functools import cache, partial
 from typing import TYPE_CHECKING, Literal
 
 import torch
-from transformers import set_seed
+from transformers import enable_full_determinism, set_seed
 
 from shardtune import terminal
 from shardtune.config.references import put_back
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from shardtune.config import ResolvedConfig
-    from shardtune.config.schema import RunConfig
+    from shardtune.config.schema import RunConfig, TrainSection
     from shardtune.data.prepared import Prepared
     from shardtune.model.meta_model import MetaModel
     from shardtune.parallel.processes import Processes
@@ -119,9 +119,16 @@ def set_up(context: RunContext, asked: ResolvedConfig, watchdog: Watchdog, adapt
     _check_data(context, meta_model, tokenizer, prepared, built)
     data = _lay_out(run.config, prepared, tokenizer)
     math = training_math(run.config.train, rows=len(data.train), tokens=data.tokens, processes=processes.world_size)
-    set_seed(run.config.train.seed)
+    set_numerics(run.config.train)
     sharding = _shard(run.config, built.model, meta_model, processes)
     return Setup(run, meta_model, checkpoint.strategy, tokenizer, built, given, prepared, data, math, sharding)
+
+
+def set_numerics(train: TrainSection) -> None:
+    """Seed all generators, and choose between fast and exact kernels (`train.full_determinism`, `train.tf32`)."""
+    (enable_full_determinism if train.full_determinism else set_seed)(train.seed)
+    if train.tf32 is not None:
+        torch.set_float32_matmul_precision("high" if train.tf32 else "highest")
 
 
 def _machine(processes: Processes) -> Machine:

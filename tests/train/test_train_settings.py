@@ -15,7 +15,9 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from toys import toy_config
 
 import shardtune
+from shardtune.config import load_config
 from shardtune.config.suggestions import section_fields
+from shardtune.train.setup import set_numerics
 
 SETTINGS = {
     "adam_beta1": 0.8, "adam_beta2": 0.9, "adam_epsilon": 1e-3, "lr_scheduler_kwargs": {"num_cycles": 0.25},
@@ -81,6 +83,16 @@ def test_it_changes_the_losses_that_are_logged(config: Path, name: str, value: A
     plain = trained(config, f"without-{name}", {})["step"]
     changed = trained(config, f"with-{name}", {name: value})["step"]
     assert [event["loss"] for event in changed] != [event["loss"] for event in plain]
+
+
+@pytest.mark.parametrize(("tf32", "expected"), [("true", "high"), ("false", "highest")])
+def test_tf32_sets_the_precision_of_float32_products(config: Path, tf32: str, expected: str) -> None:
+    before = torch.get_float32_matmul_precision()
+    try:
+        set_numerics(load_config(config, [f"train.tf32={tf32}"], environ={}).config.train)
+        assert torch.get_float32_matmul_precision() == expected
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 @pytest.mark.parametrize(
