@@ -39,7 +39,10 @@ def _model(config: RunConfig, given: Collection[str]) -> Iterator[str]:
 
 
 def _warmup(config: RunConfig, given: Collection[str]) -> Iterator[str]:
-    if "train.warmup_ratio" in given and config.train.warmup_steps is not None:
+    train = config.train
+    if "train.warmup_ratio" in given and train.warmup_ratio > 0 and train.lr_scheduler_type == "constant":
+        yield "train.warmup_ratio has no effect: the schedule `constant` has no warm-up."
+    elif "train.warmup_ratio" in given and train.warmup_steps is not None:
         yield "train.warmup_ratio has no effect: train.warmup_steps is set and takes precedence."
 
 

@@ -18,6 +18,7 @@ from shardtune.config import render_yaml
         (["train.ddp_find_unused_parameters=false"], "train.ddp_find_unused_parameters has no effect"),
         (["cluster.nodes=2"], "the section `cluster` is not read by `train`"),
         (["train.warmup_steps=5", "train.warmup_ratio=0.05"], "train.warmup_ratio has no effect: train.warmup_steps is set"),
+        (["train.lr_scheduler_type=constant", "train.warmup_ratio=0.05"], "train.warmup_ratio has no effect: the schedule `constant`"),
         (["train.max_steps=5", "train.num_train_epochs=1"], "train.num_train_epochs has no effect: train.max_steps is set"),
         (["data.text_field=x", "data.prompt_template={a}"], "data.text_field has no effect: the text comes from data.prompt_template"),
         (["data.text_field=x", "data.messages_field=m"], "data.text_field has no effect: data.messages_field"),
