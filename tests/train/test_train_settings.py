@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -13,6 +13,7 @@ from interrupted import run
 from running import events
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from toys import toy_config
+from transformers import TrainerCallback
 
 import shardtune
 from shardtune.config import load_config
@@ -126,3 +127,25 @@ def test_every_setting_is_read_by_more_than_its_checks() -> None:
         for key in fields.model_fields if key not in names
     }  # fmt: skip
     assert unread - WITHOUT_EFFECT == set()
+
+
+class Recorder(TrainerCallback):
+    """Named in a config by the test below."""
+
+    seen: ClassVar[list[int]] = []
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
+        self.seen.append(state.global_step)
+
+
+def test_a_run_that_does_not_improve_enough_stops_early_and_the_users_callback_sees_each_evaluation(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Recorder, "seen", [])
+    settings = {
+        "early_stopping_patience": 2, "early_stopping_threshold": 100, "eval_steps": 1,
+        "callbacks": f"['{__name__}:Recorder']",
+    }  # fmt: skip
+    seen = trained(config, "stops", settings)
+    assert [event["step"] for event in seen["eval"]] == Recorder.seen == [1, 2, 3]  # the first sets the mark
+    assert 4 not in [event["step"] for event in seen["step"]]
