@@ -25,7 +25,10 @@ from shardtune.config.yaml_reader import Node
 
 # Values that are understood and refused: the type alone would not say why.
 _REFUSED_VALUES: dict[tuple[str, Any], tuple[str, str]] = {
-    **{("train.lr_scheduler_type", name): reason for name, reason in REFUSED_SCHEDULES.items()},
+    **{
+        ("train.lr_scheduler_type", name): (f"{name} is not supported: {why}", fix)
+        for name, (why, fix) in REFUSED_SCHEDULES.items()
+    },
     ("model.torch_dtype", "float16"): (
         "float16 is not supported: it needs loss scaling and overflows where bfloat16 does not",
         "use bfloat16, or float32",

@@ -99,7 +99,7 @@ def unknown_key(key: str, value: Any, section: str = "") -> tuple[str, str]:
     if not section and isinstance(value, dict) and key in _FOREIGN_SECTIONS:
         return "unknown key", f"did you mean the section `{_FOREIGN_SECTIONS[key]}`?"
     if why := refusal(key, value):
-        return "not a setting here", why
+        return f"not a setting here: {why}", ""
     return "unknown key", _meant_in_section(key, section) if section else _meant_at_the_top(key)
 
 
@@ -108,7 +108,7 @@ def moved_settings(extra: Any) -> str:
     entries = extra if isinstance(extra, dict) else {}
     moved = [f"`{_owners(key)[0]}.{key}`" for key in entries if _owners(key)]
     refused = [
-        f"`{key}` is not a setting here ({unknown_key(key, value, 'train')[1]})"
+        f"`{key}` is not a setting here ({refusal(key, value) or _meant_in_section(key, 'train')})"
         for key, value in entries.items()
         if not _owners(key)
     ]

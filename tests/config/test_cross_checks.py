@@ -39,7 +39,10 @@ def test_inputs_are_only_moved_where_layers_are_computed_again(report: Report, w
         ("optim_args: {betas: [0.9, 0.99]}", "set train.adam_beta1 and train.adam_beta2"),
         ("lr_scheduler_kwargs: {min_lr: 0}", "train.lr_scheduler_kwargs.min_lr cosine has no argument 'min_lr'"),
         ("lr_scheduler_type: warmup_stable_decay", "run.yaml:3:28 train.lr_scheduler_kwargs.num_decay_steps"),
-        ("lr_scheduler_type: reduce_lr_on_plateau", "it follows the validation loss"),
+        (
+            "lr_scheduler_type: reduce_lr_on_plateau",
+            "reduce_lr_on_plateau is not supported: it follows the validation loss",
+        ),
         ("lr_scheduler_type: constant, warmup_steps: 5", "the schedule `constant` has no warm-up"),
         ("lr_scheduler_type: constant, warmup_ratio: 0.1", "set lr_scheduler_type: constant_with_warmup"),
         ("dataloader_prefetch_factor: 2", "no effect: dataloader_num_workers is 0"),

@@ -36,14 +36,14 @@ def test_every_field_of_the_installed_trl_is_a_setting_or_refused() -> None:
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("train: {chat_template_path: x}", "train.chat_template_path not a setting here; use `data.chat_template`"),
-        ("push_to_hub: true", "run.yaml:3:1 push_to_hub not a setting here; shardtune uploads nothing"),
+        ("train: {chat_template_path: x}", "train.chat_template_path not a setting here: use `data.chat_template`"),
+        ("push_to_hub: true", "run.yaml:3:1 push_to_hub not a setting here: shardtune uploads nothing"),
         ("train: {hub_token: x}", "set the environment variable HF_TOKEN"),
         ("train: {average_tokens_across_devices: false}", "always on: the loss is averaged over the supervised tokens"),
         ("train: {group_by_length: true}", "to save the padding that grouping by length is for, use `train.packing`"),
         ("train: {logging_dir: x}", "trackers write to the run folder; remove it"),
         ("train: {neftune_alpha: 5}", "unknown key; did you mean `neftune_noise_alpha`?"),
-        ("train: {loss_type: dft}", "not a setting here; use `train.loss`"),
+        ("train: {loss_type: dft}", "not a setting here: use `train.loss`"),
     ],
 )
 def test_a_name_of_trl_that_is_not_ours_is_answered_with_what_to_use(report: Report, line: str, expected: str) -> None:
