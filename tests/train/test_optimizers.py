@@ -17,6 +17,7 @@ from transformers.training_args import OptimizerNames
 
 from shardtune.adapters.lora import add_lora
 from shardtune.config import optimizers as specs
+from shardtune.config.schedules import REFUSED_SCHEDULES, SCHEDULES
 from shardtune.config.schema import LoraSection, TrainSection
 from shardtune.train.optimizers import OPTIMIZERS, build_optimizer
 
@@ -135,3 +136,11 @@ def test_adamw_is_fused_on_a_gpu_and_where_it_is_asked_for() -> None:
 
     assert fused("adamw_torch", "cuda") and fused("adam", "cuda") and fused("adamw_torch_fused", "cpu")
     assert not fused("adamw_torch", "cpu") and not fused("sgd", "cuda")
+
+
+def test_the_page_names_every_optimizer_schedule_and_argument() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "optimizers.md").read_text()
+    names = {*specs.OPTIMIZERS, *specs.REFUSED_OPTIMIZERS, *SCHEDULES, *REFUSED_SCHEDULES}
+    for arguments in (*(spec.arguments for spec in specs.OPTIMIZERS.values()), *SCHEDULES.values()):
+        names |= set(arguments.model_fields)
+    assert [name for name in sorted(names) if f"`{name}`" not in page] == []
