@@ -24,7 +24,7 @@ def gather_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, *, keep
     return gather_tensors(_named_state(model, optimizer), keep=keep)
 
 
-def put_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, torch.Tensor]) -> None:
+def load_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, torch.Tensor]) -> None:
     """Put what `gather_optimizer` gave into a fresh optimizer. A collective; ranks but 0 may give `meta` tensors.
 
     Learning rate, betas and the like stay as the optimizer has them: they are the config's.

@@ -21,8 +21,7 @@ from shardtune.run.folder import CHECKPOINTS, RECORD
 from shardtune.run.which_run import record_finish, record_start
 from shardtune.train import summary
 from shardtune.train.context import Data, RunContext
-from shardtune.train.machines import tell_machines
-from shardtune.train.run_files import expendable, release_run_files, write_run_file
+from shardtune.train.run_files import release_run_files, report_hardware, warn_on_write_error, write_run_file
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,8 +34,9 @@ if TYPE_CHECKING:
     from shardtune.plan.steps import TrainingMath
     from shardtune.train.best import Best
     from shardtune.train.choices import Fused
+    from shardtune.train.loop import TrainingLoop
+    from shardtune.train.losses import Loss
     from shardtune.train.resume import ResumePoint
-    from shardtune.train.trainer import ShardedSFTTrainer
 
 
 def introduce(context: RunContext, resolved: ResolvedConfig) -> None:
@@ -56,7 +56,7 @@ def introduce(context: RunContext, resolved: ResolvedConfig) -> None:
     else:
         context.console.print(f"[bold]shardtune[/] {__version__}  run {context.folder.name}", highlight=False)
         terminal.say(context.console, "folder", str(context.folder))
-    tell_machines(context, workers=config.train.dataloader_num_workers)
+    report_hardware(context, workers=config.train.dataloader_num_workers)
     tell_notices(context, list(resolved.notices), about="config")
     if resolved.verdicts:
         _tell_verdicts(context, resolved.verdicts)
@@ -92,7 +92,7 @@ def take_over(context: RunContext) -> None:
     """The run goes on under this config. Not earlier: one that is refused must change nothing."""
     release_run_files(context)
     if context.processes.is_main:
-        with expendable(context, RECORD):
+        with warn_on_write_error(context, RECORD):
             record_start(context.folder, context.asked)
 
 
@@ -103,14 +103,10 @@ def tell_notices(context: RunContext, notices: list[str], about: str = "lora") -
         context.events.write("notice", about=about, text=notice)
 
 
-def tell_router_loss(context: RunContext, coefficient: float) -> None:
-    if coefficient:
-        text = (
-            f"cross-entropy + {coefficient:g} × the routers' auxiliary loss (the model's router_aux_loss_coef; "
-            "train.router_aux_loss_coef: 0 leaves it out); the validation loss is the cross-entropy alone"
-        )
-        terminal.say(context.console, "loss", text)
-        context.events.write("notice", about="loss", text=text)
+def tell_loss(context: RunContext, loss: Loss) -> None:
+    if (description := loss.description) is not None:
+        terminal.say(context.console, "loss", description)
+        context.events.write("notice", about="loss", text=description)
 
 
 def tell_plan(
@@ -157,7 +153,7 @@ def tell_resume(context: RunContext, resumed: ResumePoint, math: TrainingMath) -
     epoch, done = divmod(resumed.step, math.steps_per_epoch)
     place = f"step {resumed.step} of {math.steps} (epoch {epoch + 1}, {done} of {math.steps_per_epoch} steps done)"
     terminal.say(context.console, "resume", f"{place}, from {resumed.path}")
-    for line in resumed.told:
+    for line in resumed.notices:
         terminal.say(context.console, "changed", line)
     context.events.write(
         "resume",
@@ -165,7 +161,7 @@ def tell_resume(context: RunContext, resumed: ResumePoint, math: TrainingMath) -
         path=str(resumed.path),
         world_size=context.processes.world_size,
         random_state="restored" if resumed.rng is not None else "new: another number of processes",
-        changes=list(resumed.told),
+        changes=list(resumed.notices),
         damaged=list(resumed.damaged),
     )
 
@@ -181,7 +177,7 @@ def warn_of_random_weights(context: RunContext) -> None:
 
 def tell_end(
     context: RunContext,
-    trainer: ShardedSFTTrainer,
+    loop: TrainingLoop,
     seconds: float,
     best: Best | None,
     adapter: Path,
@@ -192,18 +188,18 @@ def tell_end(
     best: What the weights were taken from, if not the last step.
     adapter: Where they are.
     """
-    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-    eval_loss = best.eval_loss if best is not None else trainer.eval_loss_at(trainer.state.global_step)
+    losses = [entry["loss"] for entry in loop.state.log_history if "loss" in entry]
+    eval_loss = best.eval_loss if best is not None else loop.eval_loss_at(loop.state.global_step)
     context.events.write(
         "run_end",
         status="done",
-        step=trainer.state.global_step,
+        step=loop.state.global_step,
         seconds=round(seconds, 2),
         loss=losses[-1] if losses else None,
         eval_loss=eval_loss,
         adapter=str(adapter),
     )
-    text = f"{trainer.state.global_step} steps in {terminal.clock(seconds)}"
+    text = f"{loop.state.global_step} steps in {terminal.clock(seconds)}"
     if losses:
         text += f", loss {losses[0]:.4f} → {losses[-1]:.4f}"
     if eval_loss is not None:
@@ -215,7 +211,9 @@ def tell_end(
 def tell_finish(context: RunContext) -> None:
     """From here on the same command starts a new run."""
     if context.processes.is_main:
-        with expendable(context, RECORD, "The same command would go on with this run instead of starting a new one."):
+        with warn_on_write_error(
+            context, RECORD, "The same command would go on with this run instead of starting a new one."
+        ):
             record_finish(context.folder, context.asked)
 
 

@@ -13,12 +13,12 @@ import torch
 from shardtune.adapters.fused import use_fused_lora
 from shardtune.errors import UserInputError
 from shardtune.kernels import fp8_products
-from shardtune.model.experts import fused_experts, use_grouped_experts, use_loops
+from shardtune.model.experts import fused_experts, use_expert_loops, use_grouped_experts
 from shardtune.model.families.registry import known_decoder_layers
 from shardtune.model.quantized import fp8_candidates
 from shardtune.plan.precision import base_precision
-from shardtune.train import router_loss
-from shardtune.train.fused_loss import why_not as why_not_fused
+from shardtune.train.losses import router
+from shardtune.train.losses.fused import why_not as why_not_fused
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -116,7 +116,7 @@ def resolve_kernels(
     """
     train = resolved.config.train
     eager = "train.kernels is eager" if train.kernels == "eager" else None
-    coefficient = router_loss.coefficient(model, train.router_aux_loss_coef)
+    coefficient = router.coefficient(model, train.router_aux_loss_coef)
     obstacle = why_not_fused(model, family, coefficient)
     _refuse_impossible(train, model, family, loss_obstacle=obstacle)
     held = resolved.config.model.base_precision
@@ -174,7 +174,7 @@ def fuse(model: PeftModel, train: TrainSection) -> Fused:
         lora=use_fused_lora(model) if train.fused_lora else (0, 0),
         experts=use_grouped_experts(model)
         if train.fused_experts
-        else (0, use_loops(model, compiled=bool(train.compile))),
+        else (0, use_expert_loops(model, compiled=bool(train.compile))),
     )
 
 
@@ -182,9 +182,9 @@ def resolve_precision(resolved: ResolvedConfig, meta_model: MetaModel, processes
     """How the frozen weights are held, where the config leaves it open."""
     if resolved.config.model.base_precision != "auto":
         return resolved
-    assembly, sizes = meta_model.assembly, {name: p.numel() for name, p in meta_model.model.named_parameters()}
+    mapping, sizes = meta_model.mapping, {name: p.numel() for name, p in meta_model.model.named_parameters()}
     chosen, why = base_precision(
-        quantised=sum(sizes[name] for name in assembly.quantised),
+        quantised=sum(sizes[name] for name in mapping.quantised),
         parameters=sum(sizes.values()),
         value_bytes=meta_model.model.dtype.itemsize,
         ranks=processes.world_size,
@@ -210,14 +210,14 @@ def fp8_blocks(meta_model: MetaModel) -> dict[str, tuple[int, int]]:
 
     In an FP8 checkpoint what is stored in full stays in full.
     """
-    assembly = meta_model.assembly
+    mapping = meta_model.mapping
     family = meta_model.family
     # Kernels read the weights of what is bypassed as they are.
     excluded = {name.removesuffix(".weight") for name in family.router} | set(family.bypassed)
     candidates = fp8_candidates(meta_model.model, excluded)
-    stored = [name for name in candidates if name in assembly.quantised]
+    stored = [name for name in candidates if name in mapping.quantised]
     if stored:
-        return {name: assembly.block(name) for name in stored}
+        return {name: mapping.block(name) for name in stored}
     return {name: (1, meta_model.model.get_parameter(name).shape[-1]) for name in candidates}
 
 

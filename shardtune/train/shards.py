@@ -5,16 +5,26 @@ Like the optimizers', for speed: each operation on hundreds of sharded tensors c
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.tensor import DTensor, Shard
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from torch.distributed.device_mesh import DeviceMesh
+
+
+def clip_gradients(trained: Sequence[torch.Tensor], max_norm: float) -> torch.Tensor:
+    """Scale the gradients down to `max_norm` (0: never) and return their norm over all ranks before that."""
+    norm = clip_shards(trained, max_norm or math.inf)
+    if norm is None:
+        norm = nn.utils.clip_grad_norm_(trained, max_norm or math.inf)
+    return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
 
 @torch.no_grad()

@@ -55,7 +55,10 @@ def test_train_extra_is_answered_once_with_where_each_of_its_settings_goes(repor
     extra = "{adam_beta1: 0.8, max_length: 9, fsdp: full_shard, max_seq_length: 9, qqq: 1}"
     said = report(SMALLEST + f"train:\n  seed: 1\n  extra: {extra}\n")
     assert "1 problem found" in said
-    assert "run.yaml:5:3 train.extra `train.extra` is gone: write `train.adam_beta1`, `data.max_length`; `fsdp` is not a setting here" in said
+    assert (
+        "run.yaml:5:3 train.extra `train.extra` is gone: write `train.adam_beta1`, `data.max_length`; `fsdp` is not a setting here"
+        in said
+    )
     assert "`fsdp` is not a setting here (shardtune shards with FSDP2; use the section `parallel`); " in said
     assert "`max_seq_length` is not a setting here (did you mean `data.max_length`?); `qqq` is not" in said
 

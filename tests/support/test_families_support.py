@@ -27,16 +27,16 @@ from support.twins import (
 from shardtune.adapters.fused import use_fused_lora
 from shardtune.errors import UserInputError
 from shardtune.kernels import fp8, varlen, whole_rows
-from shardtune.model.assembly import Assembly
 from shardtune.model.experts import SCALE_SUFFIX, fused_experts
 from shardtune.model.families.generic import decoder_layers
 from shardtune.model.families.registry import family_for, family_of
 from shardtune.model.meta_model import MetaModel
-from shardtune.model.quantized import hold_in_fp8
-from shardtune.parallel.recompute import apply_selective_checkpointing
+from shardtune.model.quantized import use_fp8_storage
+from shardtune.model.weight_mapping import WeightMapping
+from shardtune.parallel.activation_checkpointing import apply_selective_checkpointing
 from shardtune.train.attention import resolve_packing
 from shardtune.train.choices import fp8_blocks, fuse, resolve_kernels
-from shardtune.train.fused_loss import use_fused_loss
+from shardtune.train.losses.fused import use_fused_loss
 
 CPU = torch.device("cpu")
 # What takes a second for each: a few of them in the fast tests.
@@ -74,8 +74,8 @@ def test_a_run_computes_the_loss_and_gradients_of_plain_transformers_and_peft(ki
     if train.fused_loss:
         use_fused_loss(base, causal=family.why_not("packing", base.config) is None)
     rows = two_rows() if train.packing else [[one] for one in documents()]
-    batch = batch_of("packed" if train.packing else "padded", rows, fused_loss=bool(train.fused_loss))
-    assert differences(loss_and_gradients(model, batch), meant) == {}
+    batch = batch_of("packed" if train.packing else "padded", rows)
+    assert differences(loss_and_gradients(model, batch, fused=bool(train.fused_loss)), meant) == {}
 
 
 @pytest.mark.parametrize("kind", claims("packing"))
@@ -155,13 +155,13 @@ def test_adapters_on_experts_have_the_gradients_of_peft_or_are_refused(kind: str
 def test_a_base_held_in_fp8_trains_as_its_dequantised_twin_or_is_refused(kind: str) -> None:
     held, twin = toy(kind), toy(kind)
     family = family_of(held)
-    blocks = fp8_blocks(MetaModel(held, family, None, Assembly({})))
+    blocks = fp8_blocks(MetaModel(held, family, None, WeightMapping({})))
     if family.experts and "fused_experts" not in family.proven:
         with pytest.raises(UserInputError, match="cannot be adapted or held in FP8"):
-            hold_in_fp8(held, blocks)
+            use_fp8_storage(held, blocks)
         return
     values = {name: quantise(held.get_parameter(name), block) for name, block in blocks.items()}
-    hold_in_fp8(held, blocks)
+    use_fp8_storage(held, blocks)
     with torch.no_grad():
         for name, (codes, scale) in values.items():
             held.get_parameter(name).copy_(codes)

@@ -28,16 +28,16 @@ from shardtune.adapters.lora import add_lora
 from shardtune.config import ResolvedConfig
 from shardtune.errors import ShardtuneError
 from shardtune.kernels import fp8
-from shardtune.model.assembly import Assembly
 from shardtune.model.experts import SCALE_SUFFIX
 from shardtune.model.families.generic import decoder_layers
 from shardtune.model.families.registry import family_of
 from shardtune.model.meta_model import MetaModel
-from shardtune.model.quantized import hold_in_fp8
-from shardtune.parallel.recompute import apply_selective_checkpointing
+from shardtune.model.quantized import use_fp8_storage
+from shardtune.model.weight_mapping import WeightMapping
+from shardtune.parallel.activation_checkpointing import apply_selective_checkpointing
 from shardtune.train.attention import resolve_packing
 from shardtune.train.choices import fp8_blocks, fuse, resolve_kernels
-from shardtune.train.fused_loss import use_fused_loss
+from shardtune.train.losses.fused import use_fused_loss
 
 NEW_TOKENS = sorted({int(ids[0]) for ids, _ in documents()})  # that stand in the rows
 CPU = torch.device("cpu")
@@ -55,10 +55,10 @@ def build(config: ResolvedConfig, cell: Cell, *, dequantised: bool = False) -> P
     biased = {"attention_bias": True, "mlp_bias": True}
     base = toy("mixtral") if "expert LoRA" in cell else toy("llama", **biased)
     if config.config.model.base_precision == "fp8":
-        blocks = fp8_blocks(MetaModel(base, family_of(base), None, Assembly({})))
+        blocks = fp8_blocks(MetaModel(base, family_of(base), None, WeightMapping({})))
         codes = {name: quantise(base.get_parameter(name), block) for name, block in blocks.items()}
         if not dequantised:
-            hold_in_fp8(base, blocks)
+            use_fp8_storage(base, blocks)
         with torch.no_grad():
             for name, (code, scale) in codes.items():
                 value = fp8.dequantize(code, scale, blocks[name], torch.float32) if dequantised else code
@@ -83,8 +83,8 @@ def as_a_run_computes(model: PeftModel, resolved: ResolvedConfig) -> dict[str, t
         base.gradient_checkpointing_enable({"use_reentrant": False})
     one, two, three, four = documents()
     rows = [[one, two], [three, four]] if train.packing else [[row] for row in (one, two, three, four)]
-    batch = batch_of("packed" if train.packing else "padded", rows, fused_loss=bool(train.fused_loss))
-    return loss_and_gradients(model.train(), batch)
+    batch = batch_of("packed" if train.packing else "padded", rows)
+    return loss_and_gradients(model.train(), batch, fused=bool(train.fused_loss))
 
 
 HERE = [cell for cell in CELLS if cell[1] not in RUNS]

@@ -17,7 +17,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from shardtune.checkpoint.adapter import gather_tensors, shard_like
-from shardtune.checkpoint.optimizer import gather_optimizer, put_optimizer
+from shardtune.checkpoint.optimizer import gather_optimizer, load_optimizer
 from shardtune.config.optimizers import OPTIMIZERS
 from shardtune.config.schema import ParallelSection, TrainSection
 from shardtune.parallel.processes import Processes, join
@@ -155,7 +155,7 @@ def resumed(processes: Processes, name: str, saved: dict[str, torch.Tensor]) -> 
         for label, parameter in model.named_parameters():
             parameter.copy_(shard_like(saved[label], parameter))
     optimizer = build_optimizer(model, section(name), processes.device)
-    put_optimizer(model, optimizer, {label: value for label, value in saved.items() if "/" in label})
+    load_optimizer(model, optimizer, {label: value for label, value in saved.items() if "/" in label})
     for seed in range(SAVED, STEPS):
         step(model, optimizer, seed)
     return gathered(model)

@@ -22,11 +22,11 @@ from shardtune.config import load_config
 from shardtune.errors import UserInputError
 from shardtune.model.families.registry import family_of
 from shardtune.model.meta_model import build_meta_model
-from shardtune.model.stored import read_headers
+from shardtune.model.safetensors_headers import read_headers
 from shardtune.terminal import VERBOSE_VARIABLE
 from shardtune.train.attention import resolve_packing
 from shardtune.train.choices import resolve_kernels
-from shardtune.train.fused_loss import why_not
+from shardtune.train.losses.fused import why_not
 
 RUNS = {
     "eager": ["train.kernels=eager"],

@@ -12,9 +12,9 @@ from transformers import AutoModelForCausalLM, Mistral4ForCausalLM, PreTrainedMo
 
 from shardtune.config import ResolvedConfig, load_config
 from shardtune.errors import UserInputError
-from shardtune.model.assembly import Assembly
 from shardtune.model.families.registry import family_of
 from shardtune.model.meta_model import MetaModel
+from shardtune.model.weight_mapping import WeightMapping
 from shardtune.parallel.shard import decoder_layers
 from shardtune.train.choices import resolve_layer_class
 
@@ -33,7 +33,7 @@ def toy(model_type: str) -> MetaModel:
         model: PreTrainedModel = (
             Mistral4ForCausalLM(config) if model_type == "mistral4" else AutoModelForCausalLM.from_config(config)
         )
-    return MetaModel(model, family_of(model), None, Assembly({}))
+    return MetaModel(model, family_of(model), None, WeightMapping({}))
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from running import Command, events
 from toys import mistral4_config, toy_config, toy_mistral4
 from transformers import LlamaForCausalLM, Mistral4ForCausalLM
 
-from shardtune.adapters.initial import draw_adapters
+from shardtune.adapters.initialization import init_adapters
 from shardtune.adapters.lora import add_lora
 from shardtune.config.schema import LoraSection, ParallelSection
 from shardtune.errors import ShardtuneError
@@ -29,12 +29,12 @@ def llama(toy_model: Path) -> Any:
     model, *_ = add_lora(
         LlamaForCausalLM.from_pretrained(toy_model), LoraSection(target_modules="q_proj", lora_dropout=0)
     )
-    draw_adapters(model, 0)
+    init_adapters(model, 0)
     return model
 
 
 class Loop:
-    """A training loop that calls the proof as transformers' Trainer does."""
+    """A training loop that calls the proof as the training loop does."""
 
     def __init__(self, model: Any, folder: Path, *, lr: float = 1e-2) -> None:
         self.model, self.state = model, SimpleNamespace(global_step=0)
@@ -46,19 +46,19 @@ class Loop:
     def run(self, steps: int, before: Any = lambda step: None, after: Any = lambda step: None) -> str:
         with join(ParallelSection(device="cpu")) as processes:
             self.proof = ProofOfTraining(self.console, EventLog(self.folder, 0), processes)
-            self.proof.on_train_begin(None, self.state, None, model=self.model)
+            self.proof.begin(self.model, self.state.global_step + 1)
             try:
                 for step in range(steps):
                     ids = torch.arange(5, 25).view(1, 20) + step
                     self.model(input_ids=ids, labels=ids).loss.backward()
                     before(step)
-                    self.proof.on_pre_optimizer_step(None, self.state, None)
+                    self.proof.before_optimizer(step + 1)
                     self.optimizer.step()
                     after(step)
-                    self.proof.on_optimizer_step(None, self.state, None, optimizer=self.optimizer)
+                    self.proof.after_optimizer(step + 1, self.optimizer)
                     self.optimizer.zero_grad()
                     self.state.global_step += 1
-                self.proof.on_train_end(None, self.state, None)
+                self.proof.end(self.state.global_step)
             except ShardtuneError as error:
                 return error.what
         return self.console.export_text()
@@ -179,7 +179,7 @@ def test_experts_without_a_token_are_waited_for_and_then_reported(tmp_path: Path
     torch.manual_seed(0)
     base = Mistral4ForCausalLM(mistral4_config())
     model, *_ = add_lora(base, LoraSection(target_modules=["experts", "attention"], lora_dropout=0))
-    draw_adapters(model, 0)
+    init_adapters(model, 0)
 
     def no_tokens(step: int) -> None:
         for name, parameter in model.named_parameters():

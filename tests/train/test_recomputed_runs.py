@@ -128,7 +128,7 @@ def test_inputs_that_wait_elsewhere_change_nothing(
             return super()._unpack(packed)
 
     if moved:  # as if a CPU had another place
-        monkeypatch.setattr(loop, "has_another_place", lambda device: True)
+        monkeypatch.setattr(loop, "has_device_memory", lambda device: True)
         monkeypatch.setattr(loop, "OffloadedInputs", Noted)
     name = f"offloaded-{moved}"
     with redirect_stdout(StringIO()) as said:
