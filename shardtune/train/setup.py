@@ -96,7 +96,7 @@ def set_up(context: RunContext, asked: ResolvedConfig, watchdog: Watchdog, adapt
     prepared_data = cache(partial(_prepare_data, context, asked.config, tokenizer))
     length = asked.config.data.max_length
     facts = gather_facts(
-        asked.config, meta_model, _machine(processes), lambda: prepared_data().train.counts.fill_share(length)
+        asked.config, meta_model, machine_of_main(processes), lambda: prepared_data().train.counts.fill_share(length)
     )
     run = resolve(asked, facts)
     report_notices(context, run.notices)
@@ -120,7 +120,8 @@ def set_up(context: RunContext, asked: ResolvedConfig, watchdog: Watchdog, adapt
     return Setup(run, meta_model, checkpoint.way, tokenizer, built, given, prepared, data, math, sharding)
 
 
-def _machine(processes: Processes) -> Machine:
+def machine_of_main(processes: Processes) -> Machine:
+    """Rank 0's machine, on every rank: with different memory they would choose differently. A collective."""
     here = int(os.environ.get("LOCAL_WORLD_SIZE", processes.world_size))
     return Machine(**processes.share_from_main(asdict(machine_of(processes.device, processes.world_size, here))))
 
