@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from shardtune.config import ResolvedConfig
-from shardtune.model.assembly import Assembly
 from shardtune.model.families.registry import family_of
 from shardtune.model.meta_model import MetaModel
+from shardtune.model.weight_mapping import WeightMapping
 from shardtune.train.facts import Machine, gather_facts
 from shardtune.train.resolve import ResolvedRun, resolve
 
@@ -20,5 +20,5 @@ def resolved_for(asked: ResolvedConfig, model: Any, machine: Machine = CPU, fill
     model: A plain transformers model; it is frozen by this.
     filled: How much of data.max_length a row takes on average.
     """
-    meta_model = MetaModel(model, family_of(model), None, Assembly({}))
+    meta_model = MetaModel(model, family_of(model), None, WeightMapping({}))
     return resolve(asked, gather_facts(asked.config, meta_model, machine, lambda: filled))

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from shardtune.adapters.patterns import matches
 from shardtune.adapters.ranks import rank_of, rank_setting
-from shardtune.adapters.sites import Site
+from shardtune.adapters.sites import Site, matches
 from shardtune.config.schema import LoraSection
 from shardtune.config.target_words import NO_DROPOUT, WORDS
 from shardtune.errors import UserInputError

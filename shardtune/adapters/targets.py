@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shardtune.adapters import target_notices, target_problems
-from shardtune.adapters.patterns import matches
 from shardtune.adapters.ranks import check_patterns
-from shardtune.adapters.sites import Role, Site, sites_of
+from shardtune.adapters.sites import Role, Site, matches, sites_of
 from shardtune.config.schema import LoraSection
 from shardtune.config.target_words import ALL_LINEAR, WORDS, entries_of
 from shardtune.model.families.family import Family

@@ -19,12 +19,12 @@ Settings = Mapping[str, Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Verdict:
-    """free: changes no number of the run. told: allowed, and said what it means. refused: it would be another run.
+    """free: changes no result. notice: allowed, with a message about its effect. refused: it would be another run.
 
     batch: free as long as per-device × processes × accumulation stays the same, which is checked on its own.
     """
 
-    kind: Literal["free", "told", "refused", "batch"]
+    kind: Literal["free", "notice", "refused", "batch"]
     meaning: str = ""
 
 
@@ -32,13 +32,13 @@ _FREE, _BATCH = Verdict("free"), Verdict("batch")
 _DATA = Verdict("refused", "other rows, or another order: the position in the data would mean nothing")
 _MODEL = Verdict("refused", "the adapter was trained on another model")
 _SHAPE = Verdict("refused", "the adapter's tensors, or what they are multiplied by, would change")
-_ROUNDING = Verdict("told", "the same mathematics with other rounding: losses go on slightly differently")
-_RATE = Verdict("told", "from here on the learning rate follows the new schedule, at the step it stands at")
-_LENGTH = Verdict("told", "the schedule is stretched or shortened to the new length, so the learning rate jumps here")
-_OPTIMIZER = Verdict("told", "the optimizer uses the new value from here on")
-_STOPPING = Verdict("told", "early stopping uses the new value from here on")
-_OBJECTIVE = Verdict("told", "training minimizes the new objective from here on")
-_GUARD = Verdict("told", "guards judge and act by the new value from here on")
+_ROUNDING = Verdict("notice", "the same mathematics with other rounding: losses go on slightly differently")
+_RATE = Verdict("notice", "from here on the learning rate follows the new schedule, at the step it stands at")
+_LENGTH = Verdict("notice", "the schedule is stretched or shortened to the new length, so the learning rate jumps here")
+_OPTIMIZER = Verdict("notice", "the optimizer uses the new value from here on")
+_STOPPING = Verdict("notice", "early stopping uses the new value from here on")
+_OBJECTIVE = Verdict("notice", "training minimizes the new objective from here on")
+_GUARD = Verdict("notice", "guards judge and act by the new value from here on")
 
 VERDICTS: dict[str, Verdict] = {
     "model.model_name_or_path": _MODEL,
@@ -47,7 +47,7 @@ VERDICTS: dict[str, Verdict] = {
     "model.new_tokens": _DATA,
     "model.torch_dtype": _ROUNDING,
     "model.base_precision": Verdict(
-        "told", "the frozen weights are held differently: an FP8 checkpoint's same values, any other's rounded"
+        "notice", "the frozen weights are held differently: an FP8 checkpoint's same values, any other's rounded"
     ),
     "model.weights": _MODEL,
     "model.load": _FREE,
@@ -58,7 +58,7 @@ VERDICTS: dict[str, Verdict] = {
     "model.trust_remote_code": _FREE,
     "lora.r": _SHAPE,
     "lora.lora_alpha": _SHAPE,
-    "lora.lora_dropout": Verdict("told", "other noise on the adapters' input from here on"),
+    "lora.lora_dropout": Verdict("notice", "other noise on the adapters' input from here on"),
     "lora.target_modules": _SHAPE,
     "lora.exclude_modules": _SHAPE,
     "lora.layers_to_transform": _SHAPE,
@@ -100,7 +100,7 @@ VERDICTS: dict[str, Verdict] = {
     "train.offload_activations": _FREE,
     "train.optim": Verdict("refused", "the saved state belongs to another optimizer"),
     "train.learning_rate": _RATE,
-    "train.optim_args": _OPTIMIZER,
+    "train.optim_args": Verdict("refused", "the saved state belongs to other arguments of the optimizer"),
     "train.adam_beta1": _OPTIMIZER,
     "train.adam_beta2": _OPTIMIZER,
     "train.adam_epsilon": _OPTIMIZER,
@@ -108,8 +108,8 @@ VERDICTS: dict[str, Verdict] = {
     "train.lr_scheduler_kwargs": _RATE,
     "train.warmup_ratio": _RATE,
     "train.warmup_steps": _RATE,
-    "train.weight_decay": Verdict("told", "weights shrink at the new rate from here on"),
-    "train.max_grad_norm": Verdict("told", "gradients are clipped at the new norm from here on"),
+    "train.weight_decay": Verdict("notice", "weights shrink at the new rate from here on"),
+    "train.max_grad_norm": Verdict("notice", "gradients are clipped at the new norm from here on"),
     "train.loss": _OBJECTIVE,
     "train.label_smoothing_factor": _OBJECTIVE,
     "train.router_aux_loss_coef": _OBJECTIVE,
@@ -278,7 +278,7 @@ def identity(config: RunConfig) -> str:
 
 
 def _changes_numbers(path: str) -> bool:
-    return VERDICTS.get(path, _UNKNOWN).kind in ("told", "refused")
+    return VERDICTS.get(path, _UNKNOWN).kind in ("notice", "refused")
 
 
 def _same(path: str, old: tuple[Any, str | None], new: tuple[Any, str | None]) -> bool:

@@ -104,9 +104,8 @@ def reference() -> None:
 def _resolved(asked: ResolvedConfig) -> ResolvedConfig:
     import os
 
-    from shardtune.launch.defaults import set_safe_defaults
     from shardtune.launch.named_paths import check_inputs
-    from shardtune.launch.start import processes_for
+    from shardtune.launch.start import processes_for, set_safe_defaults
 
     set_safe_defaults(os.environ)
     check_inputs(asked.config)

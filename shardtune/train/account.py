@@ -21,9 +21,8 @@ from shardtune.run.folder import CHECKPOINTS, RECORD
 from shardtune.run.which_run import record_finish, record_start
 from shardtune.train import summary
 from shardtune.train.context import RunContext
-from shardtune.train.machines import tell_machines
 from shardtune.train.resolve import Notice
-from shardtune.train.run_files import expendable, release_run_files, write_run_file
+from shardtune.train.run_files import release_run_files, report_hardware, warn_on_write_error, write_run_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -32,10 +31,10 @@ if TYPE_CHECKING:
     from shardtune.config.accelerate_file import Verdict
     from shardtune.plan.steps import TrainingMath
     from shardtune.train.best import Best
+    from shardtune.train.loop import TrainingLoop
     from shardtune.train.losses import Loss
     from shardtune.train.resume import ResumePoint
     from shardtune.train.setup import Setup
-    from shardtune.train.trainer import ShardedSFTTrainer
 
 
 def introduce(context: RunContext, asked: ResolvedConfig) -> None:
@@ -55,7 +54,7 @@ def introduce(context: RunContext, asked: ResolvedConfig) -> None:
     else:
         context.console.print(f"[bold]shardtune[/] {__version__}  run {context.folder.name}", highlight=False)
         terminal.say(context.console, "folder", str(context.folder))
-    tell_machines(context, workers=config.train.dataloader_num_workers)
+    report_hardware(context, workers=config.train.dataloader_num_workers)
     report_notices(context, [Notice("config", text) for text in asked.notices])
     if asked.verdicts:
         _report_verdicts(context, asked.verdicts)
@@ -96,7 +95,7 @@ def take_over(context: RunContext) -> None:
     """The run resumes under this config. Not earlier: a config that is refused must change nothing."""
     release_run_files(context)
     if context.processes.is_main:
-        with expendable(context, RECORD):
+        with warn_on_write_error(context, RECORD):
             record_start(context.folder, context.asked)
 
 
@@ -147,7 +146,7 @@ def log_resume(context: RunContext, resumed: ResumePoint, math: TrainingMath) ->
     epoch, done = divmod(resumed.step, math.steps_per_epoch)
     place = f"step {resumed.step} of {math.steps} (epoch {epoch + 1}, {done} of {math.steps_per_epoch} steps done)"
     terminal.say(context.console, "resume", f"{place}, from {resumed.path}")
-    for line in resumed.told:
+    for line in resumed.notices:
         terminal.say(context.console, "changed", line)
     context.events.write(
         "resume",
@@ -155,36 +154,29 @@ def log_resume(context: RunContext, resumed: ResumePoint, math: TrainingMath) ->
         path=str(resumed.path),
         world_size=context.processes.world_size,
         random_state="restored" if resumed.rng is not None else "new: another number of processes",
-        changes=list(resumed.told),
+        changes=list(resumed.notices),
         damaged=list(resumed.damaged),
     )
 
 
-def report_end(
-    context: RunContext,
-    trainer: ShardedSFTTrainer,
-    seconds: float,
-    best: Best | None,
-    adapter: Path,
-    *,
-    on_random: bool,
-) -> None:
+def report_end(loop: TrainingLoop, seconds: float, best: Best | None, adapter: Path) -> None:
     """Args:
     best: The checkpoint the weights were taken from, if not the last step.
     adapter: Where they are.
     """
-    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-    eval_loss = best.eval_loss if best is not None else trainer.eval_loss_at(trainer.state.global_step)
+    context, on_random = loop.training.context, loop.config.model.weights == "random"
+    losses = [entry["loss"] for entry in loop.state.log_history if "loss" in entry]
+    eval_loss = best.eval_loss if best is not None else loop.eval_loss_at(loop.state.global_step)
     context.events.write(
         "run_end",
         status="done",
-        step=trainer.state.global_step,
+        step=loop.state.global_step,
         seconds=round(seconds, 2),
         loss=losses[-1] if losses else None,
         eval_loss=eval_loss,
         adapter=str(adapter),
     )
-    text = f"{trainer.state.global_step} steps in {terminal.clock(seconds)}"
+    text = f"{loop.state.global_step} steps in {terminal.clock(seconds)}"
     if losses:
         text += f", loss {losses[0]:.4f} → {losses[-1]:.4f}"
     if eval_loss is not None:
@@ -198,7 +190,9 @@ def report_end(
 def record_success(context: RunContext) -> None:
     """The run is complete: the same command starts a new one."""
     if context.processes.is_main:
-        with expendable(context, RECORD, "The same command would resume this run instead of starting a new one."):
+        with warn_on_write_error(
+            context, RECORD, "The same command would resume this run instead of starting a new one."
+        ):
             record_finish(context.folder, context.asked)
 
 

@@ -11,9 +11,9 @@ import torch
 from shardtune.adapters.fused import use_fused_lora
 from shardtune.adapters.lora import add_lora
 from shardtune.kernels import fp8_products, varlen, whole_rows
-from shardtune.model.experts import use_grouped_experts, use_loops
-from shardtune.model.new_tokens import make_room
-from shardtune.model.quantized import fp8_candidates, hold_in_fp8, multiply_codes
+from shardtune.model.experts import use_expert_loops, use_grouped_experts
+from shardtune.model.new_tokens import resize_embeddings
+from shardtune.model.quantized import enable_fp8_compute, fp8_candidates, use_fp8_storage
 from shardtune.train.losses import build_loss
 from shardtune.train.resolve import Notice
 
@@ -65,13 +65,13 @@ def build_model(run: ResolvedRun, meta_model: MetaModel, named: NewTokens, devic
     """
     config, base = run.config, meta_model.model
     if config.model.base_precision == "fp8":
-        hold_in_fp8(base, fp8_blocks(meta_model))
-    new_tokens = make_room(base, named) if named.ids else None
+        use_fp8_storage(base, fp8_blocks(meta_model))
+    new_tokens = resize_embeddings(base, named) if named.ids else None
     notices = [Notice("new_tokens", text) for text in (new_tokens.notices() if new_tokens is not None else ())]
     model, coverage, about_targets = add_lora(base, config.lora, meta_model.family, named.ids)
     notices += [Notice("lora", text) for text in about_targets]
     if config.train.fp8_compute:
-        notices.append(Notice("fp8_compute", _fp8_compute_text(*multiply_codes(model), device)))
+        notices.append(Notice("fp8_compute", _fp8_compute_text(*enable_fp8_compute(model), device)))
     fused = fuse(model, config.train)
     loss = build_loss(config.train, base, meta_model.family)
     if config.model.attn_implementation in _ATTENTION:  # any other was asked for when the model was built
@@ -85,14 +85,14 @@ def fp8_blocks(meta_model: MetaModel) -> dict[str, tuple[int, int]]:
 
     In an FP8 checkpoint what is stored in full stays in full.
     """
-    assembly = meta_model.assembly
+    mapping = meta_model.mapping
     family = meta_model.family
     # Kernels read the weights of what is bypassed as they are.
     excluded = {name.removesuffix(".weight") for name in family.router} | set(family.bypassed)
     candidates = fp8_candidates(meta_model.model, excluded)
-    stored = [name for name in candidates if name in assembly.quantised]
+    stored = [name for name in candidates if name in mapping.quantised]
     if stored:
-        return {name: assembly.block(name) for name in stored}
+        return {name: mapping.block(name) for name in stored}
     return {name: (1, meta_model.model.get_parameter(name).shape[-1]) for name in candidates}
 
 
@@ -102,7 +102,7 @@ def fuse(model: PeftModel, train: TrainSection) -> Fused:
         lora=use_fused_lora(model) if train.fused_lora else (0, 0),
         experts=use_grouped_experts(model)
         if train.fused_experts
-        else (0, use_loops(model, compiled=bool(train.compile))),
+        else (0, use_expert_loops(model, compiled=bool(train.compile))),
     )
 
 

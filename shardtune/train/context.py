@@ -18,22 +18,20 @@ from shardtune.errors import UserInputError
 from shardtune.observe.events import EventLog
 from shardtune.parallel.processes import Processes
 from shardtune.run.folder import CHECKPOINTS, FOLDER_VARIABLE, join_run_folder
-from shardtune.run.node_facts import STORE_VARIABLE, Facts, differences, digests, versions
+from shardtune.run.node_facts import STORE_VARIABLE, NodeFacts, differences, digests, versions
 from shardtune.run.which_run import choose_run
 
 if TYPE_CHECKING:
     from shardtune.config.schema import RunConfig
-    from shardtune.train.losses import Loss
 
 
 @dataclass(frozen=True)
 class Data:
-    """What the steps of a run are made of: rows or packs of rows, how a batch is laid out, and what it costs."""
+    """What the steps of a run are made of: rows or packs of rows, and how a batch is laid out."""
 
     train: Documents
     val: Documents | None
     collator: Collator
-    loss: Loss | None = None
 
     @property
     def tokens(self) -> int:
@@ -64,24 +62,24 @@ def open_run(asked: RunConfig, processes: Processes, run_id: str | None, at_end:
     chosen = ""
     if given is None and processes.is_main:
         choice = choose_run(asked, run_id, processes.world_size)
-        console.print(choice.told, markup=False, highlight=False, soft_wrap=True, end="\n" if choice.told else "")
-        at_end.callback(choice.held.lease.release)
+        console.print(choice.notice, markup=False, highlight=False, soft_wrap=True, end="\n" if choice.notice else "")
+        at_end.callback(choice.run_folder.lease.release)
         chosen = str(choice.folder)
     folder = Path(given or processes.share_from_main(chosen))
     join_run_folder(folder, asked.train.run_folder_access)
     # A start that is refused must not change what the run that it wanted to go on with looks like.
     has_trained = processes.is_main and bool(CheckpointStore(folder / CHECKPOINTS, None).steps())
     goes_on = processes.share_from_main(has_trained)
-    return RunContext(processes, folder, console, EventLog(folder, processes.rank, held=goes_on), asked)
+    return RunContext(processes, folder, console, EventLog(folder, processes.rank, deferred=goes_on), asked)
 
 
 def refuse_different_nodes(processes: Processes, asked: RunConfig) -> None:
     """Our launchers have compared their nodes before they started anything; under others the ranks do it."""
     if processes.world_size == 1 or STORE_VARIABLE in os.environ:
         return
-    mine = Facts(processes.rank, processes.world_size, 1, versions=versions(), settings=digests(asked))
+    mine = NodeFacts(processes.rank, processes.world_size, 1, versions=versions(), settings=digests(asked))
     everyone = processes.all_gather(asdict(mine))
-    lines = differences([Facts(**facts) for facts in everyone], "rank")
+    lines = differences([NodeFacts(**facts) for facts in everyone], "rank")
     if lines:
         raise UserInputError(
             "The ranks do not run the same thing.",

@@ -111,7 +111,7 @@ def gather_facts(config: RunConfig, meta_model: MetaModel, machine: Machine, fil
         model_class=type(model).__name__,
         dtype=str(model.dtype).removeprefix("torch."),
         parameters=sum(sizes.values()),
-        quantised=sum(sizes[name] for name in meta_model.assembly.quantised),
+        quantised=sum(sizes[name] for name in meta_model.mapping.quantised),
         layer_class=meta_model.layer_class,
         module_classes=frozenset(type(module).__name__ for module in model.modules()),
         own_attention=model.config._attn_implementation,

@@ -12,7 +12,7 @@ from shardtune.config.redact import redacted
 from shardtune.data.prepare import prepare
 from shardtune.model.load import load_tokenizer, model_folder
 from shardtune.model.meta_model import build_meta_model
-from shardtune.model.stored import read_headers
+from shardtune.model.safetensors_headers import read_headers
 from shardtune.observe.preparing import PreparingProgress
 from shardtune.parallel.processes import device_type
 from shardtune.train.facts import gather_facts, machine_of

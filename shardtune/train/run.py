@@ -10,13 +10,11 @@ from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING
 
-import torch
-
 from shardtune import terminal
 from shardtune.checkpoint.changes import identity, kept_settings
 from shardtune.checkpoint.store import CheckpointStore
 from shardtune.errors import ShardtuneError, UserInputError
-from shardtune.observe.loading import LoadingProgress
+from shardtune.observe.progress_bar import LoadingProgress
 from shardtune.parallel.offload import offloads_params
 from shardtune.parallel.processes import join
 from shardtune.run.exit_codes import FAILED, INTERRUPTED, PREEMPTED
@@ -32,31 +30,25 @@ from shardtune.train.account import (
     take_over,
 )
 from shardtune.train.best import load_best
-from shardtune.train.context import Data, RunContext, open_run, refuse_different_nodes
+from shardtune.train.callbacks import check_callbacks
+from shardtune.train.context import RunContext, open_run, refuse_different_nodes
 from shardtune.train.evaluation import evaluate_only, temporary_run
 from shardtune.train.final import write_final
-from shardtune.train.loop import set_up_loop
+from shardtune.train.loop import Training, TrainingLoop
 from shardtune.train.memory.allocator import allocator_of
 from shardtune.train.memory.failure import MemoryAnswer
 from shardtune.train.memory.ledger import Ledger
 from shardtune.train.resume import resume_point
 from shardtune.train.samples import Samples
 from shardtune.train.saving import CheckpointSaver, RunFacts
-from shardtune.train.settings import check_trackers
 from shardtune.train.setup import Setup, set_up
-from shardtune.train.trainer import ShardedSFTTrainer
 from shardtune.train.watchdog import ENDING, JOINING, PREPARING, Limits, Watchdog
 from shardtune.train.weights import load_sharded_weights
 
 if TYPE_CHECKING:
-    from peft import PeftModel
-    from transformers import PreTrainedTokenizerBase
-
     from shardtune.config import ResolvedConfig
     from shardtune.config.schema import RunConfig
-    from shardtune.model.families.family import Wrapper
     from shardtune.observe.events import EventLog
-    from shardtune.plan.steps import TrainingMath
     from shardtune.run.evaluation import Evaluation
 
 
@@ -72,7 +64,7 @@ def train(
     With an `evaluation`, everything is brought to where the first step would be taken, and evaluated instead.
     Sharding comes before weights, so that no rank ever holds more than its part.
     """
-    check_trackers(given.config.train.report_to)
+    check_callbacks(given.config.train)
     stop = stop or StopRequest()
     with _watched(given.config) as watchdog, join(given.config.parallel) as processes, ExitStack() as at_end:
         asked = given.on_device(processes.device.type)
@@ -80,7 +72,7 @@ def train(
             context = open_run(asked.config, processes, run_id, at_end)
         else:
             context = temporary_run(asked.config, processes, evaluation, at_end)
-        context.events.tell = partial(report_event_log_error, context)
+        context.events.notify = partial(report_event_log_error, context)
         at_end.callback(context.events.finish)
         at_end.push(partial(_log_failure, context.events))
         refuse_different_nodes(processes, asked.config)
@@ -91,15 +83,10 @@ def train(
         memory = at_end.enter_context(_memory_answer(context, setup.config))
         memory.ledger.watch(setup.model)
         _load_weights(context, setup, watchdog)
-        facts = _run_facts(context, setup)
         stop.wait_for_step()
         if evaluation is not None:
-            saver = _saver(context, setup.config, facts)
-            return evaluate_only(context, setup, saver, stop, watchdog, as_json=evaluation.as_json)
-        code = _train_and_save(
-            context, setup.run.settings, setup.model, setup.meta_model.wrapper, setup.tokenizer, setup.data, setup.math,
-            facts, stop, watchdog, memory.ledger,
-        )  # fmt: skip
+            return evaluate_only(context, setup, stop, watchdog, as_json=evaluation.as_json)
+        code = _train_and_save(Training(context, setup, _saver(context, setup), stop, watchdog, memory.ledger))
         if code == 0:
             record_success(context)
         return code
@@ -107,7 +94,7 @@ def train(
 
 def _log_failure(events: EventLog, kind: object, error: BaseException | None, trace: object) -> None:
     """The last event of a run that failed, where this process can still write it; a refused start is not its end."""
-    if isinstance(error, Exception) and not (events.held and isinstance(error, UserInputError)):
+    if isinstance(error, Exception) and not (events.deferred and isinstance(error, UserInputError)):
         events.release()
         code = error.exit_code if isinstance(error, ShardtuneError) else FAILED
         text = error.what if isinstance(error, ShardtuneError) else repr(error)
@@ -152,7 +139,7 @@ def _load_weights(context: RunContext, setup: Setup, watchdog: Watchdog) -> None
         loaded = load_sharded_weights(
             setup.model,
             setup.meta_model,
-            setup.way,
+            setup.strategy,
             context.processes,
             setup.config.train.seed,
             moved,
@@ -167,82 +154,61 @@ def _load_weights(context: RunContext, setup: Setup, watchdog: Watchdog) -> None
         terminal.say(context.console, "weights", line)
 
 
-def _train_and_save(
-    context: RunContext,
-    resolved: ResolvedConfig,
-    model: PeftModel,
-    wrapper: Wrapper | None,
-    tokenizer: PreTrainedTokenizerBase,
-    data: Data,
-    math: TrainingMath,
-    facts: RunFacts,
-    stop: StopRequest,
-    watchdog: Watchdog,
-    ledger: Ledger,
-) -> int:
-    config = resolved.config
-    saver = _saver(context, config, facts)
-    store = saver.store
-    resumed = resume_point(store, model, context.processes, facts, math)
-    loop = set_up_loop(context, config, model, tokenizer, data, math, facts, saver, resumed, stop, watchdog, ledger)
+def _train_and_save(training: Training) -> int:
+    """The loop, from the first step or from a checkpoint; then what is published."""
+    context, setup, saver = training.context, training.setup, training.saver
+    resumed = resume_point(saver.store, setup.model, context.processes, saver.facts, setup.math)
+    loop = TrainingLoop(training, resumed)
+    samples = Samples(training, stopped=loop.stop_now)
     if resumed is not None:
         take_over(context)
-    trainer = loop.trainer
-    samples = Samples(context, trainer, data, config.train, stopped=loop.stopping.now, beat=watchdog.beat)
-    if resumed is not None:
-        log_resume(context, resumed, math)
+        log_resume(context, resumed, setup.math)
     else:
         samples.ask("before")
-    torch.manual_seed(config.train.seed + context.processes.rank)  # each rank its own dropout
     began = time.perf_counter()
-    loop.train()
-    if loop.was_stopped:
-        return _end_early(context, trainer, stop, math)
-    if config.train.eval_strategy != "no" and trainer.eval_loss_at(trainer.state.global_step) is None:
-        trainer.evaluate()
-        if loop.stopping.stopped:
-            _save_if_missing(context, trainer)
-            return _end_early(context, trainer, stop, math)
-    watchdog.enter(ENDING)
+    loop.run()
+    step, train = loop.state.global_step, setup.config.train
+    evaluates = train.eval_strategy != "no"
+    if evaluates and not loop.stopped and loop.eval_loss_at(step) is None:
+        loop.evaluate()
+    if loop.stopped and (step < setup.math.steps or (evaluates and loop.eval_loss_at(step) is None)):
+        return _end_early(loop)
+    training.watchdog.enter(ENDING)
     best = None
-    if config.train.load_best_model_at_end:
-        step = trainer.state.global_step
-        best = load_best(context, model, store, step, trainer.eval_loss_at(step))
-    adapter = write_final(context, config, model, wrapper, tokenizer, store, stop, watchdog)
+    if train.load_best_model_at_end:
+        best = load_best(context, setup.model, saver.store, step, loop.eval_loss_at(step))
+    adapter = write_final(training)
     seconds = time.perf_counter() - began
     samples.ask("after")
-    report_end(context, trainer, seconds, best, adapter, on_random=config.model.weights == "random")
+    report_end(loop, seconds, best, adapter)
     samples.show()
     return 0
 
 
-def _saver(context: RunContext, config: RunConfig, facts: RunFacts) -> CheckpointSaver:
-    store = CheckpointStore(context.folder / CHECKPOINTS, config.train.save_total_limit)
-    return CheckpointSaver(store, context.processes, context.console, context.events, facts)
+def _saver(context: RunContext, setup: Setup) -> CheckpointSaver:
+    store = CheckpointStore(context.folder / CHECKPOINTS, setup.config.train.save_total_limit)
+    return CheckpointSaver(store, context, _run_facts(context, setup), setup.config.train.save_minutes)
 
 
-def _save_if_missing(context: RunContext, trainer: ShardedSFTTrainer) -> None:
-    """The last evaluation was cut short, after the last chance of the loop to save."""
-    there = trainer.saver.has(trainer.state.global_step) if context.processes.is_main else True
-    if not context.processes.share_from_main(there):
-        trainer._save_checkpoint(trainer.model, None)
-        trainer.saver.finish()
-
-
-def _end_early(context: RunContext, trainer: ShardedSFTTrainer, stop: StopRequest, math: TrainingMath) -> int:
-    step = trainer.state.global_step
-    store = trainer.saver.store
-    saved = trainer.saver.has(step) if context.processes.is_main else True
+def _end_early(loop: TrainingLoop) -> int:
+    """Stopped on request: the exit code."""
+    context, saver, step = loop.training.context, loop.saver, loop.state.global_step
+    saved = context.processes.share_from_main(context.processes.is_main and saver.has(step))
+    if not saved:  # the last evaluation was cut short, after the loop's last chance to save
+        loop.save()
+        saver.finish()
+        saved = saver.has(step)
     context.events.write("run_end", status="stopped", step=step)
-    told = (
-        f"Checkpoint: {store.path(step)}" if saved else "Its checkpoint could not be written; the one before is good."
-    )
-    again = " The same command goes on from there." if context.asked.train.resume != "never" else ""
+    where = f"Checkpoint: {saver.store.path(step)}"
+    if not saved:
+        where = "Its checkpoint could not be written; the previous one is good."
+    again = " The same command resumes from there." if context.asked.train.resume != "never" else ""
     context.console.print(
-        f"Stopped on request after step {step} of {math.steps}.{again} {told}",
+        f"Stopped on request after step {step} of {loop.math.steps}.{again} {where}",
         highlight=False,
         markup=False,
         soft_wrap=True,
     )
     # A rank that got no signal itself leaves like the others.
-    return INTERRUPTED if context.processes.agree(stop.signal == signal.SIGINT) else PREEMPTED
+    interrupted = context.processes.agree(loop.training.stop.signal == signal.SIGINT)
+    return INTERRUPTED if interrupted else PREEMPTED

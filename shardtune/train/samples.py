@@ -19,17 +19,13 @@ import torch.distributed as dist
 from shardtune.data.collate import REAL_TOKENS, SUPERVISED, TARGETS, Collator
 from shardtune.data.show_rows import spread
 from shardtune.data.tokens import IGNORED
-from shardtune.observe.samples import Answered, show_samples
+from shardtune.observe.samples import SampleAnswer, show_samples
 from shardtune.parallel.shard import reshard_all
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
-    from shardtune.config.schema import TrainSection
     from shardtune.data.prepared import Prepared
     from shardtune.parallel.processes import Processes
-    from shardtune.train.context import Data, RunContext
-    from shardtune.train.trainer import ShardedSFTTrainer
+    from shardtune.train.loop import Training
 
 
 @dataclass(frozen=True)
@@ -45,23 +41,15 @@ class Samples:
     """Asks a run's model the same questions before and after training.
 
     Args:
-        trainer: Its model, tokenizer and batch layout.
         stopped: Asked by every rank before each token: no more of them once the run is to stop.
-        beat: Told at each token that the rank gets on.
     """
 
-    def __init__(
-        self,
-        context: RunContext,
-        trainer: ShardedSFTTrainer,
-        data: Data,
-        section: TrainSection,
-        *,
-        stopped: Callable[[], bool],
-        beat: Callable[[], None],
-    ) -> None:
-        self.context, self.trainer, self.section, self.stopped, self.beat = context, trainer, section, stopped, beat
-        self.tokenizer: PreTrainedTokenizerBase = trainer.processing_class
+    def __init__(self, training: Training, stopped: Callable[[], bool]) -> None:
+        setup = training.setup
+        self.context, self.model, self.collator = training.context, setup.model, setup.data.collator
+        self.section, self.tokenizer, self.watchdog = setup.config.train, setup.tokenizer, training.watchdog
+        self.stopped = stopped
+        data, section = setup.data, self.section
         name, rows = ("validation", data.val) if data.val is not None else ("train", data.train)
         self.questions = questions(
             rows.prepared, name, section.samples, section.sample_tokens, self.tokenizer.bos_token_id
@@ -85,7 +73,7 @@ class Samples:
             show_samples(self.context.console, written(self.context.events.lines()))
 
     def _generate(self, prompts: list[tuple[int, ...]], ends: Collection[int]) -> list[list[int]] | None:
-        model = self.trainer.model
+        model = self.model
         most = getattr(model.config, "max_position_embeddings", None)
         tokens = self.section.sample_tokens
         if most is not None:
@@ -95,7 +83,7 @@ class Samples:
         model.eval()
         try:
             return greedy(
-                lambda rows: next_tokens(model, self.trainer.collator, rows, self.context.processes.device),
+                lambda rows: next_tokens(model, self.collator, rows, self.context.processes.device),
                 prompts, tokens, ends, self.context.processes, self._goes_on,
             )  # fmt: skip
         finally:
@@ -103,7 +91,7 @@ class Samples:
             model.train(was_training)
 
     def _goes_on(self) -> bool:
-        self.beat()
+        self.watchdog.beat()
         return not self.stopped()
 
     def _ends(self, some: Sequence[Question]) -> set[int]:
@@ -206,7 +194,7 @@ def next_tokens(
     return chosen
 
 
-def written(log: Iterable[str]) -> list[Answered]:
+def written(log: Iterable[str]) -> list[SampleAnswer]:
     """The last answers to each row in the lines of an event log, in the order the rows were first asked."""
     found: dict[str, dict[str, str]] = {}
     for line in log:
@@ -219,6 +207,6 @@ def written(log: Iterable[str]) -> list[Answered]:
         said = found.setdefault(event["row"], {})
         said.update({"prompt": event["prompt"], "expected": event["expected"], event["when"]: event["answer"]})
     return [
-        Answered(row, said["prompt"], said.get("before"), said.get("after"), said["expected"])
+        SampleAnswer(row, said["prompt"], said.get("before"), said.get("after"), said["expected"])
         for row, said in found.items()
     ]

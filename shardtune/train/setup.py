@@ -54,13 +54,13 @@ class Setup:
 
     Attributes:
         run: The config with nothing left open, and why.
-        way: Who will read the weights.
+        strategy: Who will read the weights.
         adapter: What to evaluate, if not the model as it is.
     """
 
     run: ResolvedRun
     meta_model: MetaModel
-    way: LoadStrategy
+    strategy: LoadStrategy
     tokenizer: PreTrainedTokenizerBase
     built: BuiltModel
     adapter: GivenAdapter | None
@@ -76,6 +76,10 @@ class Setup:
     @property
     def model(self) -> PeftModel:
         return self.built.model
+
+    @property
+    def loss(self) -> Loss:
+        return self.built.loss
 
 
 def set_up(context: RunContext, asked: ResolvedConfig, watchdog: Watchdog, evaluation: Evaluation | None) -> Setup:
@@ -112,11 +116,11 @@ def set_up(context: RunContext, asked: ResolvedConfig, watchdog: Watchdog, evalu
     prepared = prepared_data()
     watchdog.enter(LOADING)
     _check_data(context, meta_model, tokenizer, prepared, built)
-    data = _lay_out(run.config, prepared, tokenizer, built.loss)
+    data = _lay_out(run.config, prepared, tokenizer)
     math = training_math(run.config.train, rows=len(data.train), tokens=data.tokens, processes=processes.world_size)
     set_seed(run.config.train.seed)
     sharding = _shard(run.config, built.model, meta_model, processes)
-    setup = Setup(run, meta_model, checkpoint.way, tokenizer, built, adapter, prepared, data, math, sharding)
+    setup = Setup(run, meta_model, checkpoint.strategy, tokenizer, built, adapter, prepared, data, math, sharding)
     if evaluation is None:
         report_plan(context, setup)
     return setup
@@ -163,7 +167,7 @@ def _check_data(
         terminal.warn(context.console, context.events, "data", text)
 
 
-def _lay_out(config: RunConfig, prepared: PreparedSet, tokenizer: PreTrainedTokenizerBase, loss: Loss) -> Data:
+def _lay_out(config: RunConfig, prepared: PreparedSet, tokenizer: PreTrainedTokenizerBase) -> Data:
     """Rows as they are, or packed; and the batch layout that fits the attention code."""
     train, length = config.train, config.data.max_length
     layout: Literal["padded", "packed", "flat"] = "padded"
@@ -182,7 +186,6 @@ def _lay_out(config: RunConfig, prepared: PreparedSet, tokenizer: PreTrainedToke
             layout,
             fill_to=length if train.compile is True and full else None,  # compiled code then sees one shape
         ),
-        loss=loss,
     )
 
 

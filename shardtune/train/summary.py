@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from shardtune.train.build import Fused
     from shardtune.train.context import Data
     from shardtune.train.resolve import ResolvedRun
-    from shardtune.train.weights import Loaded
+    from shardtune.train.weights import LoadStats
 
 
 def data_line(counts: PreparedCounts) -> str:
@@ -112,26 +112,26 @@ def checkpointing_line(train: TrainSection, device: str) -> str:
     return "activation checkpointing: none"
 
 
-def weights_lines(loaded: Loaded, meta_model: MetaModel) -> list[str]:
+def weights_lines(loaded: LoadStats, meta_model: MetaModel) -> list[str]:
     """What was read by this rank, how fast, and what was left where it is."""
-    if loaded.way == "random":
+    if loaded.strategy == "random":
         return [f"RANDOM, {size(loaded.local_bytes)} drawn here in {loaded.seconds:.1f} s"]
     speed = f"{size(loaded.bytes_read / max(loaded.seconds, 1e-9))}/s"
     lines = [
         f"{size(loaded.bytes_read)} read in {loaded.seconds:.1f} s ({speed}), {size(loaded.local_bytes)} held here; "
         f"host memory peaked at {size(loaded.peak_host_bytes)}"
     ]
-    if loaded.way == "rank0-broadcast":
+    if loaded.strategy == "rank0-broadcast":
         lines[0] += "; rank 0 read for all ranks"
     if meta_model.wrapper is not None:
-        other = meta_model.assembly.left_out
+        other = meta_model.mapping.left_out
         lines.append(
             f"the text model out of {meta_model.wrapper.class_name}: {len(other)} other tensors "
             f"({size(sum(tensor.nbytes for tensor in other))}) not read"
         )
-    if meta_model.assembly.unused_scales:
+    if meta_model.mapping.unused_scales:
         lines.append(
-            f"{count(meta_model.assembly.unused_scales, 'activation scale')} not used: activations stay in full"
+            f"{count(meta_model.mapping.unused_scales, 'activation scale')} not used: activations stay in full"
         )
     if loaded.quantisation_error is not None:
         lines.append(

@@ -226,7 +226,7 @@ def test_ctrl_c_as_soon_as_the_run_has_a_folder_says_so_and_takes_the_folder_awa
     finally:
         process.kill()
     assert process.returncode == 130, err
-    assert out.count("Stopped on request before the first step; there is nothing to save.") == 1
+    assert out.count("Stopped before the first step; there is nothing to save.") == 1
     assert "Traceback" not in err and not folder.exists()
 
 

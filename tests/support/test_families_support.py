@@ -28,13 +28,13 @@ from support.twins import (
 from shardtune.adapters.fused import use_fused_lora
 from shardtune.errors import UserInputError
 from shardtune.kernels import fp8, varlen, whole_rows
-from shardtune.model.assembly import Assembly
 from shardtune.model.experts import SCALE_SUFFIX, fused_experts
 from shardtune.model.families.generic import decoder_layers
 from shardtune.model.families.registry import family_for, family_of
 from shardtune.model.meta_model import MetaModel
-from shardtune.model.quantized import hold_in_fp8
-from shardtune.parallel.recompute import apply_selective_checkpointing
+from shardtune.model.quantized import use_fp8_storage
+from shardtune.model.weight_mapping import WeightMapping
+from shardtune.parallel.activation_checkpointing import apply_selective_checkpointing
 from shardtune.train.build import fp8_blocks, fuse
 from shardtune.train.losses.fused import use_fused_loss
 
@@ -152,13 +152,13 @@ def test_adapters_on_experts_have_the_gradients_of_peft_or_are_refused(kind: str
 def test_a_base_held_in_fp8_trains_as_its_dequantised_twin_or_is_refused(kind: str) -> None:
     held, twin = toy(kind), toy(kind)
     family = family_of(held)
-    blocks = fp8_blocks(MetaModel(held, family, None, Assembly({})))
+    blocks = fp8_blocks(MetaModel(held, family, None, WeightMapping({})))
     if family.experts and "fused_experts" not in family.proven:
         with pytest.raises(UserInputError, match="cannot be adapted or held in FP8"):
-            hold_in_fp8(held, blocks)
+            use_fp8_storage(held, blocks)
         return
     values = {name: quantise(held.get_parameter(name), block) for name, block in blocks.items()}
-    hold_in_fp8(held, blocks)
+    use_fp8_storage(held, blocks)
     with torch.no_grad():
         for name, (codes, scale) in values.items():
             held.get_parameter(name).copy_(codes)

@@ -30,13 +30,13 @@ from shardtune.adapters.lora import add_lora
 from shardtune.config import ResolvedConfig
 from shardtune.errors import ShardtuneError
 from shardtune.kernels import fp8
-from shardtune.model.assembly import Assembly
 from shardtune.model.experts import SCALE_SUFFIX
 from shardtune.model.families.generic import decoder_layers
 from shardtune.model.families.registry import family_of
 from shardtune.model.meta_model import MetaModel
-from shardtune.model.quantized import hold_in_fp8
-from shardtune.parallel.recompute import apply_selective_checkpointing
+from shardtune.model.quantized import use_fp8_storage
+from shardtune.model.weight_mapping import WeightMapping
+from shardtune.parallel.activation_checkpointing import apply_selective_checkpointing
 from shardtune.train.build import fp8_blocks, fuse
 from shardtune.train.losses.fused import use_fused_loss
 
@@ -58,10 +58,10 @@ def build(config: ResolvedConfig, cell: Cell, *, dequantised: bool = False) -> P
     """The adapted toy that a config describes; what it holds in FP8 perhaps as the values that stand for."""
     base = base_of(cell)
     if config.config.model.base_precision == "fp8":
-        blocks = fp8_blocks(MetaModel(base, family_of(base), None, Assembly({})))
+        blocks = fp8_blocks(MetaModel(base, family_of(base), None, WeightMapping({})))
         codes = {name: quantise(base.get_parameter(name), block) for name, block in blocks.items()}
         if not dequantised:
-            hold_in_fp8(base, blocks)
+            use_fp8_storage(base, blocks)
         with torch.no_grad():
             for name, (code, scale) in codes.items():
                 value = fp8.dequantize(code, scale, blocks[name], torch.float32) if dequantised else code

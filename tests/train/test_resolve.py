@@ -204,13 +204,13 @@ def test_a_head_that_trains_keeps_its_own_loss(tmp_path: Path) -> None:
 def test_a_saved_config_that_names_our_attention_is_applied_again(tmp_path: Path, name: str) -> None:
     from transformers import AutoModelForCausalLM
 
-    from shardtune.model.assembly import Assembly
     from shardtune.model.families.registry import family_of
     from shardtune.model.meta_model import MetaModel
+    from shardtune.model.weight_mapping import WeightMapping
 
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(toy_text_config("llama"), dtype=torch.bfloat16)
     run = resolved_for(any_config(tmp_path, f"model.attn_implementation={name}"), model, GPU)
     assert run.config.train.packing is (name == "shardtune_varlen")
-    build_model(run, MetaModel(model, family_of(model), None, Assembly({})), NewTokens({}), torch.device("cpu"))
+    build_model(run, MetaModel(model, family_of(model), None, WeightMapping({})), NewTokens({}), torch.device("cpu"))
     assert model.config._attn_implementation == run.config.model.attn_implementation == name
