@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from shardtune.observe import compile_counter
 from shardtune.observe.compile_counter import CompileCounter
 
 
