@@ -168,7 +168,7 @@ EVENTS: Mapping[str, Event] = {
         "sharding": Field("object", "FSDP units, and what this rank holds"),
     }),
     "weights": Event("The weights are loaded.", "every rank", {
-        "way": Field("text", "Which ranks read the weights, and how the others get them"),
+        "strategy": Field("text", "Which ranks read the weights, and how the others get them"),
         "bytes_read": Field("integer", "Bytes read by this rank"),
         "seconds": Field("number", "Loading time"),
         "local_bytes": Field("integer", "Bytes of parameters on this rank"),

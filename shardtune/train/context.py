@@ -46,7 +46,7 @@ class RunContext:
     folder: Path
     console: Console  # quiet on all ranks but 0
     events: EventLog
-    asked: RunConfig  # the config as it was given, before any `auto` was settled
+    asked: RunConfig  # the config as it was given, before any `auto` was resolved
     temporary: bool = False  # the folder goes when this process ends
     held_files: dict[str, str] = field(default_factory=dict)  # as events are held: until the run goes on
 

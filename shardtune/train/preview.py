@@ -15,6 +15,7 @@ from shardtune.model.meta_model import build_meta_model
 from shardtune.model.safetensors_headers import read_headers
 from shardtune.observe.preparing import PreparingProgress
 from shardtune.parallel.processes import device_type
+from shardtune.train.callbacks import check_callbacks
 from shardtune.train.facts import gather_facts, machine_of
 from shardtune.train.resolve import resolve
 
@@ -31,6 +32,7 @@ def resolve_here(asked: ResolvedConfig, *, processes_here: int, world_size: int)
         UserInputError: as `train` would.
     """
     config = asked.config
+    check_callbacks(config.train)
     device = torch.device(device_type(config.parallel))
     folder = model_folder(config.model)
     stored = read_headers(folder) if config.model.weights == "checkpoint" else {}

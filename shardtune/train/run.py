@@ -27,7 +27,6 @@ from shardtune.train.account import (
     record_success,
     report_end,
     report_event_log_error,
-    report_plan,
     take_over,
 )
 from shardtune.train.best import load_best
@@ -54,7 +53,7 @@ if TYPE_CHECKING:
 
 
 def train(
-    asked: ResolvedConfig,
+    given: ResolvedConfig,
     *,
     run_id: str | None = None,
     stop: StopRequest | None = None,
@@ -65,10 +64,10 @@ def train(
     With an `evaluation`, everything is brought to where the first step would be taken, and evaluated instead.
     Sharding comes before weights, so that no rank ever holds more than its part.
     """
-    check_callbacks(asked.config.train)
+    check_callbacks(given.config.train)
     stop = stop or StopRequest()
-    with _watched(asked.config) as watchdog, join(asked.config.parallel) as processes, ExitStack() as at_end:
-        asked = asked.on_device(processes.device.type)
+    with _watched(given.config) as watchdog, join(given.config.parallel) as processes, ExitStack() as at_end:
+        asked = given.on_device(processes.device.type)
         if evaluation is None:
             context = open_run(asked.config, processes, run_id, at_end)
         else:
@@ -80,9 +79,7 @@ def train(
         watchdog.write_to(context.folder, context.events)
         watchdog.enter(PREPARING)
         introduce(context, asked)
-        setup = set_up(context, asked, watchdog, evaluation.adapter if evaluation is not None else None)
-        if evaluation is None:
-            report_plan(context, setup)
+        setup = set_up(context, asked, watchdog, evaluation)
         memory = at_end.enter_context(_memory_answer(context, setup.config))
         memory.ledger.watch(setup.model)
         _load_weights(context, setup, watchdog)

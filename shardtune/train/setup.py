@@ -21,7 +21,7 @@ from shardtune.model.meta_model import build_meta_model
 from shardtune.observe.preparing import PreparingProgress
 from shardtune.parallel.shard import shard_model
 from shardtune.plan.steps import TrainingMath, training_math
-from shardtune.train.account import report_loss, report_notices, write_config
+from shardtune.train.account import report_loss, report_notices, report_plan, write_config
 from shardtune.train.build import build_model
 from shardtune.train.context import Data, RunContext, refuse_different_data
 from shardtune.train.evaluation import GivenAdapter, read_given
@@ -31,8 +31,6 @@ from shardtune.train.watchdog import LOADING
 from shardtune.train.weights import find_checkpoint
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from peft import PeftModel
     from transformers import PreTrainedTokenizerBase
 
@@ -42,6 +40,7 @@ if TYPE_CHECKING:
     from shardtune.model.meta_model import MetaModel
     from shardtune.parallel.processes import Processes
     from shardtune.parallel.shard import Sharding
+    from shardtune.run.evaluation import Evaluation
     from shardtune.train.build import BuiltModel
     from shardtune.train.losses import Loss
     from shardtune.train.resolve import ResolvedRun
@@ -83,7 +82,7 @@ class Setup:
         return self.built.loss
 
 
-def set_up(context: RunContext, asked: ResolvedConfig, watchdog: Watchdog, adapter: Path | None = None) -> Setup:
+def set_up(context: RunContext, asked: ResolvedConfig, watchdog: Watchdog, evaluation: Evaluation | None) -> Setup:
     """Bring a run to where its weights are read.
 
     What needs neither weights nor rows comes first, so that a target that matches nothing is refused in seconds; data
@@ -91,7 +90,7 @@ def set_up(context: RunContext, asked: ResolvedConfig, watchdog: Watchdog, adapt
 
     Args:
         asked: The config as it was given.
-        adapter: What is to be evaluated.
+        evaluation: What is to be evaluated, where nothing is trained.
     """
     processes = context.processes
     checkpoint = find_checkpoint(asked.config.model, processes)
@@ -100,7 +99,7 @@ def set_up(context: RunContext, asked: ResolvedConfig, watchdog: Watchdog, adapt
     prepared_data = cache(partial(_prepare_data, context, asked.config, tokenizer))
     length = asked.config.data.max_length
     facts = gather_facts(
-        asked.config, meta_model, _machine(processes), lambda: prepared_data().train.counts.fill_share(length)
+        asked.config, meta_model, machine_of_main(processes), lambda: prepared_data().train.counts.fill_share(length)
     )
     run = resolve(asked, facts)
     report_notices(context, run.notices)
@@ -109,10 +108,10 @@ def set_up(context: RunContext, asked: ResolvedConfig, watchdog: Watchdog, adapt
     built = build_model(run, meta_model, named, processes.device)
     report_loss(context, built.loss)
     report_notices(context, built.notices)
-    given = None
-    if adapter is not None:
-        given = read_given(processes, built.model, run.config.model.model_name_or_path, adapter)
-        report_notices(context, [Notice("adapter", text) for text in given.notices])
+    adapter = None
+    if evaluation is not None and evaluation.adapter is not None:
+        adapter = read_given(processes, built.model, run.config.model.model_name_or_path, evaluation.adapter)
+        report_notices(context, [Notice("adapter", text) for text in adapter.notices])
 
     prepared = prepared_data()
     watchdog.enter(LOADING)
@@ -121,7 +120,10 @@ def set_up(context: RunContext, asked: ResolvedConfig, watchdog: Watchdog, adapt
     math = training_math(run.config.train, rows=len(data.train), tokens=data.tokens, processes=processes.world_size)
     set_numerics(run.config.train)
     sharding = _shard(run.config, built.model, meta_model, processes)
-    return Setup(run, meta_model, checkpoint.strategy, tokenizer, built, given, prepared, data, math, sharding)
+    setup = Setup(run, meta_model, checkpoint.strategy, tokenizer, built, adapter, prepared, data, math, sharding)
+    if evaluation is None:
+        report_plan(context, setup)
+    return setup
 
 
 def set_numerics(train: TrainSection) -> None:
@@ -131,7 +133,8 @@ def set_numerics(train: TrainSection) -> None:
         torch.set_float32_matmul_precision("high" if train.tf32 else "highest")
 
 
-def _machine(processes: Processes) -> Machine:
+def machine_of_main(processes: Processes) -> Machine:
+    """Rank 0's machine, on every rank: with different memory they would choose differently. A collective."""
     here = int(os.environ.get("LOCAL_WORLD_SIZE", processes.world_size))
     return Machine(**processes.share_from_main(asdict(machine_of(processes.device, processes.world_size, here))))
 

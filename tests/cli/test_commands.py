@@ -39,7 +39,7 @@ def test_version_is_the_packages(shardtune: Command) -> None:
 def test_commands_that_need_no_torch_do_not_import_it(
     arguments: list[str], tmp_path: Path, toy_model: Path, toy_data: Path, environment: dict[str, str]
 ) -> None:
-    config = toy_config(tmp_path, toy_model, toy_data, train={"extra": {"neftune_noise_alpha": 5.0}})
+    config = toy_config(tmp_path, toy_model, toy_data, train={"neftune_noise_alpha": 5.0})
     arguments = [str(config) if word == "CONFIG" else word for word in arguments]
     code = (
         "import sys, json\n"

@@ -26,6 +26,8 @@ from shardtune.config import render_yaml
         (["train.eval_steps=5"], "train.eval_steps has no effect: there is no data.val_split."),
         (["train.eval_steps=5", "data.val_split=v", "train.eval_strategy=no"], "eval_strategy is no."),
         (["train.logging_steps=5", "train.logging_strategy=epoch"], "train.logging_steps has no effect: logging_strategy is epoch."),
+        (["parallel.device=cpu", "train.tf32=true"], "train.tf32 has no effect: the device is a CPU"),
+        (["parallel.device=cpu", "train.torch_empty_cache_steps=5"], "train.torch_empty_cache_steps has no effect"),
         (["train.save_steps=5", "train.save_strategy=epoch"], "train.save_steps has no effect: save_strategy is epoch."),
     ],
 )  # fmt: skip

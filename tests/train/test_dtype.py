@@ -22,9 +22,9 @@ def stored_in(dtype: torch.dtype, folder: Path) -> Path:
 @pytest.mark.parametrize(
     ("stored", "held", "mixed"),
     [
-        (torch.float32, "float32", False),
+        pytest.param(torch.float32, "float32", False, marks=pytest.mark.slow),
         (torch.bfloat16, "bfloat16", True),
-        (torch.float16, "bfloat16", True),  # float16 would need loss scaling
+        pytest.param(torch.float16, "bfloat16", True, marks=pytest.mark.slow),  # float16 would need loss scaling
     ],
 )
 def test_auto_trains_as_if_the_dtype_had_been_named(
@@ -38,12 +38,3 @@ def test_auto_trains_as_if_the_dtype_had_been_named(
     assert (settled["model"]["torch_dtype"], settled["train"]["bf16"]) == (held, mixed)
     assert run(config, f"model.torch_dtype={held}", run_id="named") == 0
     assert lines(tmp_path / "runs" / "auto") == lines(tmp_path / "runs" / "named")
-
-
-def test_biases_do_not_train_beside_weights_that_compute_in_bfloat16(toy_data: Path, tmp_path: Path) -> None:
-    from shardtune.errors import UserInputError
-
-    model = stored_in(torch.bfloat16, tmp_path / "model")
-    config = toy_config(tmp_path, model, toy_data, model={"torch_dtype": "auto"}, lora={"bias": "all"})
-    with pytest.raises(UserInputError, match=r"train\.bf16 is false with weights in bfloat16"):
-        run(config, "train.bf16=false")

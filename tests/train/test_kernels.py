@@ -16,9 +16,8 @@ import torch
 from interrupted import run
 from running import events
 from safetensors.torch import load_file
-from toys import WORDS, save_toy, toy_config, toy_llama, toy_text_config
+from toys import WORDS, toy_config, toy_llama, toy_text_config
 
-from shardtune.errors import UserInputError
 from shardtune.model.families.registry import family_of
 from shardtune.terminal import VERBOSE_VARIABLE
 from shardtune.train.losses.fused import why_not
@@ -155,16 +154,3 @@ def test_a_model_with_something_between_head_and_loss_keeps_its_own_loss(tmp_pat
     assert "final_logit_softcapping" in str(why_not(capped, family_of(capped)))
     plain.lm_head.requires_grad_(True)
     assert "trained" in str(why_not(plain, family_of(plain)))
-
-
-def test_asking_for_a_fused_loss_that_cannot_be_is_answered(toy_data: Path, tmp_path: Path) -> None:
-    from transformers import Gemma3ForCausalLM
-
-    model = save_toy(
-        Gemma3ForCausalLM, toy_text_config("gemma3_text", final_logit_softcapping=30.0), tmp_path / "model"
-    )
-    config = toy_config(tmp_path, model, toy_data, train={"max_steps": 1})
-    with pytest.raises(UserInputError, match="fused_loss is true, which Gemma3ForCausalLM cannot have") as refused:
-        run(config, "train.fused_loss=true")
-    assert "final_logit_softcapping" in refused.value.why
-    assert run(config, run_id="auto") == 0

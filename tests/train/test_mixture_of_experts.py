@@ -62,7 +62,7 @@ def test_the_adapters_end_up_the_same(runs: dict[str, Path]) -> None:
 def test_a_run_says_what_it_held_and_read(runs: dict[str, Path]) -> None:
     kept = events(runs["alone"], "weights")[0]
     opened = [events(runs["multiplied out"], "weights", rank)[0] for rank in range(2)]
-    assert kept["way"] == "read-all"
+    assert kept["strategy"] == "read-all"
     assert kept["local_bytes"] < 0.5 * sum(rank["local_bytes"] for rank in opened)
     plan = events(runs["alone"], "plan")[0]["adapters"]
     assert plan["base"] == events(runs["multiplied out"], "plan")[0]["adapters"]["base"]  # scales are not parameters

@@ -33,7 +33,7 @@ def test_a_run_without_weights_trains_and_says_so(
         (told,) = events(tmp_path / "runs" / name, "warning")
         assert told["text"].startswith("RANDOM weights")
         (weights,) = events(tmp_path / "runs" / name, "weights")
-        assert weights["way"] == "random" and weights["bytes_read"] == 0
+        assert weights["strategy"] == "random" and weights["bytes_read"] == 0
         losses[name] = [event["loss"] for event in events(tmp_path / "runs" / name, "step")]
     assert losses["one"] == losses["again"] and len(losses["one"]) == 2
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from shardtune.model.new_tokens import NewTokens
 from shardtune.train.build import build_model
 from shardtune.train.facts import Facts, Machine
 from shardtune.train.resolve import ResolvedRun, resolve
+from shardtune.train.setup import machine_of_main
 
 GIB = 1 << 30
 LLAMA = Facts(
@@ -169,12 +171,20 @@ def test_bfloat16_on_a_cpu_without_units_for_it_is_a_notice(resolved: Resolve) -
         ("gpt_oss", "train.gradient_checkpointing=selective", "Its experts add biases in place"),
         ("gpt_oss", "train.fused_experts=true", "Experts have biases"),
         ("starcoder2", "train.gradient_checkpointing=selective", "There is no family file for starcoder2"),
+        ("gemma2", "train.fused_loss=true", "Gemma2ForCausalLM has final_logit_softcapping"),
     ],
 )
 def test_code_that_does_not_compute_a_model_is_refused(tmp_path: Path, kind: str, asked: str, why: str) -> None:
     with pytest.raises(UserInputError, match="cannot have") as refused:
         resolved_for(any_config(tmp_path, asked), toy(kind))
     assert refused.value.why.startswith(why)
+
+
+def test_ranks_choose_by_the_memory_of_rank_0() -> None:
+    processes: Any = SimpleNamespace(
+        device=torch.device("cpu"), world_size=2, share_from_main=lambda mine: {**mine, "memory": 7}
+    )
+    assert machine_of_main(processes).memory == 7
 
 
 def test_nothing_fused_is_chosen_for_an_architecture_without_a_file(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ class MemoryAnswer:
 
     def __init__(self, ledger: Ledger, events: EventLog, processes: Processes, config: RunConfig) -> None:
         self.ledger, self.events, self.processes = ledger, events, processes
-        self.config = config  # replaced as the autos are settled
+        self.config = config
 
     def __enter__(self) -> MemoryAnswer:
         return self
