@@ -38,8 +38,8 @@ def joining_of(section: DataSection, choice: FormatChoice, texts: Sequence[str],
     if choice.name != "text":
         if section.concatenate is True:
             raise UserInputError(
-                f"data.concatenate is true, but the rows are of the format {choice.name}.",
-                why=f"Only a text corpus can be cut anywhere. The format was chosen by: {choice.why}.",
+                f"data.concatenate is true, but the data format is {choice.name}.",
+                why=f"Only plain text can be concatenated and cut anywhere. The format was chosen by: {choice.why}.",
                 fix="Set data.concatenate: auto, or data.format: text.",
             )
         return "no"
@@ -57,10 +57,10 @@ def joining_note(joining: Joining) -> str:
     """What the format line says about it."""
     if joining == "no":
         return ""
-    ends = "an end token only where a file ends" if joining == "lines" else "an end token behind each row"
+    ends = "an end token only at the end of a file" if joining == "lines" else "an end token after each row"
     return (
-        "rows are joined into one corpus and cut into stretches of data.max_length, with "
-        f"{ends} (set data.concatenate: false to train on each row by itself)"
+        "rows are concatenated and cut into sequences of data.max_length, with "
+        f"{ends} (set data.concatenate: false to train on each row separately)"
     )
 
 

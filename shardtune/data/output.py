@@ -53,10 +53,10 @@ class Output:
             self._join(document, document.end())
             self._add(document, document.joiner.rest())
 
-    def skip(self, side: Side, told: str) -> None:
+    def skip(self, side: Side, error: str) -> None:
         self._tally[side]["skipped_errors"] += 1
         if len(self._errors[side]) < _ERRORS_KEPT:
-            self._errors[side].append(told)
+            self._errors[side].append(error)
 
     def rows(self, side: Side) -> int:
         return self.writers[side].rows

@@ -150,13 +150,13 @@ class Prepared:
             found = _read_packs(file, rows)
             if found is not None:
                 return found
-            log.warning("%s is damaged, of other rows or of another version: it is made again", file)
+            log.warning("%s is damaged, or was written for other rows or by another version: rebuilding it", file)
         packs = pack(self.lengths, capacity)
         content = np.concatenate([[len(packs)], packs.offsets, packs.rows]).astype(np.int64).tobytes()
         try:
             _write_whole(file, content + hashlib.sha256(rows + content).digest())
         except OSError as error:  # a prepared set on a disk that may only be read
-            log.info("packs of %s are not kept: %s", self.folder, error)
+            log.info("packs of %s are not cached: %s", self.folder, error)
         return packs
 
     def _map(self, name: str) -> NDArray[Any]:
@@ -178,15 +178,15 @@ def read_manifest(folder: Path) -> dict[str, Any]:
                 _check_file(folder / name, entry)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserInputError(
-            f"'{folder}' is not a whole prepared dataset.",
+            f"'{folder}' is not a complete prepared dataset.",
             why=f"{type(error).__name__}: {error}",
-            fix="Copy it again, all files of it, or delete it and prepare it anew: shardtune data prepare CONFIG",
+            fix="Copy all of its files again, or delete it and prepare it again: shardtune data prepare CONFIG",
         ) from error
     if version != SCHEMA:
         raise UserInputError(
             f"'{folder}' was prepared by another version of shardtune.",
-            why=f"Its files have the layout {version}; this version reads {SCHEMA}.",
-            fix="Prepare it anew: shardtune data prepare CONFIG",
+            why=f"Its files have format {version}; this version reads format {SCHEMA}.",
+            fix="Prepare it again: shardtune data prepare CONFIG",
         )
     return dict(manifest)
 
@@ -283,7 +283,7 @@ def _check_file(file: Path, entry: dict[str, Any]) -> None:
     if size != entry["bytes"]:
         raise ValueError(f"{file.name} has {size} bytes instead of {entry['bytes']}")
     if entry["sha256"] is not None and _checksum(file) != entry["sha256"]:
-        raise ValueError(f"{file.name} has other bytes than were written")
+        raise ValueError(f"the checksum of {file.name} does not match")
 
 
 def _checksum(file: Path) -> str:

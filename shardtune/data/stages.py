@@ -157,7 +157,7 @@ def _rendered(recipe: Recipe, row: Row) -> Rendered | BadRow:
     except RecursionError:
         return BadRow("nested too deeply")
     except UnicodeEncodeError:
-        return BadRow("its text holds half a character (a lone surrogate such as \\ud83d), which is not UTF-8")
+        return BadRow("its text contains a lone surrogate such as \\ud83d, which is not valid UTF-8")
     return rendered
 
 

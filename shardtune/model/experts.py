@@ -100,10 +100,10 @@ def check_experts(experts: nn.Module) -> None:
     """
     if (why := why_not_grouped(experts)) is not None:
         raise UserInputError(
-            f"Routed experts of class {type(experts).__name__} cannot be adapted or held in FP8.",
+            f"Routed experts of class {type(experts).__name__} support neither LoRA nor FP8 storage.",
             why=f"They have {why}; supported are gated experts without bias, fused as gate_up_proj and down_proj of "
-            "(experts, out, in).",
-            fix="Leave the experts alone: lora.experts: false and model.base_precision: bf16.",
+            "shape (experts, out, in).",
+            fix="Set lora.experts: false and model.base_precision: bf16.",
         )
 
 
@@ -125,7 +125,7 @@ def check_fp8_dtypes(owner: nn.Module, name: str) -> None:
     weight, scale = getattr(owner, name), getattr(owner, name + SCALE_SUFFIX)
     if weight.dtype != fp8.CODES or scale.dtype != torch.float32:
         raise ShardtuneError(
-            f"{type(owner).__name__}.{name} is held in FP8 but arrived as {weight.dtype} with {scale.dtype} scales.",
+            f"{type(owner).__name__}.{name} is stored in FP8 but was cast to {weight.dtype} with {scale.dtype} scales.",
             why="Something cast the model's parameters, such as .to(dtype) or a mixed-precision policy.",
             fix="Please report this with the config; model.base_precision: bf16 avoids it.",
         )

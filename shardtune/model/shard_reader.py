@@ -1,4 +1,4 @@
-"""How do a rank's rows get off the disk? Sequential reads of exactly those bytes, several at once, into place."""
+"""How are a rank's rows read from disk? Sequential reads of exactly those bytes, by several threads, into place."""
 
 from __future__ import annotations
 
@@ -218,9 +218,9 @@ class ShardReader:
             count = os.preadv(handle, [view], at)
             if count == 0:
                 raise ShardtuneError(
-                    f"'{stored.file}' ended inside tensor '{stored.name}'.",
-                    why="The file became shorter while it was read.",
-                    fix="Do not write to the checkpoint while a run loads it.",
+                    f"'{stored.file}' ended within tensor '{stored.name}'.",
+                    why="The file was truncated while it was being read.",
+                    fix="Do not modify the checkpoint while a run loads it.",
                 )
             at, view = at + count, view[count:]
             self.progress.add(count)

@@ -1,4 +1,4 @@
-"""How do the weights get into place? Each rank fills the rows it holds; what no file has is computed, not left over."""
+"""How are sharded weights loaded? Each rank reads the rows it holds; buffers that no file has are computed."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def materialize(
         if name in computed and bool(bad.any()):
             raise ShardtuneError(
                 f"The buffer '{name}' of {type(base).__name__} has no value.",
-                why="No file holds it, and the model's code does not compute it outside its constructor.",
+                why="It is in no file, and the model's code computes it only in its constructor.",
                 fix="Please report this with the model's name.",
             )
 
@@ -109,7 +109,7 @@ def local_shards(model: nn.Module, mapping: WeightMapping) -> list[LocalShard]:
                 found.append(LocalShard(name, *local_rows(tensor), scales_of=weight))
             continue
         if name not in mapping.pieces:
-            raise ShardtuneError(f"No stored tensor was planned for '{name}'.", fix="Please report this.")
+            raise ShardtuneError(f"No checkpoint tensor is mapped to '{name}'.", fix="Please report this.")
         (first, end), into = local_rows(tensor)
         stored = max(piece.rows[1] for piece in mapping.pieces[name])
         if end > stored:  # an embedding that has grown for new tokens
@@ -123,7 +123,7 @@ def local_shards(model: nn.Module, mapping: WeightMapping) -> list[LocalShard]:
 def load_shards(own: list[LocalShard], reader: ShardReader) -> None:
     """Read this rank's shards from the files."""
     grids = [(shard.scales_of, shard) for shard in own if shard.scales_of is not None]
-    with ThreadPoolExecutor(max_workers=reader.threads) as pool:  # small reads: what costs is the way to the disk
+    with ThreadPoolExecutor(max_workers=reader.threads) as pool:  # small reads: latency dominates
         list(pool.map(lambda grid: reader.scales(grid[0], grid[1].rows, grid[1].into), grids))
     reader.run(read_jobs(own, reader))
 

@@ -1,8 +1,8 @@
-"""What does the model say, before and after? Greedy answers to some rows, by all ranks together, written as events.
+"""What does the model generate before and after training? Greedy answers to some rows, written as events.
 
 Every rank runs the same forward passes (a sharded layer is gathered by all or by none), with the batch layout and the
-attention code of training: no cache of keys and values, which variable-length attention has no place for. What comes
-next is rank 0's word, so that ranks that round differently still agree when an answer ends. No random number is drawn.
+attention code of training: no KV cache, which variable-length attention does not support. Rank 0 chooses the next
+token, so that ranks that round differently still agree when an answer ends. No random number is drawn.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Question:
-    """One row: what the model is given, and what the row goes on with."""
+    """One row: the prompt, and the row's own continuation."""
 
     row: str
     prompt: tuple[int, ...]
@@ -46,8 +46,8 @@ class Samples:
 
     Args:
         trainer: Its model, tokenizer and batch layout.
-        stopped: Asked by every rank before each token: no more of them once the run is to stop.
-        beat: Told at each token that the rank gets on.
+        stopped: Asked by every rank before each token; generation ends when the run is to stop.
+        beat: Called at each token: the watchdog's heartbeat.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Samples:
     def show(self) -> None:
         """Both answers to each question, on rank 0; those from before this process out of its events."""
         if self.context.processes.is_main and self.questions:
-            show_samples(self.context.console, written(self.context.events.lines()))
+            show_samples(self.context.console, logged_answers(self.context.events.lines()))
 
     def _generate(self, prompts: list[tuple[int, ...]], ends: Collection[int]) -> list[list[int]] | None:
         model = self.trainer.model
@@ -96,13 +96,13 @@ class Samples:
         try:
             return greedy(
                 lambda rows: next_tokens(model, self.trainer.collator, rows, self.context.processes.device),
-                prompts, tokens, ends, self.context.processes, self._goes_on,
+                prompts, tokens, ends, self.context.processes, self._may_continue,
             )  # fmt: skip
         finally:
             reshard_all(model)  # whoever looks at the parameters next means the shards
             model.train(was_training)
 
-    def _goes_on(self) -> bool:
+    def _may_continue(self) -> bool:
         self.beat()
         return not self.stopped()
 
@@ -151,22 +151,22 @@ def greedy(
     tokens: int,
     ends: Collection[int],
     processes: Processes,
-    goes_on: Callable[[], bool],
+    may_continue: Callable[[], bool],
 ) -> list[list[int]] | None:
     """The likeliest continuation of each prompt, token by token, without its end token; None when it was cut short.
 
     Args:
         next_of: The next token of each of some rows; every rank calls it equally often.
-        tokens: At most so many new ones.
+        tokens: Maximum number of new tokens.
         ends: Token ids that end an answer.
-        goes_on: Asked before each token; must say the same on every rank.
+        may_continue: Asked before each token; must be the same on every rank.
     """
     rows = [list(prompt) for prompt in prompts]
     open_rows = list(range(len(rows)))
     for _ in range(tokens):
         if not open_rows:
             break
-        if not goes_on():
+        if not may_continue():
             return None
         chosen = torch.tensor(next_of([rows[index] for index in open_rows]))
         if processes.world_size > 1:
@@ -206,7 +206,7 @@ def next_tokens(
     return chosen
 
 
-def written(log: Iterable[str]) -> list[Answered]:
+def logged_answers(log: Iterable[str]) -> list[Answered]:
     """The last answers to each row in the lines of an event log, in the order the rows were first asked."""
     found: dict[str, dict[str, str]] = {}
     for line in log:

@@ -41,7 +41,7 @@ def test_the_state_of_a_plain_tensor_that_is_not_sharded_is_refused_rather_than_
     model = nn.Linear(4, 4)
     optimizer = torch.optim.AdamW(model.parameters())
     step(model, optimizer)
-    with pytest.raises(ShardtuneError, match="neither a number nor sharded"):
+    with pytest.raises(ShardtuneError, match="neither a scalar nor sharded"):
         gather_optimizer(model, optimizer, keep=True)
 
 

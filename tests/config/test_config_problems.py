@@ -130,7 +130,7 @@ def test_what_peft_has_and_is_not_here_is_refused_with_its_reason_and_the_altern
 def test_dora_is_refused_with_what_it_cannot_be_together_with(report: Report) -> None:
     said = report(SMALLEST + "lora: {use_dora: true, experts: true, lora_dropout: 0}\n", ["model.base_precision=fp8"])
     assert "lora.use_dora DoRA takes the length of every row" in said and "set base_precision: bf16" in said
-    assert "lora.use_dora PEFT has no DoRA for routed experts" in said
+    assert "lora.use_dora PEFT does not support DoRA routed experts" in said
 
 
 def test_an_entry_of_a_mapping_says_what_it_may_hold(report: Report) -> None:

@@ -133,7 +133,7 @@ def test_a_folder_that_cannot_be_written_to_is_told(tmp_path: Path, words: Any) 
     (tmp_path / "file").write_text("x")
     with pytest.raises(UserInputError) as caught:
         made(data(tmp_path / "a.jsonl", cache_dir=str(tmp_path / "file")), words)
-    assert "cannot be written" in caught.value.what
+    assert "Cannot write prepared data" in caught.value.what
     assert "data.cache_dir" in caught.value.fix
 
 

@@ -96,7 +96,7 @@ def test_the_row_that_was_read_is_not_changed() -> None:
         ({"role": "user"}, "a dict, not a list"),
         (["hello"], "message 1 is a str"),
         ([ASK, {"content": "x"}], "message 2 has no role"),
-        ([{"from": "alien", "value": "x"}], "from 'alien', which is none of human, user, gpt"),
+        ([{"from": "alien", "value": "x"}], "from 'alien', which is not one of human, user, gpt"),
         ([{"role": "user", "content": 7}], "content of message 1 is a int"),
         ([{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}], "'image_url'; only text"),
         ([{"role": "assistant", "content": "", "tool_calls": [{"function": {}}]}], "no function name"),

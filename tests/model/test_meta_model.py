@@ -56,7 +56,7 @@ def test_a_rearrangement_that_is_not_built_is_refused_by_name(tmp_path: Path, mo
 
     toy_llama(tmp_path)
     turned = WeightConverter("mlp.up_proj.weight", "mlp.up_proj.weight", operations=[Transpose(0, 1)])
-    monkeypatch.setattr("shardtune.model.assembly.get_model_conversion_mapping", lambda model: [turned])
+    monkeypatch.setattr("shardtune.model.weight_mapping.get_model_conversion_mapping", lambda model: [turned])
     with pytest.raises(ShardtuneError) as caught:
         load_model(section(tmp_path))
     assert "rearranges 'model.layers.0.mlp.up_proj.weight' while loading (Transpose)" in caught.value.what
@@ -120,7 +120,7 @@ def test_a_wrapper_nobody_described_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(UserInputError) as caught:
         load_model(section(tmp_path))
-    assert "packages a text model (qwen3) in mistral3" in caught.value.what
+    assert "wraps a text model (qwen3) in mistral3" in caught.value.what
 
 
 @pytest.mark.parametrize("method", ["gptq", "awq", "bitsandbytes", "something-new"])
@@ -161,7 +161,10 @@ def test_half_of_the_experts_is_not_enough(tmp_path: Path) -> None:
     save_file({k: v for k, v in tensors.items() if k not in gone}, tmp_path / "model.safetensors", {"format": "pt"})
     with pytest.raises(UserInputError) as caught:
         load_model(section(tmp_path))
-    assert "model.layers.1.mlp.experts.gate_up_proj (6 × [16, 32] there, [4, 32, 32] in the model)" in caught.value.what
+    assert (
+        "model.layers.1.mlp.experts.gate_up_proj (6 × [16, 32] in the checkpoint, [4, 32, 32] in the model)"
+        in caught.value.what
+    )
 
 
 def test_a_library_that_is_too_old_is_told_with_the_version_that_is_not(

@@ -31,7 +31,7 @@ PLAIN = ["train.kernels=eager", "train.packing=false", "train.gradient_checkpoin
 FAST = ["train.kernels=auto", "train.packing=auto", "train.gradient_checkpointing=full"]
 # Pairs that are refused, and what the message says.
 REFUSED: dict[frozenset[str], str] = {
-    frozenset({"DoRA", "expert LoRA"}): "PEFT has no DoRA for routed experts and routers",
+    frozenset({"DoRA", "expert LoRA"}): "PEFT does not support DoRA routed experts and routers",
     frozenset({"DoRA", "FP8 base"}): "DoRA takes the length of every row of a weight in each pass",
 }
 # What runs on a GPU alone, by tests/gpu/test_features_gpu.py; what has passed there stands in gpu.json.

@@ -265,7 +265,7 @@ def test_other_rows_under_the_same_name_are_refused(config: Path, toy_data: Path
     assert run(config, here, run_id="rows", stop_at=1) == 75
     file = rows / "train.jsonl"
     file.write_text(file.read_text().replace("w01", "w02"))
-    with pytest.raises(UserInputError, match="the same settings give other rows"):
+    with pytest.raises(UserInputError, match="the same settings now give different rows"):
         run(config, here, run_id="rows")
 
 
