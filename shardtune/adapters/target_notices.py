@@ -71,7 +71,7 @@ def _left_untouched(
     share = size / sum(p.numel() for p in model.parameters())
     for owner in (model.get_submodule(site.name.rpartition(".")[0]) for site in left if site.is_parameter):
         if (why := why_not_grouped(owner)) is not None:
-            known = family.unfit.get("fused_experts", f"they have {why}")
+            known = family.unsupported.get("fused_experts", f"they have {why}")
             yield (
                 f"The routed experts get no adapter: {compact(size)} parameters, {share:.0%} of the model, stay "
                 f"frozen. {type(owner).__name__} cannot be adapted: {known}. lora.experts: false silences this notice."

@@ -149,7 +149,7 @@ def _refuse_impossible(
     selective = family.why_not("selective", model.config)
     for key, asked, why, instead in (
         ("fused_loss", True, loss_obstacle, "auto or false"),
-        ("fused_experts", True, family.unfit.get("fused_experts"), "auto or false"),
+        ("fused_experts", True, family.unsupported.get("fused_experts"), "auto or false"),
         ("gradient_checkpointing", "selective", selective, "full"),
     ):
         if getattr(train, key) == asked and why is not None:

@@ -82,5 +82,5 @@ def test_dora_is_refused_for_fused_tensors_and_weights_in_fp8() -> None:
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(toy_text_config("llama"))
     use_fp8_storage(model, {"model.layers.0.self_attn.q_proj.weight": (1, 32)})
-    with pytest.raises(UserInputError, match="is held in FP8"):
+    with pytest.raises(UserInputError, match="is stored in FP8"):
         add_lora(model, section(use_dora=True))

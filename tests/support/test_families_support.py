@@ -88,7 +88,7 @@ def test_documents_of_a_packed_row_stay_apart(kind: str) -> None:
 def test_where_they_would_not_packing_is_off_and_asking_for_it_is_refused(kind: str, tmp_path: Path) -> None:
     model = toy(kind)
     family = family_of(model)
-    reason = family.unfit["packing"]
+    reason = family.unsupported["packing"]
     settled = resolve_packing(any_config(tmp_path), model, family, CPU, filled=0.5)
     assert settled.config.train.packing is False and settled.origins["train.packing"].where == reason
     with pytest.raises(UserInputError, match="not known to keep the documents") as refused:
@@ -180,7 +180,7 @@ def test_what_is_computed_again_in_the_backward_pass_gives_the_same_gradients(ki
     meant = one_by_one(model)
     if kept == "products":
         apply_selective_checkpointing(decoder_layers(base))
-        if "selective" in family_of(base).unfit:
+        if "selective" in family_of(base).unsupported:
             with pytest.raises(RuntimeError, match="mutated"):
                 one_by_one(model)
             return

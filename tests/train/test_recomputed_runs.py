@@ -15,7 +15,7 @@ from running import Command, events
 from safetensors.torch import load_file
 from toys import toy_config, toy_llama, toy_mistral4
 
-from shardtune.parallel.offload import OffloadedInputs, _Moved
+from shardtune.parallel.offload import OffloadedInputs, _Offloaded
 from shardtune.train import loop
 
 pytestmark = pytest.mark.slow
@@ -134,5 +134,5 @@ def test_inputs_that_wait_elsewhere_change_nothing(
     with redirect_stdout(StringIO()) as said:
         assert run(config, "train.gradient_checkpointing=full", "train.offload_activations=true", run_id=name) == 0
     assert "train.offload_activations has no effect on a CPU" in " ".join(said.getvalue().split())
-    assert any(isinstance(one, _Moved) for one in seen) is moved
+    assert any(isinstance(one, _Offloaded) for one in seen) is moved
     assert _told(config.parent / "runs" / name) == _told(alone["full"])
