@@ -69,7 +69,7 @@ class Alternate(TrainerCallback):
 
     def switch(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         if self.is_on:
-            watching = self.profiler._watching
+            watching = self.profiler._session
             assert watching is not None
             watching.finish()
             self.found = watching.summary()

@@ -2,7 +2,7 @@
 
 import sys
 
-from shardtune.run.parent_death import end_with_launcher
+from shardtune.run.channel import end_with_launcher
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["train"]:  # a rank; what a rank starts itself has another parent

@@ -1,4 +1,4 @@
-"""What may this process use of its machine? Cores and memory, as the system and the cgroup of a pod or a job allow."""
+"""What may this process use of its machine? Cores and memory, as the system and the cgroup of a pod or job allow."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ _LIMITS = (
     ("memory.max", "memory.current", "inactive_file"),
     ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )
+_OOM_COUNTERS = ("memory.events", "memory.oom_control")  # of version 2 and version 1
 
 
 def usable_cores(quota: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
@@ -49,6 +50,20 @@ def _free_of(folder: Path) -> int | None:
             return int(allowed) - int(taken) + int(stat.get(reclaimable, 0))
         except (OSError, ValueError):  # the other version, or `max`
             continue
+    return None
+
+
+def oom_kills(cgroups: Path = CGROUPS, mine: Path = MY_CGROUPS) -> int | None:
+    """Processes that the kernel has killed for memory in the cgroup of this process; None where nobody counts."""
+    for folder in cgroup_folders(cgroups, mine):
+        for name in _OOM_COUNTERS:
+            try:
+                text = (folder / name).read_text(encoding="ascii")
+            except OSError:
+                continue
+            counts = dict(line.split() for line in text.splitlines() if len(line.split()) == 2)
+            if "oom_kill" in counts:
+                return int(counts["oom_kill"])
     return None
 
 

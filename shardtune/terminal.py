@@ -5,16 +5,20 @@ from __future__ import annotations
 import os
 import re
 import textwrap
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from shardtune.observe.events import EventLog
-
 VERBOSE_VARIABLE = "SHARDTUNE_VERBOSE"  # set by -v, for the ranks that a launcher starts
 _INDENT = 10  # columns of a label and the space behind it
 _LABELLED = re.compile(r" *(error|why|fix): ")
+
+
+class EventWriter(Protocol):
+    """What keeps a warning for reports: `observe.events.EventLog`, which this module must not import."""
+
+    def write(self, event: str, **fields: object) -> None: ...
 
 
 def wrapped(text: str, width: int | None, indent: int = 0) -> str:
@@ -75,8 +79,8 @@ def is_verbose() -> bool:
     return bool(os.environ.get(VERBOSE_VARIABLE))
 
 
-def warn(console: Console, events: EventLog, about: str, text: str) -> None:
-    """Where nobody overlooks it, and kept for reports."""
+def warn(console: Console, events: EventWriter, about: str, text: str) -> None:
+    """Printed in red, and written to the events, where reports find it."""
     say(console, "warning", text, "bold red")
     events.write("warning", about=about, text=text)
 

@@ -44,7 +44,7 @@ def load_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: 
                 why=f"'{name}' {'is unknown' if parameter is None else f'has shape {list(whole.shape)} there'}.",
                 fix="Resume with the lora settings the run was started with.",
             )
-        value = shard_like(whole, parameter) if whole.dim() else whole
+        value = shard_like(whole, parameter) if whole.dim() else whole.clone()  # steps count up in place
         state.setdefault(numbers[id(parameter)], {})[key] = value
     if state and len(state) != len(parameters):
         raise ShardtuneError(
@@ -53,6 +53,10 @@ def load_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: 
             fix="Resume with the lora settings the run was started with.",
         )
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+    for number, parameter in enumerate(p for group in optimizer.param_groups for p in group["params"]):
+        for key, value in state.get(number, {}).items():
+            if not value.dim() and key != "step":  # NAdam's: torch would move it to the GPU, and round it to bf16
+                optimizer.state[parameter][key] = value
 
 
 def _named_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, torch.Tensor]]:

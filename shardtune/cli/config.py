@@ -75,7 +75,7 @@ def validate(
 @app.command()
 def schema() -> None:
     """Print the JSON Schema of a config, for editors."""
-    from shardtune.config.json_schema import json_schema
+    from shardtune.config.reference import json_schema
 
     typer.echo(json.dumps(json_schema(), indent=2, ensure_ascii=False))
 

@@ -24,7 +24,7 @@ from shardtune.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from shardtune.launch.place import Node, Worker
+    from shardtune.launch.process_role import Node, Worker
 
 
 def eval_loss(
@@ -57,11 +57,11 @@ def eval_loss(
 
     Exit codes: as of `shardtune train` (docs/exit-codes.md).
     """
-    from shardtune.launch.ending import leave
     from shardtune.launch.network import INSECURE_VARIABLE
-    from shardtune.launch.place import Asked, read_place
+    from shardtune.launch.process_role import NodeOptions, detect_role
+    from shardtune.launch.rank_process import exit_process
     from shardtune.launch.start import start
-    from shardtune.observe.output import unstoppable_output
+    from shardtune.observe.output import ignore_write_errors
     from shardtune.run.evaluation import Evaluation
     from shardtune.terminal import VERBOSE_VARIABLE
 
@@ -72,20 +72,20 @@ def eval_loss(
         os.environ[VERBOSE_VARIABLE] = "1"
     if insecure_network:
         os.environ[INSECURE_VARIABLE] = "1"
-    asked = Asked(nnodes, node_rank, master_addr, master_port)
-    wanted = Evaluation(_adapter(adapter, runs_dir, read_place(os.environ, asked)), as_json)
-    with unstoppable_output():
-        code = start(config, overrides, accelerate_config, None, os.environ, asked, force=force, evaluation=wanted)
-    leave(code)
+    options = NodeOptions(nnodes, node_rank, master_addr, master_port)
+    wanted = Evaluation(_adapter(adapter, runs_dir, detect_role(os.environ, options)), as_json)
+    with ignore_write_errors():
+        code = start(config, overrides, accelerate_config, None, os.environ, options, force=force, evaluation=wanted)
+    exit_process(code)
 
 
-def _adapter(given: Path | None, runs_dir: Path | None, place: Node | Worker) -> Path | None:
+def _adapter(given: Path | None, runs_dir: Path | None, role: Node | Worker) -> Path | None:
     """A run's id becomes its folder, where the adapter is read: on rank 0, or on the node that has it."""
     from shardtune.errors import UserInputError
-    from shardtune.launch.place import Worker
+    from shardtune.launch.process_role import Worker
     from shardtune.report.runs import find_run, is_run_path
 
-    rank = place.rank if isinstance(place, Worker) else place.node_rank
+    rank = role.rank if isinstance(role, Worker) else role.node_rank
     if given is None or rank > 0 or given.expanduser().exists() or not is_run_path(str(given)):
         return given
     try:

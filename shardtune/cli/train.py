@@ -61,11 +61,11 @@ def train(
     saved: start it again; 130 stopped by Ctrl-C; 69 a node was lost; 71 a GPU ran out of memory; 76 a rank hung
     (docs/exit-codes.md).
     """
-    from shardtune.launch.ending import leave
     from shardtune.launch.network import INSECURE_VARIABLE
-    from shardtune.launch.place import Asked
+    from shardtune.launch.process_role import NodeOptions
+    from shardtune.launch.rank_process import exit_process
     from shardtune.launch.start import start
-    from shardtune.observe.output import unstoppable_output
+    from shardtune.observe.output import ignore_write_errors
     from shardtune.terminal import VERBOSE_VARIABLE
 
     overrides = list(override or ())
@@ -81,7 +81,7 @@ def train(
         os.environ[VERBOSE_VARIABLE] = "1"
     if insecure_network:
         os.environ[INSECURE_VARIABLE] = "1"
-    asked = Asked(nnodes, node_rank, master_addr, master_port)
-    with unstoppable_output():
-        code = start(config, overrides, accelerate_config, run_id, os.environ, asked, force=force)
-    leave(code)
+    options = NodeOptions(nnodes, node_rank, master_addr, master_port)
+    with ignore_write_errors():
+        code = start(config, overrides, accelerate_config, run_id, os.environ, options, force=force)
+    exit_process(code)

@@ -6,14 +6,13 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from string import Formatter
+from typing import Any
 
-from shardtune.config.schema import RunConfig
+from shardtune.config.optimizers import OPTIMIZERS, check_optim_args, check_optimizer
+from shardtune.config.schedules import check_schedule_kwargs
+from shardtune.config.schema import RunConfig, TrainSection
 from shardtune.config.suggestions import nearest
 from shardtune.config.target_words import EXPERTS, NO_DROPOUT, ROUTER, VOCABULARY, WORDS, entries_of
-from shardtune.config.trl_fields import check_extra
-
-# Their state is made of plain element-wise tensors that DTensor shards as it does the parameters.
-OPTIMIZERS = ("adamw_torch", "adamw_torch_fused", "sgd")
 
 
 @dataclass(frozen=True)
@@ -49,19 +48,27 @@ def half_precision(config: RunConfig) -> Iterator[Finding]:
 
 
 def optimizer(config: RunConfig) -> Iterator[Finding]:
-    name = config.train.optim
-    if name in OPTIMIZERS:
+    train = config.train
+    wrong = check_optimizer(train.optim)
+    if wrong:
+        yield Finding(("train.optim",), *wrong)
         return
-    if any(mark in name.lower() for mark in ("8bit", "4bit", "paged", "bnb", "bitsandbytes")):
-        what = (
-            f"'{name}' keeps its state in bitsandbytes' own blocks, which do not understand sharded tensors; "
-            "and there is little to save: the AdamW state of a LoRA is megabytes"
-        )
-        yield Finding(("train.optim",), what, "use adamw_torch")
-        return
-    close = nearest(name, OPTIMIZERS, cutoff=0.5) or "adamw_torch"
-    what = f"'{name}' is not an optimizer that handles sharded tensors here (there are {', '.join(OPTIMIZERS)})"
-    yield Finding(("train.optim",), what, f"did you mean `{close}`?")
+    for key, what, fix in check_optim_args(train.optim, train.optim_args):
+        yield Finding((f"train.optim_args.{key}", "train.optim"), what, fix)
+
+
+def schedule(config: RunConfig) -> Iterator[Finding]:
+    train = config.train
+    wrong = check_schedule_kwargs(
+        train.lr_scheduler_type,
+        train.lr_scheduler_kwargs,
+        learning_rate=train.learning_rate,
+        steps=train.max_steps if train.max_steps > 0 else None,  # by epochs, once the rows are counted
+        warmup_steps=train.warmup_steps or 0,
+    )
+    for key, what, fix in wrong:
+        others = ("train.lr_scheduler_type", "train.learning_rate", "train.max_steps", "train.warmup_steps")
+        yield Finding((f"train.lr_scheduler_kwargs.{key}", *others), what, fix)
 
 
 def offloaded_inputs(config: RunConfig) -> Iterator[Finding]:
@@ -216,22 +223,116 @@ def template_names_columns(config: RunConfig) -> Iterator[Finding]:
             yield Finding(paths, f"{{{given}}} does not name a column", fix)
 
 
-def extra_has_an_effect(config: RunConfig) -> Iterator[Finding]:
-    extra = config.train.extra
-    for name, value in extra.items():
-        wrong = check_extra(name, value)
-        if wrong:
-            yield Finding((f"train.extra.{name}",), *wrong)
-    for name in ("dataloader_persistent_workers", "dataloader_prefetch_factor"):
-        if extra.get(name) and not extra.get("dataloader_num_workers"):
-            yield Finding(
-                (f"train.extra.{name}",), "there are no workers", "set train.extra.dataloader_num_workers too"
-            )
+def warmup_needs_a_schedule_with_it(config: RunConfig) -> Iterator[Finding]:
+    train = config.train
+    ratio = train.warmup_ratio if train.warmup_ratio != _default("warmup_ratio") else 0
+    if train.lr_scheduler_type == "constant" and (train.warmup_steps if train.warmup_steps is not None else ratio):
+        name = "warmup_ratio" if train.warmup_steps is None else "warmup_steps"
+        what = "no effect: the schedule `constant` has no warm-up"
+        fix = f"set lr_scheduler_type: constant_with_warmup, or remove {name}"
+        yield Finding((f"train.{name}", "train.lr_scheduler_type"), what, fix)
+
+
+def callbacks_are_named(config: RunConfig) -> Iterator[Finding]:
+    for name in config.train.callbacks:
+        if not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", name):
+            what = f"'{name}' is not of the form module:Class"
+            yield Finding(("train.callbacks",), what, "write it like my_callbacks:SendLossToSlack")
+
+
+@dataclass(frozen=True)
+class Requirement:
+    """Settings of `train` that have no effect unless `met`; only their defaults are accepted then."""
+
+    settings: tuple[str, ...]
+    met: Callable[[RunConfig], bool]
+    decided_by: tuple[str, ...]
+    what: str
+    fix: str
+
+
+REQUIREMENTS = (
+    Requirement(
+        ("dataloader_prefetch_factor", "dataloader_persistent_workers"),
+        lambda config: config.train.dataloader_num_workers > 0,
+        ("train.dataloader_num_workers",),
+        "no effect: dataloader_num_workers is 0",
+        "set dataloader_num_workers too",
+    ),
+    Requirement(
+        ("adam_beta1", "adam_beta2", "adam_epsilon"),
+        lambda config: config.train.optim not in OPTIMIZERS or OPTIMIZERS[config.train.optim].uses_adam_settings,
+        ("train.optim",),
+        "no effect: train.optim is {train.optim}",
+        "remove it, or set optim: adamw_torch",
+    ),
+    Requirement(
+        ("label_smoothing_factor",),
+        lambda config: config.train.loss == "nll",
+        ("train.loss",),
+        "label smoothing is defined for train.loss: nll only",
+        "remove it, or set loss: nll",
+    ),
+    Requirement(
+        ("eval_delay", "eval_on_start", "early_stopping_patience"),
+        lambda config: effective_eval_strategy(config) != "no",
+        ("train.eval_strategy", "data.val_split"),
+        "no effect: this run does not evaluate",
+        "set data.val_split and eval_strategy: steps, or remove it",
+    ),
+    Requirement(
+        ("early_stopping_threshold",),
+        lambda config: config.train.early_stopping_patience is not None,
+        ("train.early_stopping_patience",),
+        "no effect: early_stopping_patience is not set",
+        "set early_stopping_patience too",
+    ),
+    Requirement(
+        ("run_name",),
+        lambda config: bool(_trackers(config) & {"all", "wandb", "mlflow", "trackio", "comet_ml", "swanlab"}),
+        ("train.report_to", "train.callbacks"),
+        "no effect: no tracker of train.report_to reads it",
+        "set report_to: wandb (or mlflow, trackio, comet_ml, swanlab), or remove it",
+    ),
+    Requirement(
+        ("project", "trackio_space_id", "trackio_bucket_id", "trackio_static_space_id"),
+        lambda config: bool(_trackers(config) & {"all", "trackio"}),
+        ("train.report_to", "train.callbacks"),
+        "no effect: only trackio reads it, and train.report_to is {train.report_to}",
+        "set report_to: trackio, or remove it",
+    ),
+    Requirement(
+        ("sample_tokens",),
+        lambda config: config.train.samples > 0,
+        ("train.samples",),
+        "no effect: train.samples is 0",
+        "set samples too",
+    ),
+)  # fmt: skip
+
+
+def settings_have_an_effect(config: RunConfig) -> Iterator[Finding]:
+    for requirement in REQUIREMENTS:
+        for name in requirement.settings if not requirement.met(config) else ():
+            if getattr(config.train, name) != _default(name):
+                what = requirement.what.format(train=config.train)
+                yield Finding((f"train.{name}", *requirement.decided_by), what, requirement.fix)
+
+
+def _default(name: str) -> Any:
+    return TrainSection.model_fields[name].get_default(call_default_factory=True)
+
+
+def _trackers(config: RunConfig) -> set[str]:
+    """Who reads a run's names: the trackers; a callback of the user's own may read all of them."""
+    named = config.train.report_to
+    return {"all"} if config.train.callbacks else {named} if isinstance(named, str) else set(named)
 
 
 CHECKS: tuple[Callable[[RunConfig], Iterator[Finding]], ...] = (
     half_precision,
     optimizer,
+    schedule,
     offloaded_inputs,
     patterns_compile,
     adapter_targets,
@@ -242,5 +343,7 @@ CHECKS: tuple[Callable[[RunConfig], Iterator[Finding]], ...] = (
     best_checkpoint,
     loss_fits_format,
     template_names_columns,
-    extra_has_an_effect,
+    warmup_needs_a_schedule_with_it,
+    callbacks_are_named,
+    settings_have_an_effect,
 )

@@ -12,21 +12,20 @@ from pydantic_core import ErrorDetails
 
 from shardtune.config.expected import accepts, entry_words, expected, literal_words
 from shardtune.config.problems import Problem, shown
+from shardtune.config.schedules import REFUSED_SCHEDULES
 from shardtune.config.schema import LARGEST, RunConfig, Section, SourceSection
 from shardtune.config.suggestions import (
-    FOREIGN_KEYS,
     FOREIGN_VALUES,
+    moved_settings,
     nearest,
     section_fields,
-    suggest_in_section,
-    suggest_top_level,
+    unknown_key,
 )
-from shardtune.config.trl_fields import ALLOWED, REFUSED
-from shardtune.config.unsupported import why_unsupported
 from shardtune.config.yaml_reader import Node
 
 # Values that are understood and refused: the type alone would not say why.
 _REFUSED_VALUES: dict[tuple[str, Any], tuple[str, str]] = {
+    **{("train.lr_scheduler_type", name): reason for name, reason in REFUSED_SCHEDULES.items()},
     ("model.torch_dtype", "float16"): (
         "half precision is not supported: it needs loss scaling and loses range",
         "use bfloat16, or float32",
@@ -95,13 +94,11 @@ class _Walk:
     def top(self, said: Node) -> None:
         for key, node in said.value.items():
             section = section_fields().get(key)
-            if section is None and (unsupported := why_unsupported(key, node.plain())):
-                self.problems.append(Problem(node.key_place, key, *unsupported))
-            elif section is None:
-                fix = suggest_top_level(key, is_mapping=node.is_mapping)
-                if key == "extends":
-                    fix = "`extends` works in files, not in overrides"
+            if key == "extends":
+                fix = "`extends` works in files, not in overrides"
                 self.problems.append(Problem(node.key_place, key, "unknown key", fix))
+            elif section is None:
+                self.problems.append(Problem(node.key_place, key, *unknown_key(key, node.plain())))
             elif node.problem:
                 self.problems.append(node.problem)
                 self.wrong.update(f"{key}.{name}" for name in section.model_fields)
@@ -116,13 +113,11 @@ class _Walk:
         for key, value in node.value.items():
             path = f"{name}.{key}"
             info = section.model_fields.get(key)
-            if info is None and (unsupported := why_unsupported(key, value.plain())):
-                self.problems.append(Problem(value.key_place, path, *unsupported))
+            if path == "train.extra":
+                self.problems.append(Problem(value.key_place, path, moved_settings(value.plain())))
                 continue
             if info is None:
-                fix = _extra_hint(key) if name == "train" else ""
-                fix = fix or suggest_in_section(key, name)
-                self.problems.append(Problem(value.key_place, path, "unknown key", fix))
+                self.problems.append(Problem(value.key_place, path, *unknown_key(key, value.plain(), name)))
                 continue
             broken = value.problems()
             if broken:
@@ -259,12 +254,3 @@ def _quote_hint(node: Node) -> str:
     if not isinstance(node.value, int | float):
         return ""
     return "put quotes around it if it is meant as text"
-
-
-def _extra_hint(key: str) -> str:
-    """A setting of TRL that stands in `train` needs only to move."""
-    if key in FOREIGN_KEYS or any(key in section.model_fields for section in section_fields().values()):
-        return ""
-    if key in REFUSED:
-        return f"it is a setting of TRL that cannot be passed on: {REFUSED[key]}"
-    return f"it is a setting of TRL: put it under `train.extra`, as `extra: {{{key}: …}}`" if key in ALLOWED else ""

@@ -13,7 +13,7 @@ from shardtune.config.schema import ClusterSection, RunConfig
 def notices(config: RunConfig, given: Collection[str]) -> Iterator[str]:
     """One sentence for each setting with no effect; `given` are the dotted paths the user set himself."""
     chosen = _chosen(config, given)
-    for notice in (_model, _warmup, _optimizer, _lengths, _columns, _evaluation, _elsewhere):
+    for notice in (_model, _warmup, _lengths, _columns, _intervals, _elsewhere):
         yield from notice(config, chosen)
 
 
@@ -43,13 +43,6 @@ def _warmup(config: RunConfig, given: Collection[str]) -> Iterator[str]:
         yield "train.warmup_ratio has no effect: train.warmup_steps is given, and wins."
 
 
-def _optimizer(config: RunConfig, given: Collection[str]) -> Iterator[str]:
-    if config.train.optim == "sgd":
-        for name in ("adam_beta1", "adam_beta2", "adam_epsilon"):
-            if name in config.train.extra:
-                yield f"train.extra.{name} has no effect: train.optim is sgd."
-
-
 def _lengths(config: RunConfig, given: Collection[str]) -> Iterator[str]:
     if "train.num_train_epochs" in given and config.train.max_steps > 0:
         yield "train.num_train_epochs has no effect: train.max_steps is given, and wins."
@@ -70,13 +63,14 @@ def _columns(config: RunConfig, given: Collection[str]) -> Iterator[str]:
         yield f"data.text_field has no effect: {why}."
 
 
-def _evaluation(config: RunConfig, given: Collection[str]) -> Iterator[str]:
-    when = effective_eval_strategy(config)
-    if "train.eval_steps" in given and when != "steps":
-        why = "there is no data.val_split" if config.data.val_split is None else f"eval_strategy is {when}"
-        yield f"train.eval_steps has no effect: {why}."
-    if "train.save_steps" in given and config.train.save_strategy != "steps":
-        yield f"train.save_steps has no effect: save_strategy is {config.train.save_strategy}."
+def _intervals(config: RunConfig, given: Collection[str]) -> Iterator[str]:
+    train = config.train
+    when = {"logging": train.logging_strategy, "eval": effective_eval_strategy(config), "save": train.save_strategy}
+    for what, strategy in when.items():
+        if f"train.{what}_steps" in given and strategy != "steps":
+            unset = what == "eval" and config.data.val_split is None
+            why = "there is no data.val_split" if unset else f"{what}_strategy is {strategy}"
+            yield f"train.{what}_steps has no effect: {why}."
 
 
 def _elsewhere(config: RunConfig, given: Collection[str]) -> Iterator[str]:

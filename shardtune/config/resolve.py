@@ -40,7 +40,7 @@ class ResolvedConfig:
 
     Attributes:
         config: The values.
-        origins: Where each came from, by dotted path (`train.learning_rate`, `train.extra.adam_beta1`).
+        origins: Where each came from, by dotted path (`train.learning_rate`, `train.optim_args.momentum`).
         notices: What to tell the user: settings with no effect.
         verdicts: What became of each key of accelerate's file.
     """
@@ -148,11 +148,12 @@ def _place(path: str, leaves: Mapping[str, Node]) -> Place | None:
     node = leaves.get(f"{section}.{key}")
     if node is None:
         return None
-    return node.value[inner[0]].key_place if inner else node.place
+    entry: Node | None = node.value.get(inner[0]) if inner and node.is_mapping else None
+    return entry.key_place if entry is not None else node.place
 
 
 def _origins(checked: Checked) -> dict[str, Origin]:
-    """One origin per setting; a mapping such as `train.extra` has one per entry."""
+    """One origin per setting; a mapping such as `train.optim_args` has one per entry."""
     found: dict[str, Origin] = {}
     for section, values in checked.config:
         for key in type(values).model_fields:

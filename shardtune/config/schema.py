@@ -359,8 +359,8 @@ class TrainSection(Section):
     )
     optim: str = Field(
         default="adamw_torch",
-        description="Optimizer: adamw_torch (fused on a GPU), adamw_torch_fused or sgd (those that handle sharded "
-        "tensors).",
+        description="Optimizer: adamw_torch (fused on a GPU), adamw_torch_fused, adam, adamax, nadam, radam, sgd, "
+        "rmsprop, adagrad or adadelta. Others do not support sharded tensors and are refused.",
     )
     optim_args: dict[str, Any] = Field(
         default_factory=dict,
@@ -392,7 +392,9 @@ class TrainSection(Section):
     warmup_steps: Int | None = Field(
         default=None, ge=0, description="Warm-up in steps; wins over warmup_ratio when given."
     )
-    weight_decay: Float = Field(default=0.01, ge=0, description="AdamW's decoupled weight decay.")
+    weight_decay: Float = Field(
+        default=0.01, ge=0, description="Weight decay: decoupled in AdamW, L2 in other optimizers."
+    )
     max_grad_norm: Float = Field(default=1.0, ge=0, description="Gradients are scaled down to this norm; 0 = never.")
     loss: Literal["nll", "dft"] = Field(
         default="nll",
@@ -415,7 +417,7 @@ class TrainSection(Section):
         default=None,
         ge=0,
         description="NEFTune: uniform noise on the input embeddings while training, scaled by alpha / √(tokens × "
-        "hidden size); null = off.",
+        "hidden size); 0 or null = off.",
     )
     bf16: bool | Literal["auto"] = Field(
         default="auto",
@@ -602,10 +604,6 @@ class TrainSection(Section):
         "model is given a row up to its first supervised token. Each token takes a forward pass of all ranks.",
     )
     sample_tokens: Int = Field(default=64, ge=1, description="Longest answer to a sample, in tokens.")
-    extra: dict[str, Any] = Field(
-        default_factory=dict,
-        description="Further settings of TRL's SFTConfig: those that have an effect; others are refused (see below).",
-    )
 
 
 class ParallelSection(Section):

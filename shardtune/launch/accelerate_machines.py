@@ -1,4 +1,4 @@
-"""Does this launch have the machines and processes that accelerate's file counts on? If not, the batch is another."""
+"""Does this launch have the machines and processes that accelerate's file expects? If not, the batch size differs."""
 
 from __future__ import annotations
 
@@ -7,56 +7,58 @@ from pathlib import Path
 
 from shardtune.config import ResolvedConfig
 from shardtune.errors import UserInputError
-from shardtune.launch.place import Asked, says_how_many_nodes
+from shardtune.launch.process_role import NodeOptions, says_how_many_nodes
 
 
-def refuse_lone_machine(resolved: ResolvedConfig, environ: Mapping[str, str], asked: Asked, config: Path) -> None:
-    """A file for several machines, started where nothing says that there are more than this one, or that it is alone.
+def refuse_lone_machine(
+    resolved: ResolvedConfig, environ: Mapping[str, str], options: NodeOptions, config: Path
+) -> None:
+    """Refuse a file for several machines when neither --nnodes nor a scheduler says how many there are.
 
-    accelerate would wait for the others. A run that does not would train with a part of the batch; and started like
-    that on every machine, as many runs at once.
+    accelerate would wait for the others. Training on without them uses a fraction of the batch, and the same command
+    on every machine starts as many independent runs.
 
     Raises:
-        UserInputError: with the command for every machine, and the one for this machine alone.
+        UserInputError: with the command for each machine, and the one for this machine alone.
     """
     machines = _machines(resolved)
-    if machines == 1 or says_how_many_nodes(environ, asked):
+    if machines == 1 or says_how_many_nodes(environ, options):
         return
     here, file = resolved.config.parallel.nproc, resolved.config.parallel.accelerate_config or "fsdp.yaml"
     batch = _batch(resolved, here) if isinstance(here, int) else None
     why = f"This command alone would train with 1/{machines} of the processes"
     if batch is not None:
-        why += f": {batch} rows a step instead of {batch * machines}"
+        why += f": {batch} rows per step instead of {batch * machines}"
     accumulation = resolved.config.train.gradient_accumulation_steps
     raise UserInputError(
-        f"{Path(file).name} says num_machines: {machines}, and nothing says which of them this one is.",
+        f"{Path(file).name} sets num_machines: {machines}, but the node rank of this machine is not set.",
         why=f"{why}.",
         fix=f"On each machine: shardtune train {config} --accelerate-config {file} --nnodes {machines} "
         "--node-rank R --master-addr HOST (R from 0, HOST is the address of machine 0; docs/multi-node.md). To train "
         "on this machine alone: --nnodes 1, with -o train.gradient_accumulation_steps="
-        f"{accumulation * machines} for the same rows a step.",
+        f"{accumulation * machines} for the same number of rows per step.",
     )
 
 
 def other_process_count(resolved: ResolvedConfig, world_size: int) -> str | None:
-    """A notice where other processes train than the file says: each rank's settings hold, so the batch is another."""
+    """A notice when the number of processes differs from the file's: per-rank settings stay, so the batch changes."""
     nproc = resolved.config.parallel.nproc
     if resolved.origins["parallel.nproc"].source != "accelerate" or not isinstance(nproc, int):
         return None
-    meant = nproc * _machines(resolved)
-    if meant == world_size:
+    expected = nproc * _machines(resolved)
+    if expected == world_size:
         return None
     return (
-        f"accelerate's file says num_processes: {meant}, but {world_size} {'train' if world_size > 1 else 'trains'}: "
-        f"{_batch(resolved, world_size)} rows a step instead of {_batch(resolved, meant)}. The learning rate and all "
-        "other settings are used as they are."
+        f"accelerate's file sets num_processes: {expected}, but this run has {world_size}: "
+        f"{_batch(resolved, world_size)} rows per step instead of {_batch(resolved, expected)}. The learning rate and "
+        "all other settings are unchanged."
     )
 
 
 def _machines(resolved: ResolvedConfig) -> int:
-    """What accelerate's file says; 1 where there is none, or the user's own cluster.nodes won over it."""
-    said = resolved.origins["cluster.nodes"].source == "accelerate"
-    return resolved.config.cluster.nodes if said else 1
+    """The number in accelerate's file; 1 without a file, or where the user's own cluster.nodes overrides it."""
+    from_accelerate = resolved.origins["cluster.nodes"].source == "accelerate"
+    return resolved.config.cluster.nodes if from_accelerate else 1
 
 
 def _batch(resolved: ResolvedConfig, processes: int) -> int:

@@ -1,4 +1,4 @@
-"""Can this machine hold so many processes? Asked before any of them is started: too many take the machine down."""
+"""Does this machine have the memory and cores for that many processes? Checked before any of them is started."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from shardtune.machine import free_memory
 from shardtune.run.failure import three_parts
 from shardtune.terminal import fitted
 
-LEAST_BYTES = 350 << 20  # of one process, its own pages after its imports; measured with torch 2.13 (CPU): 330 MB
-PER_CORE = 4  # processes on a core beyond which ranks mostly wait for each other's turn
+LEAST_BYTES = 350 << 20  # private memory of one process after its imports; measured with torch 2.13 (CPU): 330 MB
+PER_CORE = 4  # processes per core; beyond that, ranks mostly wait for a time slice
 
 
 def check_capacity(nproc: int, cores: int | None, *, force: bool = False, free: int | None = None) -> None:
@@ -19,7 +19,7 @@ def check_capacity(nproc: int, cores: int | None, *, force: bool = False, free: 
     The model itself is left out: all ranks together hold it once, however many there are.
 
     Args:
-        force: Print the same as a warning, and go on.
+        force: Print the same as a warning, and continue.
         free: Bytes of memory; None asks the system.
 
     Raises:
@@ -31,7 +31,7 @@ def check_capacity(nproc: int, cores: int | None, *, force: bool = False, free: 
         needed = nproc * LEAST_BYTES / 2**30
         problems.append(
             f"{nproc} processes need at least {needed:.1f} GiB of memory ({LEAST_BYTES / 2**30:.2f} GiB each, before "
-            f"any weight is loaded), and {free / 2**30:.1f} GiB are available"
+            f"any weights are loaded); {free / 2**30:.1f} GiB are available"
         )
         most = min(most, free // LEAST_BYTES)
     if cores is not None and nproc > PER_CORE * cores:
@@ -43,5 +43,5 @@ def check_capacity(nproc: int, cores: int | None, *, force: bool = False, free: 
     if not force:
         fix = f"Set --nproc (parallel.nproc) to {most} or less" if most else "Free memory"
         raise UserInputError(what, why=why, fix=f"{fix}, or pass --force to start them anyway.")
-    text = three_parts(what, why, "Going on because of --force.").replace("error", "warning", 1)
+    text = three_parts(what, why, "Continuing because of --force.").replace("error", "warning", 1)
     print(fitted(text, sys.stderr), file=sys.stderr)

@@ -28,11 +28,11 @@ REPLY_SIZE = len(_HEAD) + _NONCE + PROOF_SIZE
 
 
 class NotAMasterError(Exception):
-    """What listens there does not answer as the master of a run does. It may be too early: the master may come yet."""
+    """What listens there is not the master of a run. The master may still start later."""
 
 
-class StrangerError(Exception):
-    """A connection that is not from a launcher of this run. `reply` is all it may be told."""
+class UnauthenticatedError(Exception):
+    """A connection that is not from a launcher of this run. `reply` is all that is sent back."""
 
     def __init__(self, reason: str, reply: bytes = b"") -> None:
         super().__init__(reason)
@@ -44,25 +44,25 @@ def hello(role: bytes) -> bytes:
     return _HEAD + role + secrets.token_bytes(_NONCE)
 
 
-def answer(key: bytes, said: bytes) -> tuple[bytes, bytes]:
+def answer(key: bytes, hello_bytes: bytes) -> tuple[bytes, bytes]:
     """The master's reply to a hello, and the proof it then expects.
 
     Raises:
-        StrangerError: this is no hello.
+        UnauthenticatedError: this is not a hello.
     """
-    if said.startswith(_NAME) and not said.startswith(_HEAD):
-        raise StrangerError("it is another version of shardtune", reply=_HEAD)
-    if not said.startswith(_HEAD) or role_of(said) not in (KEY_VALUE, TUNNEL):
-        raise StrangerError("it does not speak shardtune's protocol")
+    if hello_bytes.startswith(_NAME) and not hello_bytes.startswith(_HEAD):
+        raise UnauthenticatedError("it runs another version of shardtune", reply=_HEAD)
+    if not hello_bytes.startswith(_HEAD) or role_of(hello_bytes) not in (KEY_VALUE, TUNNEL):
+        raise UnauthenticatedError("it does not speak shardtune's protocol")
     nonce = secrets.token_bytes(_NONCE)
-    return _HEAD + nonce + _proof(key, b"master", said, nonce), _proof(key, b"node", said, nonce)
+    return _HEAD + nonce + _proof(key, b"master", hello_bytes, nonce), _proof(key, b"node", hello_bytes, nonce)
 
 
-def role_of(said: bytes) -> bytes:
-    return said[len(_HEAD) : len(_HEAD) + 1]
+def role_of(hello_bytes: bytes) -> bytes:
+    return hello_bytes[len(_HEAD) : len(_HEAD) + 1]
 
 
-def check_reply(key: bytes, said: bytes, reply: bytes, where: str) -> bytes:
+def check_reply(key: bytes, hello_bytes: bytes, reply: bytes, where: str) -> bytes:
     """The node's proof, once the master has given its own. `reply` may be short: what came before the end.
 
     Raises:
@@ -70,33 +70,33 @@ def check_reply(key: bytes, said: bytes, reply: bytes, where: str) -> bytes:
         UserInputError: it is one, but of another run or version.
     """
     if not reply:
-        raise NotAMasterError("it closes the connection at once")
+        raise NotAMasterError("it closes the connection immediately")
     if not _HEAD.startswith(reply[: len(_HEAD)]):
         if reply.startswith(_NAME):
             raise UserInputError(
                 f"The master {where} runs another version of shardtune.",
-                why="The two speak different versions of the launchers' protocol.",
-                fix="Use one image on all nodes.",
+                why="Its launcher protocol is not compatible with this node's.",
+                fix="Use the same image on all nodes.",
             )
-        raise NotAMasterError(f"it sends other bytes ({reply[:20]!r})")
+        raise NotAMasterError(f"it replied with {reply[:20]!r}")
     if len(reply) < REPLY_SIZE:
-        raise NotAMasterError("it stopped in the middle of the handshake")
+        raise NotAMasterError("it stopped during the handshake")
     nonce, proof = reply[len(_HEAD) : -PROOF_SIZE], reply[-PROOF_SIZE:]
-    if not hmac.compare_digest(proof, _proof(key, b"master", said, nonce)):
+    if not hmac.compare_digest(proof, _proof(key, b"master", hello_bytes, nonce)):
         raise UserInputError(
-            f"The master {where} has another {SECRET_VARIABLE} than this node.",
-            why="Nodes of one run prove to each other that they know the same secret.",
+            f"{SECRET_VARIABLE} on this node differs from that of the master {where}.",
+            why="All nodes of a run must have the same secret.",
             fix=f"Set {SECRET_VARIABLE} to the same value on all nodes (on none with --insecure-network), and check "
             "that this is the master of this run.",
         )
-    return _proof(key, b"node", said, nonce)
+    return _proof(key, b"node", hello_bytes, nonce)
 
 
 def check_proof(expected: bytes, proof: bytes) -> None:
-    """Raises StrangerError where the node does not know the secret."""
+    """Raises UnauthenticatedError if the node does not know the secret."""
     if not hmac.compare_digest(expected, proof):
-        raise StrangerError(f"it does not know the shared secret (check {SECRET_VARIABLE} there)")
+        raise UnauthenticatedError(f"it does not know the shared secret (check {SECRET_VARIABLE} there)")
 
 
-def _proof(key: bytes, who: bytes, said: bytes, nonce: bytes) -> bytes:
-    return hmac.digest(key, who + said + nonce, "sha256")
+def _proof(key: bytes, who: bytes, hello_bytes: bytes, nonce: bytes) -> bytes:
+    return hmac.digest(key, who + hello_bytes + nonce, "sha256")

@@ -1,6 +1,6 @@
-"""How does a launcher take connections? In one thread of its own, in Python alone, that can be ended and joined.
+"""How does a launcher accept connections? In one thread, in pure Python, that can be ended and joined.
 
-No call into C++ that an interpreter at its end would have to unwind, and nothing that a mute peer could hold up.
+No call into C++ that has to be unwound at interpreter exit, and nothing that a silent peer could block.
 """
 
 from __future__ import annotations
@@ -63,10 +63,10 @@ class ListenerThread:
 
 
 def listen(address: str, port: int) -> socket.socket:
-    """A listening socket; an empty address stands for all of this machine's.
+    """A listening socket; an empty address means all interfaces.
 
     Raises:
-        UserInputError: the port is taken.
+        UserInputError: the port is in use.
     """
     try:
         if not address and socket.has_dualstack_ipv6():
@@ -78,10 +78,10 @@ def listen(address: str, port: int) -> socket.socket:
             raise
         raise UserInputError(
             f"The master cannot listen on port {port} of {socket.gethostname()}.",
-            why="Another program (an earlier run?) listens there."
+            why="Another process (an earlier run?) is already listening on it."
             if error.errno == errno.EADDRINUSE
-            else "This user may not use that port.",
-            fix="Choose another --master-port, the same on all nodes.",
+            else "This user has no permission to use that port.",
+            fix="Choose another --master-port on all nodes.",
         ) from None
 
 
@@ -94,14 +94,14 @@ def keep_alive(connection: socket.socket) -> None:
 
 
 async def splice(one: Streams, other: Streams) -> None:
-    """Hand bytes on in both directions until either end closes."""
-    ways = [asyncio.create_task(_copy(one[0], other[1])), asyncio.create_task(_copy(other[0], one[1]))]
+    """Forward bytes in both directions until either end closes."""
+    copies = [asyncio.create_task(_copy(one[0], other[1])), asyncio.create_task(_copy(other[0], one[1]))]
     try:
-        await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(copies, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        for way in ways:
-            way.cancel()
-        await asyncio.gather(*ways, return_exceptions=True)
+        for copy in copies:
+            copy.cancel()
+        await asyncio.gather(*copies, return_exceptions=True)
         one[1].close()
         other[1].close()
 

@@ -1,4 +1,4 @@
-"""Is everything that a config names on this disk there, and may it be written? Without torch, in milliseconds."""
+"""Do all local paths in a config exist, and are the output folders writable? Without torch, in milliseconds."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def check_named_paths(resolved: ResolvedConfig, file: Path) -> None:
 
 
 def not_checked(config: RunConfig) -> list[str]:
-    """What only starting the run can tell."""
+    """What only starting the run can show."""
     model = config.model
     names = [
         name for name in (model.model_name_or_path, model.tokenizer_name_or_path) if name and not looks_local(name)
@@ -45,7 +45,7 @@ def not_checked(config: RunConfig) -> list[str]:
         *elsewhere,
         "the rows, columns and splits of the data (`shardtune data inspect`)",
         "lora.target_modules in the model",
-        "whether it fits into memory",
+        "whether it fits in memory",
     ]
 
 
@@ -79,7 +79,7 @@ def _error(check: Callable[[], None]) -> UserInputError | None:
     except UserInputError as error:
         return error
     except OSError as error:  # a name that is too long, a folder that may not be entered
-        return UserInputError(f"It cannot be looked at: {error.strerror} ({error.filename}).")
+        return UserInputError(f"It cannot be read: {error.strerror} ({error.filename}).")
     return None
 
 
@@ -117,8 +117,8 @@ def check_writable(key: str, name: str | None) -> None:
         raise UserInputError(f"'{there}' is a file, not a folder.", fix=f"Set {key} to a folder.")
     if not os.access(there, os.W_OK | os.X_OK):
         raise UserInputError(
-            f"'{there}' may not be written to (as user {os.geteuid()}).",
-            fix=f"Set {key} to a folder you may write to.",
+            f"'{there}' is not writable (as user {os.geteuid()}).",
+            fix=f"Set {key} to a folder you can write to.",
         )
 
 

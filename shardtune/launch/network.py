@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from shardtune.errors import UserInputError
-from shardtune.launch.place import Node
+from shardtune.launch.process_role import Node
 
 SECRET_VARIABLE = "SHARDTUNE_SECRET"
 INSECURE_VARIABLE = "SHARDTUNE_INSECURE_NETWORK"
 _SHORTEST = 16  # characters
-_ROUNDS = 200_000  # a guess costs whoever records a handshake a tenth of a second
+_ROUNDS = 200_000  # a guess costs whoever recorded a handshake a tenth of a second
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,8 @@ def read_network(environ: Mapping[str, str], node: Node) -> Network:
         if len(secret) < _SHORTEST:
             raise UserInputError(
                 f"{SECRET_VARIABLE} has {len(secret)} characters; at least {_SHORTEST} are needed.",
-                why="Whoever guesses it can join the run or stop it.",
-                fix="Set it to the same long value on all nodes. `openssl rand -hex 32` makes one.",
+                why="Anyone who guesses it can join the run or stop it.",
+                fix="Set it to the same long value on all nodes, for example from `openssl rand -hex 32`.",
             )
         return Network(_derive(secret), bind)
     if bind:
@@ -50,7 +50,7 @@ def read_network(environ: Mapping[str, str], node: Node) -> Network:
     raise UserInputError(
         f"{SECRET_VARIABLE} is not set, and the master {node.master_addr} is reached over a network.",
         why=f"Anyone who can connect to port {node.master_port} of node 0 could join this run or stop it.",
-        fix=f"Set {SECRET_VARIABLE} to the same value on all nodes (`openssl rand -hex 32` makes one), or pass "
+        fix=f"Set {SECRET_VARIABLE} to the same value on all nodes (for example from `openssl rand -hex 32`), or pass "
         f"--insecure-network (or {INSECURE_VARIABLE}=1) if everyone on this network is trusted. See docs/security.md.",
     )
 

@@ -1,6 +1,6 @@
-"""What does the master's port do? It lets in launchers that prove the secret: to its table, or to the ranks' store.
+"""What does the master's port serve? The table and the ranks' store, to launchers that prove the secret.
 
-Every other connection is closed. The ranks' store is torch's and listens on loopback alone.
+Every other connection is closed. The ranks' store is torch's TCPStore and listens on loopback only.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from collections.abc import Callable
 from typing import Any
 
 from shardtune.launch import handshake
-from shardtune.launch.handshake import StrangerError
+from shardtune.launch.handshake import UnauthenticatedError
 from shardtune.launch.listener import ListenerThread, splice
 
 LARGEST_FRAME = 64 << 20  # bytes; of launchers that have proven the secret
-_HALF_OPEN = 4096  # handshakes at a time; past it the oldest is closed, so that mute strangers keep nobody out
+_HALF_OPEN = 4096  # handshakes at a time; beyond that the oldest is closed, so that silent peers block nobody
 _FILES = 1 << 16  # a rank of another node holds three descriptors here; the usual limit is 1,024
-_NAMED = 64  # addresses of strangers that are reported
+_NAMED = 64  # addresses of refused connections that are logged
 
 
 class Table:
-    """The values by key that launchers share. Used from the launcher's main thread and from the server's."""
+    """The key-value table that launchers share. Used from the launcher's main thread and from the server's."""
 
     def __init__(self) -> None:
         self._values: dict[str, str] = {}
@@ -39,7 +39,7 @@ class Table:
             return self._values.get(key)
 
     def add(self, key: str, value: str) -> str:
-        """Set it unless it is there; what is there now."""
+        """Set it unless it is set; returns its value."""
         with self._lock:
             return self._values.setdefault(key, value)
 
@@ -48,9 +48,9 @@ class MasterServer:
     """The master's port. `ranks_port` is that of the ranks' store on loopback."""
 
     def __init__(
-        self, listener: socket.socket, table: Table, key: bytes, ranks_port: int, say: Callable[[str], None]
+        self, listener: socket.socket, table: Table, key: bytes, ranks_port: int, log: Callable[[str], None]
     ) -> None:
-        self._table, self._key, self._ranks_port, self._say = table, key, ranks_port, say
+        self._table, self._key, self._ranks_port, self._log = table, key, ranks_port, log
         self._half_open: dict[asyncio.Task[None], None] = {}
         self._named: set[str] = set()
         self.most_half_open = min(_HALF_OPEN, _allow_many_files() // 4)
@@ -60,11 +60,11 @@ class MasterServer:
         self._thread.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        peer = writer.get_extra_info("peername") or ("an address that has left",)
+        peer = writer.get_extra_info("peername") or ("an unknown address",)
         address = str(peer[0]).removeprefix("::ffff:")  # IPv4 on a socket for both
         try:
             role = await self._admit(reader, writer)
-        except StrangerError as error:
+        except UnauthenticatedError as error:
             writer.write(error.reply)
             self._report(address, str(error))
         except TimeoutError:
@@ -79,7 +79,7 @@ class MasterServer:
         """The role the other end has proven.
 
         Raises:
-            StrangerError, TimeoutError, EOFError, OSError: it has proven nothing.
+            UnauthenticatedError, TimeoutError, EOFError, OSError: it has proven nothing.
         """
         task: asyncio.Task[None] | None = asyncio.current_task()
         assert task is not None
@@ -95,7 +95,7 @@ class MasterServer:
                 writer.write(reply)
                 try:
                     proof = await reader.readexactly(handshake.PROOF_SIZE)
-                except EOFError:  # with another secret it knows from our proof that its own is of no use
+                except EOFError:  # with another secret it has seen from our proof that the secrets differ
                     proof = b""
                 handshake.check_proof(expected, proof)
                 writer.write(handshake.ACCEPTED)
@@ -124,7 +124,7 @@ class MasterServer:
     def _report(self, address: str, reason: str) -> None:
         if address not in self._named and len(self._named) < _NAMED:
             self._named.add(address)
-            self._say(f"refused a connection from {address}: {reason}. Further ones from there are not reported")
+            self._log(f"refused a connection from {address}: {reason}. Further ones from that address are not logged")
 
 
 def frame(content: dict[str, Any]) -> bytes:

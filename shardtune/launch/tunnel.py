@@ -10,11 +10,11 @@ from shardtune.launch import handshake
 from shardtune.launch.handshake import NotAMasterError
 from shardtune.launch.listener import ListenerThread, Streams, keep_alive, listen, splice
 
-_TRIES = 6  # within half a minute: a master that thousands of ranks join in one second keeps some waiting
+_TRIES = 6  # within half a minute: when thousands of ranks connect in one second, some have to wait
 
 
 class Tunnel:
-    """Listens on a port of loopback and hands every connection on to the store behind the master's port."""
+    """Listens on a loopback port and forwards every connection to the store behind the master's port."""
 
     def __init__(self, address: str, port: int, key: bytes) -> None:
         """`address` is numeric: a name would be resolved in yet another thread."""
@@ -32,7 +32,7 @@ class Tunnel:
             try:
                 master = await self._connect()
             except (OSError, EOFError, NotAMasterError, ShardtuneError):
-                continue  # in the end the rank finds its connection closed; the launcher says what became of the master
+                continue  # in the end the rank's connection is closed; the launcher reports what happened to the master
             await splice((reader, writer), master)
             return
 

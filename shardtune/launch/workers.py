@@ -1,4 +1,4 @@
-"""How are the processes of this node? Started here, asked, signalled, examined when they hang, ended."""
+"""How are the processes of this node doing? Started, polled, signalled, inspected when they hang, and killed here."""
 
 from __future__ import annotations
 
@@ -13,21 +13,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shardtune.launch.host_memory import oom_kills
-from shardtune.run.channel import Channel, read_message
+from shardtune.machine import oom_kills
+from shardtune.run.channel import LAUNCHER_VARIABLE, Channel, read_message
 from shardtune.run.exit_codes import stop_signal
 from shardtune.run.findings import Finding
 from shardtune.run.node_facts import STORE_VARIABLE
-from shardtune.run.parent_death import LAUNCHER_VARIABLE
-from shardtune.run.stacks import ask as stacks_of
+from shardtune.run.stacks import dump_stacks
 
 STORE_PORT_VARIABLE = "SHARDTUNE_STORE_PORT"  # of that store, on loopback
-_LATE = 5.0  # seconds past its deadline after which a rank's own watchdog is taken to be stuck as well
+_LATE = 5.0  # seconds past its deadline after which a rank's own watchdog counts as stuck, too
 
 
 @dataclass(frozen=True)
 class RankAssignment:
-    """Which ranks of which run this node starts, and where all ranks meet."""
+    """Which ranks of which run this node starts, and where they find each other."""
 
     attempt: int
     node: int
@@ -42,7 +41,7 @@ class RankAssignment:
 
 
 class LocalWorkers:
-    """The processes of this node in one attempt, and what they tell this launcher (`channel.py`)."""
+    """The processes of this node in one attempt, and what they report to this launcher (`channel.py`)."""
 
     def __init__(self, command: list[str], assignment: RankAssignment, environ: Mapping[str, str]) -> None:
         self.assignment = assignment
@@ -50,13 +49,13 @@ class LocalWorkers:
         self._states: dict[int, dict[str, Any]] = {}  # the last that could be read
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._ended: dict[int, float] = {}  # when a rank was first seen to be gone
-        self._examined: dict[int, Finding] = {}
+        self._inspected: dict[int, Finding] = {}
         self._oom_kills = oom_kills()
         for local in range(assignment.nproc):
             rank = assignment.first_rank + local
             self._channels[rank] = channel = Channel.create()
             # A process group of its own: Ctrl-C reaches it once, through us, and its data loaders end with it.
-            # From the main thread: a rank ends with the thread that started it (parent_death).
+            # From the main thread: a rank ends with the thread that started it (`end_with_launcher`).
             self._processes[rank] = subprocess.Popen(
                 command,
                 env={**environ, **self._environment(local), **channel.environment()},
@@ -81,7 +80,7 @@ class LocalWorkers:
         return found
 
     def send(self, number: int) -> None:
-        """Hand a signal on to every rank that lives."""
+        """Forward a signal to every rank that is alive."""
         for process in self._processes.values():
             if process.poll() is None:
                 process.send_signal(number)
@@ -99,7 +98,7 @@ class LocalWorkers:
         return bool(overdue or now - state["alive"] > limit + _LATE)
 
     def findings(self) -> list[Finding]:
-        """What is known of every rank that has not ended well. Ranks that still run are examined, not ended."""
+        """What is known of every rank that has failed or hangs. Ranks that still run are inspected, not ended."""
         codes = self.codes()
         found = [finding for rank in self._processes if (finding := self._finding(rank, codes))]
         return sorted(found, key=lambda finding: finding.time)
@@ -109,7 +108,7 @@ class LocalWorkers:
         doing = str(state.get("doing", ""))
         if record is not None:
             stack = str(Path(state["folder"]) / "crash" / f"rank-{rank}.txt") if state.get("folder") else ""
-            return self._found(
+            return self._make_finding(
                 rank, record["kind"], record["time"], text=record["text"], exit_code=record["exit_code"],
                 doing=record["doing"] or doing, stack=stack,
             )  # fmt: skip
@@ -119,24 +118,24 @@ class LocalWorkers:
                 return None
             if code < 0:
                 counted = self._killed_for_memory(-code)
-                return self._found(
+                return self._make_finding(
                     rank, "killed", self._ended[rank], exit_code=128 - code, doing=doing, for_memory=counted
                 )
-            return self._found(rank, "exited", self._ended[rank], exit_code=code, doing=doing)
-        return self._examined.get(rank) or self._examine(rank, state)
+            return self._make_finding(rank, "exited", self._ended[rank], exit_code=code, doing=doing)
+        return self._inspected.get(rank) or self._inspect(rank, state)
 
     def _killed_for_memory(self, number: int) -> bool | None:
-        """What the cgroup says about a SIGKILL; None where it says nothing."""
+        """Whether the cgroup counts this SIGKILL as an out-of-memory kill; None where nobody counts."""
         before, now = self._oom_kills, oom_kills()
         if number != signal.SIGKILL or before is None or now is None:
             return None
         return now > before
 
-    def _found(self, rank: int, kind: str, when: float, **more: Any) -> Finding:
+    def _make_finding(self, rank: int, kind: str, when: float, **more: Any) -> Finding:
         return Finding(kind, when, self.assignment.node, self.assignment.host, rank, **more)
 
-    def _examine(self, rank: int, state: dict[str, Any]) -> Finding | None:
-        """Is a rank that lives the one the others wait for? A stopped one certainly; a silent one, too."""
+    def _inspect(self, rank: int, state: dict[str, Any]) -> Finding | None:
+        """Is a rank that is alive the one the others wait for? A stopped one is; one whose watchdog is silent, too."""
         process = self._processes[rank]
         letter, sleeping = _kernel_view(process.pid)
         now = time.monotonic()
@@ -146,45 +145,45 @@ class LocalWorkers:
             return None
         since = time.time() - silent_for
         stack = self._ask_for_stacks(rank, state, f"kernel state {letter}, waiting in {sleeping}")
-        text = f"Its watchdog was last heard of {silent_for:.0f} s ago (kernel state {letter}, waiting in {sleeping})."
-        self._examined[rank] = self._found(
+        text = f"Its watchdog last ran {silent_for:.0f} s ago (kernel state {letter}, waiting in {sleeping})."
+        self._inspected[rank] = self._make_finding(
             rank, "stopped" if stopped else "silent", since, text=text, doing=str(state.get("doing", "")), stack=stack
         )
-        return self._examined[rank]
+        return self._inspected[rank]
 
     def _ask_for_stacks(self, rank: int, state: dict[str, Any], seen: str) -> str:
-        """The stacks of a rank that does not watch itself any more, in the file it would have written itself; it is
-        ended right after."""
+        """Dump the stacks of a rank whose watchdog no longer runs, into the file it would have written itself, and
+        kill it."""
         if not state.get("folder"):
             return ""
         process, asked = self._processes[rank], time.time()
-        stacks = stacks_of(process.pid, self._channels[rank])
+        stacks = dump_stacks(process.pid, self._channels[rank])
         if not stacks:
             return ""
         self._kill(process)
         target = Path(state["folder"]) / "crash" / f"rank-{rank}.txt"
-        text = f"rank {rank}, {state['doing']}, examined by its launcher: {seen}\n{stacks}"
-        # Woken, its own watchdog may be the first to run: it writes that file, and ends the process.
+        text = f"rank {rank}, {state['doing']}, inspected by its launcher: {seen}\n{stacks}"
+        # When it is continued, its own watchdog may run first: it writes that file, and ends the process.
         with suppress(OSError):
             if target.stat().st_mtime > asked - 1:
-                text += f"\nWritten by itself:\n{target.read_text(encoding='utf-8', errors='replace')}"
+                text += f"\nWritten by the rank itself:\n{target.read_text(encoding='utf-8', errors='replace')}"
         try:
             target.parent.mkdir(exist_ok=True)
             target.write_text(text, encoding="utf-8")
         except OSError as error:
-            print(f"{target} was not written ({error.strerror}):\n{text}", file=sys.stderr, flush=True)
+            print(f"Could not write {target} ({error.strerror}):\n{text}", file=sys.stderr, flush=True)
             return "above"
         return str(target)
 
     def folder_of_run(self) -> Path | None:
-        """Where the ranks write, once one of them has said so."""
+        """Where the ranks write, once one of them has reported it."""
         for rank in self._processes:
-            if said := self._state(rank).get("folder"):
-                return Path(said)
+            if folder := self._state(rank).get("folder"):
+                return Path(folder)
         return None
 
     def has_begun_training(self) -> bool:
-        """Whether a rank has come to its first step."""
+        """Whether a rank has reached its first step."""
         return any(self._state(rank).get("trains") for rank in self._processes)
 
     def kill(self) -> None:
@@ -202,7 +201,7 @@ class LocalWorkers:
             return
 
     def close(self) -> None:
-        """Forget what the ranks have told."""
+        """Close the channels."""
         for channel in self._channels.values():
             channel.close()
 
@@ -213,8 +212,8 @@ class LocalWorkers:
 
 
 def _kernel_view(pid: int) -> tuple[str, str]:
-    """State letter (R, S, D, T stopped, Z) and the kernel function a process sleeps in, where the kernel tells."""
-    letter, sleeping = "?", "an unknown place"
+    """State letter (R, S, D, T stopped, Z) and the kernel function a process sleeps in, where /proc shows it."""
+    letter, sleeping = "?", "an unknown function"
     try:
         letter = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rsplit(")", 1)[1].split()[0]
         sleeping = Path(f"/proc/{pid}/wchan").read_text(encoding="ascii").strip("0\n") or sleeping

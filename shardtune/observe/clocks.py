@@ -1,4 +1,4 @@
-"""When did the device get there? Marks in its stream of work, read once it has passed them, and never waited for."""
+"""When did the device reach a point? Events in its stream, read once they have passed, without synchronizing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Mark = Any  # seconds on a host clock, or a CUDA event
 
 
 class Clock(Protocol):
-    """Sets marks now; tells the seconds between two of them when both are passed."""
+    """Sets marks now; gives the seconds between two of them when both have passed."""
 
     def mark(self) -> Mark: ...
 
@@ -22,7 +22,7 @@ class Clock(Protocol):
 
     def seconds(self, begin: Mark, end: Mark) -> float: ...
 
-    def take_back(self, marks: Iterable[Mark]) -> None: ...
+    def recycle(self, marks: Iterable[Mark]) -> None: ...
 
 
 class HostClock:
@@ -40,12 +40,12 @@ class HostClock:
     def seconds(self, begin: Mark, end: Mark) -> float:
         return float(end - begin)
 
-    def take_back(self, marks: Iterable[Mark]) -> None:
+    def recycle(self, marks: Iterable[Mark]) -> None:
         return
 
 
 class CudaClock:
-    """Events in the stream that is current when a mark is set. They are used again, for making one takes longest."""
+    """Events in the stream that is current when a mark is set. They are reused, since creating one is expensive."""
 
     def __init__(self) -> None:
         self._spare: list[torch.cuda.Event] = []
@@ -64,5 +64,5 @@ class CudaClock:
     def seconds(self, begin: Mark, end: Mark) -> float:
         return float(begin.elapsed_time(end)) / 1000
 
-    def take_back(self, marks: Iterable[Mark]) -> None:
+    def recycle(self, marks: Iterable[Mark]) -> None:
         self._spare.extend(marks)

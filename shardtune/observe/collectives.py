@@ -1,8 +1,8 @@
 """How long does the computation wait for other ranks? FSDP2's waits, each between two marks.
 
-On a GPU, layers are gathered and gradients reduced in streams of their own; what counts is how long the computing
-stream stands still for them. On a CPU the collectives block, and the whole call counts. The places are private names
-of torch (2.11 to 2.13 read); where one is missing, nothing is measured and `why_not` says so.
+On a GPU, all-gathers and reduce-scatters run in their own streams; what counts is how long the compute stream is
+blocked by them. On a CPU the collectives block, and the whole call counts. The patched attributes are private names of
+torch (checked with 2.11 to 2.13); where one is missing, nothing is measured and `why_not` is the reason.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ Wait = Callable[[Callable[[], Any]], Any]  # runs what it is given between two m
 
 
 class CollectiveTap:
-    """Lets `wait` run around every wait of a sharded model.
+    """Calls `wait` around every wait of a sharded model.
 
     Args:
-        model: Sharded with `fully_shard`; any other leaves the tap closed.
+        model: Sharded with `fully_shard`; for any other nothing is patched.
         on_cuda: Whether waiting happens on a stream or in a call.
     """
 
@@ -83,7 +83,7 @@ class CollectiveTap:
 
 
 class _TimedCall:
-    """A collective that blocks. Whatever else is asked of it, the original answers."""
+    """A blocking collective. Everything else is delegated to the original."""
 
     def __init__(self, original: Any, wait: Wait) -> None:
         self._original, self._wait = original, wait

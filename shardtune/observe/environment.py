@@ -1,4 +1,4 @@
-"""On what did it run? Versions and machine, recorded beside every run."""
+"""What did a run use? Versions and machine, recorded with every run."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ def installed_version(name: str) -> str | None:
 
 
 def command_line(argv: Sequence[str] | None = None) -> str:
-    """What this process was started with, as one would type it; secrets are hidden.
+    """The command line of this process, as one would type it; secrets are hidden.
 
     Example:
-        >>> command_line(["/venv/bin/shardtune", "train", "run.yaml", "-o", "train.extra.hub_token=abc"])
-        "shardtune train run.yaml -o 'train.extra.hub_token=***'"
+        >>> command_line(["/venv/bin/shardtune", "train", "run.yaml", "-o", "train.hub_token=abc"])
+        "shardtune train run.yaml -o 'train.hub_token=***'"
     """
     program, *words = sys.argv if argv is None else argv
     path = Path(program)

@@ -1,4 +1,4 @@
-"""Which products does the model really make? Hooks on the first micro-batch, gone when it is over."""
+"""Which matrix products does the model compute? Hooks during the first micro-batch, removed afterwards."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _SCALES = "_scale_inv"  # of float8 weights: how they are stored, no product
 class FlopRecorder:
     """Watches a model through one forward and backward pass.
 
-    Knows linear layers (also held in float8), whatever else owns a matrix called `weight` (routers), fused 3-D experts,
-    PEFT's adapters on all of them, and attention modules that say their head width. Works on a model sharded with
-    FSDP2: while a layer runs, its weights are whole.
+    Knows linear layers (also in float8), other modules with a matrix called `weight` (routers), fused 3-D experts,
+    PEFT's adapters on all of them, and attention modules with a known head width. Works on a model sharded with FSDP2:
+    while a layer runs, its weights are unsharded.
 
     Args:
         model: What the trainer calls, adapters on it.

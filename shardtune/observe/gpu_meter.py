@@ -1,7 +1,7 @@
-"""How is the GPU? Utilisation, clock, power, temperature and what slows it down, from NVML, once a second at most.
+"""How is the GPU doing? Utilization, clock, power, temperature and throttle reasons, from NVML, at most once a second.
 
-A thread of its own reads, since a driver may take its time to answer. What cannot be read is absent: no NVML, a slice
-of a GPU (MIG) that has no such counter, a driver error.
+Read in a thread, since the driver may be slow. What cannot be read is absent: no NVML, a slice of a GPU (MIG) without
+that counter, a driver error.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class GpuMeter:
             self.latest = self.read(handle)
 
     def read(self, handle: Any) -> dict[str, object]:
-        nvml, told = self._nvml, {}
+        nvml, values = self._nvml, {}
         readings: dict[str, Callable[[], object]] = {
             "utilization": lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu,
             "sm_clock_mhz": lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM),
@@ -91,14 +91,14 @@ class GpuMeter:
         }
         for name, reading in readings.items():
             try:
-                told[name] = reading()
+                values[name] = reading()
             except nvml.NVMLError:
                 continue
-        return told
+        return values
 
 
 def throttle_reasons(bits: int) -> list[str]:
-    """Names of what slows the clock down. A bit without a name is told by its number."""
+    """Names of the throttle reasons. An unknown bit is given as a number."""
     known = [name for bit, name in THROTTLE_REASONS.items() if bits & bit]
     rest = bits & ~(sum(THROTTLE_REASONS) | 0x001)
     return known + ([f"{rest:#x}"] if rest else [])
@@ -113,6 +113,6 @@ def _pynvml() -> Any:
 
 
 def gpu_uuid(device: int | torch.device) -> str:
-    """What NVML knows the GPU by; its numbers mean something else there under CUDA_VISIBLE_DEVICES."""
+    """The GPU's UUID for NVML, whose indices differ under CUDA_VISIBLE_DEVICES."""
     known = str(torch.cuda.get_device_properties(device).uuid)
     return known if known.startswith(("GPU-", "MIG-")) else f"GPU-{known}"

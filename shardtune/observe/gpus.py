@@ -1,6 +1,6 @@
-"""What GPUs are there, how are they joined, and are they well? Asked of NVML, the library below nvidia-smi.
+"""Which GPUs are there, how are they connected, and are they healthy? Read from NVML, the library below nvidia-smi.
 
-What a card, driver or container does not tell is left out, never zero. Memory in bytes.
+What a GPU, driver or container does not report is left out, never zero. Memory in bytes.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ _NVLINK_VERSIONS = {1: "1.0", 2: "2.0", 3: "2.2", 4: "3.0", 5: "3.1", 6: "4.0", 
 
 
 def describe_gpus(nvml: Any = None) -> dict[str, Any]:
-    """`driver`, `cuda_driver`, `gpus` (a list), `unreachable_gpus`, `topology` (a matrix of words).
+    """`driver`, `cuda_driver`, `gpus` (a list), `unreachable_gpus`, `topology` (a matrix of nvidia-smi's codes).
 
-    Without a driver there is `no_gpu` alone, which says why.
+    Without a driver there is only `no_gpu`, the reason.
 
     Args:
         nvml: The module `pynvml`, or what stands for it in a test.
@@ -35,13 +35,13 @@ def describe_gpus(nvml: Any = None) -> dict[str, Any]:
 
 
 class _Nvml:
-    """One look at all cards. Every question may go unanswered."""
+    """Queries all GPUs. Any query may be unsupported."""
 
     def __init__(self, nvml: Any) -> None:
         self.nvml = nvml
 
     def ask(self, question: str, *args: Any) -> Any:
-        """The answer to one question; None where this card, driver or NVML has none."""
+        """The result of one NVML call; None where this GPU, driver or NVML does not support it."""
         function: Callable[..., Any] | None = getattr(self.nvml, question, None)
         if function is None:
             return None
@@ -56,10 +56,10 @@ class _Nvml:
         for index in range(self.ask("nvmlDeviceGetCount") or 0):
             try:
                 handles[index] = self.nvml.nvmlDeviceGetHandleByIndex(index)
-            except self.nvml.NVMLError as error:  # a card that has fallen off the bus, or is not ours
+            except self.nvml.NVMLError as error:  # a GPU that has fallen off the bus, or is not ours
                 lost.append({"index": index, "error": str(error)})
         if not handles and not lost:
-            return {"no_gpu": "NVML finds none"}
+            return {"no_gpu": "NVML reports no GPU"}
         cuda = self.ask("nvmlSystemGetCudaDriverVersion_v2")
         addresses = {
             index: self._address(self.ask("nvmlDeviceGetPciInfo", handle)) for index, handle in handles.items()
@@ -154,7 +154,7 @@ class _Nvml:
         return address
 
     def _topology(self, handles: list[Any], gpus: list[dict[str, Any]]) -> list[list[str]]:
-        """How each pair talks: `NV18` (so many NVLinks), or the nearest thing both hang on (PIX to SYS); else `?`."""
+        """How each pair is connected: `NV18` (18 NVLinks), or the nearest common ancestor (PIX to SYS); else `?`."""
         return [
             ["X" if i == j else self._between(handles, gpus, i, j) for j in range(len(handles))]
             for i in range(len(handles))

@@ -1,4 +1,4 @@
-"""On what does it run? Machine, GPUs, networks and libraries as plain facts: what `shardtune env --json` prints."""
+"""What machine is this? Host, GPUs, networks and libraries as plain facts: what `shardtune env --json` prints."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def describe_hardware(
     root: Path = Path("/"),
     environ: Mapping[str, str] = os.environ,
 ) -> dict[str, Any]:
-    """Everything `shardtune env --json` says, plain types only. Does not import torch.
+    """Everything that `shardtune env --json` prints, plain types only. Does not import torch.
 
     Args:
         folder: Where runs are written; the disk it is on is described.
@@ -51,7 +51,7 @@ def describe_hardware(
 
 
 def _torch_cuda() -> str | None:
-    """The CUDA torch was built for, out of its version file: importing all of it takes seconds."""
+    """The CUDA version torch was built for, from its version file: importing torch takes seconds."""
     found = importlib.util.find_spec("torch")
     file = Path(found.origin).with_name("version.py") if found is not None and found.origin else None
     if file is None or not file.is_file():
@@ -60,7 +60,7 @@ def _torch_cuda() -> str | None:
 
 
 def _nccl() -> str | None:
-    """As torch says, where it is loaded; else the wheel beside it; else the library itself."""
+    """NCCL's version from torch, if it is imported; else from the wheel; else from the library itself."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available() and torch.distributed.is_nccl_available():
         return ".".join(map(str, torch.cuda.nccl.version()))

@@ -1,4 +1,4 @@
-"""What exactly is this machine? The long form of its facts, for a terminal of 80 columns or more."""
+"""What does `shardtune env` print? The long form of the machine's facts, for 80 columns or more."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Facts = Mapping[str, Any]
 
 
 def show_hardware(console: Console, facts: Facts) -> None:
-    """Print all of it: the machine, its cards and how they are joined, networks, libraries, variables, troubles."""
+    """Print everything: the host, its GPUs and their interconnect, networks, libraries, variables, warnings."""
     for label, text in _machine(facts):
         say(console, label, text)
     if facts.get("gpus"):
@@ -39,13 +39,13 @@ def _machine(facts: Facts) -> Iterator[tuple[str, str]]:
     words += [count(cpu[name], word) for name, word in _CPU_WORDS.items() if name in cpu]
     if "usable" in cpu and cpu["usable"] < cpu.get("threads", 0):
         words.append(f"{cpu['usable']} usable by this process")
-    words += [f"limited to {cpu['limit']:g} by the control group"] if "limit" in cpu else []
+    words += [f"limited to {cpu['limit']:g} by the cgroup"] if "limit" in cpu else []
     if words:
         yield "cpu", ", ".join(words)
     if "total" in memory:
         words = [size(memory["total"])]
         words += [f"{size(memory['available'])} available"] if "available" in memory else []
-        words += [f"limited to {size(memory['limit'])} by the control group"] if "limit" in memory else []
+        words += [f"limited to {size(memory['limit'])} by the cgroup"] if "limit" in memory else []
         words += [f"{size(memory['used'])} of that used"] if "used" in memory else []
         yield "memory", ", ".join(words)
     for label, name in (("/dev/shm", "shm"), ("disk", "disk")):
@@ -61,7 +61,7 @@ def _machine(facts: Facts) -> Iterator[tuple[str, str]]:
         known = [port[name] for name in ("state", "link_layer", "rate") if name in port]
         yield "rdma", ", ".join([f"{port['device']} port {port['port']}", *known])
     if not facts.get("gpus"):
-        yield "gpus", f"none ({facts.get('no_gpu', 'none can be reached')})"
+        yield "gpus", f"none ({facts.get('no_gpu', 'none is reachable')})"
     elif "driver" in facts:
         driver = facts.get("cuda", {}).get("driver")
         yield "driver", f"{facts['driver']}" + (f", up to CUDA {driver}" if driver else "")
@@ -97,7 +97,7 @@ def _cards(gpus: list[Facts]) -> Table:
 
 def _unusual(gpu: Facts) -> str:
     words = ["MIG"] if gpu.get("mig") else []
-    words += ["not persistent"] if gpu.get("persistence") is False else []
+    words += ["persistence mode off"] if gpu.get("persistence") is False else []
     return ", ".join(words)
 
 
@@ -122,7 +122,7 @@ def _now_of_most(now: int | None, most: int | None) -> str:
 
 
 def _links(gpus: list[Facts]) -> Iterator[str]:
-    """A line for each stretch of links that are alike; cards whose links are all alike share their lines."""
+    """A line for each range of identical links; GPUs with the same links share their lines."""
     for lines, cards in groupby(gpus, key=_links_of):
         numbers = [card["index"] for card in cards]
         for line in lines:
@@ -154,8 +154,8 @@ def _link_words(link: Facts) -> str:
 def _matrix(topology: list[list[str]], indices: list[int]) -> Table:
     table = Table(
         "", *(f"GPU {index}" for index in indices), box=None, padding=(0, 2, 0, 0), header_style="bold",
-        caption="NV18: 18 NVLinks. Else what both hang on: PIX one PCIe switch, PXB several, PHB a host bridge, "
-        "NODE a NUMA node, SYS the link of sockets.", caption_justify="left",
+        caption="NV18: 18 NVLinks. Otherwise the path: PIX one PCIe switch, PXB several switches, PHB a host bridge, "
+        "NODE within a NUMA node, SYS between sockets.", caption_justify="left",
     )  # fmt: skip
     for index, row in zip(indices, topology, strict=True):
         table.add_row(f"GPU {index}", *row)
@@ -165,7 +165,7 @@ def _matrix(topology: list[list[str]], indices: list[int]) -> Table:
 def _software(facts: Facts) -> Iterator[tuple[str, str]]:
     cuda = facts.get("cuda", {}).get("torch")
     if "torch" in facts["packages"]:
-        yield "torch", f"built for CUDA {cuda}" if cuda else "a build without CUDA"
+        yield "torch", f"built for CUDA {cuda}" if cuda else "built without CUDA"
     if "nccl" in facts:
         yield "nccl", str(facts["nccl"])
     versions = (f"{name} {version}" for name, version in facts["packages"].items())

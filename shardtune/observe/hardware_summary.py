@@ -1,4 +1,4 @@
-"""What is worth saying about the machines of a run? A few lines: this node, how others differ, what looks wrong."""
+"""What hardware does a run have? A few lines: this node, how other nodes differ, what is likely to cause problems."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from shardtune.terminal import count, say, size
 Facts = Mapping[str, Any]
 
 _SMALL_SHM = 2**30
-_LIKE = 0.05  # memory of two machines of one kind differs by what their kernels keep back
+_TOLERANCE = 0.05  # the memory of two machines of one kind differs by what their kernels reserve
 
 
 def print_hw_summary(
@@ -25,14 +25,14 @@ def print_hw_summary(
     workers: int = 0,
     brief: bool = False,
 ) -> None:
-    """A few lines: this machine, what differs on the other nodes, what is likely to cause problems.
+    """Print a few lines: this machine, what differs on the other nodes, what is likely to cause problems.
 
     Args:
-        console: Where to print; standard output if not given. A quiet one prints nothing.
-        facts: What `describe_hardware` found; None looks now.
-        others: The same of other nodes, by a name that tells them apart.
-        workers: Processes that load data, which share memory through `/dev/shm`.
-        brief: Only what differs and what is wrong.
+        console: Where to print; standard output by default. A quiet one prints nothing.
+        facts: The result of `describe_hardware`; None calls it.
+        others: The same for other nodes, by node name.
+        workers: Number of data loader processes, which share memory through `/dev/shm`.
+        brief: Only differences and problems.
     """
     console = Console() if console is None else console
     facts = describe_hardware() if facts is None else facts
@@ -48,7 +48,7 @@ def print_hw_summary(
 
 
 def summary_lines(facts: Facts) -> list[tuple[str, str]]:
-    """The short form: host, GPUs, network, libraries; a line is left out where there is nothing to say."""
+    """The short form: host, GPUs, network, libraries; a line is left out where nothing is known."""
     lines = [("host", ", ".join([str(facts["host"]), *_host_words(facts)])), ("gpus", gpu_line(facts))]
     if text := network_line(facts):
         lines.append(("network", text))
@@ -61,9 +61,9 @@ def summary_lines(facts: Facts) -> list[tuple[str, str]]:
 
 
 def gpu_line(facts: Facts) -> str:
-    """All cards in one line; cards that are alike are counted."""
+    """All GPUs in one line; identical ones are counted."""
     if not facts.get("gpus"):
-        return f"none ({facts.get('no_gpu', 'none can be reached')})"
+        return f"none ({facts.get('no_gpu', 'none is reachable')})"
     kinds = Counter(_card(gpu) for gpu in facts["gpus"])
     words = [f"{number} × {card}" for card, number in kinds.items()]
     if "driver" in facts:
@@ -73,14 +73,14 @@ def gpu_line(facts: Facts) -> str:
         words.append("CUDA " + ", ".join(f"{version} ({of})" for of, version in cuda.items()))
     pairs = {word for row in facts.get("topology", []) for word in row} - {"X"}
     if pairs:
-        words.append(f"joined by {' and '.join(sorted(pairs))}")
+        words.append(f"connected by {' and '.join(sorted(pairs))}")
     if (visible := facts.get("variables", {}).get("CUDA_VISIBLE_DEVICES")) is not None:
-        words.append(f"of which CUDA_VISIBLE_DEVICES={visible}")  # NVML counts all of them
+        words.append(f"CUDA_VISIBLE_DEVICES={visible}")  # NVML counts all of them
     return ", ".join(words)
 
 
 def network_line(facts: Facts) -> str:
-    """Interfaces that are up and RDMA ports that are active, alike ones counted."""
+    """Interfaces that are up and RDMA ports that are active, identical ones counted."""
     words = []
     for interface in facts.get("network", []):
         if interface.get("state") == "up":
@@ -96,28 +96,28 @@ def network_line(facts: Facts) -> str:
 
 
 def concerns(facts: Facts, *, workers: int = 0) -> list[str]:
-    """What is likely to make a run slow, or end it; a sentence each."""
+    """What is likely to make a run slow or crash it; a sentence each."""
     found = []
     shm = facts.get("shm")
     if workers and shm and shm["total"] < _SMALL_SHM:
         found.append(
-            f"/dev/shm has {size(shm['total'])}, and {count(workers, 'data worker')} hand over batches through it: "
-            "a full one ends them with a bus error. Give the container more (docker --shm-size, an emptyDir of medium "
-            "Memory), or set train.extra.dataloader_num_workers: 0."
+            f"/dev/shm has only {size(shm['total'])}, and {count(workers, 'data worker')} pass batches through it: "
+            "when it is full, they crash with a bus error. Give the container more (docker --shm-size, or an emptyDir "
+            "with medium: Memory), or set train.dataloader_num_workers: 0."
         )
     for card in facts.get("unreachable_gpus", []):
-        found.append(f"GPU {card['index']} cannot be reached: {card['error']}.")
+        found.append(f"GPU {card['index']} is not reachable: {card['error']}.")
     for gpu in facts.get("gpus", []):
-        found += [f"GPU {gpu['index']} {trouble}" for trouble in _troubles(gpu)]
+        found += [f"GPU {gpu['index']} {trouble}" for trouble in _gpu_concerns(gpu)]
     down = [f"{port['device']} port {port['port']}" for port in facts.get("rdma", []) if port.get("state") == "DOWN"]
     if down and len(down) < len(facts["rdma"]):
-        found.append(f"RDMA ports that are down beside others that are not: {', '.join(down)}.")
+        found.append(f"Some RDMA ports are down: {', '.join(down)}.")
     return found
 
 
-def _troubles(gpu: Facts) -> Iterator[str]:
+def _gpu_concerns(gpu: Facts) -> Iterator[str]:
     if uncorrected := gpu.get("ecc", {}).get("uncorrected"):
-        yield f"has counted {count(uncorrected, 'memory error')} that ECC could not correct: have it looked at."
+        yield f"has {count(uncorrected, 'uncorrectable ECC memory error')}: it may need to be replaced."
     links = gpu.get("nvlink", [])
     dead = [str(link["link"]) for link in links if not link["active"]]
     if dead and len(dead) < len(links):
@@ -127,11 +127,11 @@ def _troubles(gpu: Facts) -> Iterator[str]:
     if pcie.get("width", 0) < pcie.get("max_width", 0):
         yield f"is connected over {pcie['width']} of {pcie['max_width']} PCIe lanes."
     if gpu.get("mig"):
-        yield "is cut into MIG instances, which cannot talk to each other over NVLink."
+        yield "is split into MIG instances, which cannot communicate over NVLink."
 
 
 def differences(here: Facts, there: Facts) -> list[str]:
-    """How another node differs from this one, in what a run may depend on; a phrase for each fact."""
+    """How another node differs from this one, in what may affect a run; a phrase for each fact."""
     mine, other = _comparable(here), _comparable(there)
     lines = [
         f"{name} {_shown(other.get(name))} instead of {_shown(mine.get(name))}"
@@ -140,13 +140,13 @@ def differences(here: Facts, there: Facts) -> list[str]:
     ]
     a, b = here.get("variables", {}), there.get("variables", {})
     for name in sorted({*a, *b}):
-        if not name.startswith("SHARDTUNE_") and a.get(name) != b.get(name):  # ours tell a process which one it is
+        if not name.startswith("SHARDTUNE_") and a.get(name) != b.get(name):  # ours differ between processes
             lines.append(f"{name}={b[name]}" if name in b else f"{name} is not set (here {a[name]})")
     return lines
 
 
 def _comparable(facts: Facts) -> dict[str, str | int]:
-    """Numbers are bytes, and alike when they are near."""
+    """Numbers are bytes, and compared with a tolerance."""
     cpu, memory, cuda = facts.get("cpu", {}), facts.get("memory", {}), facts.get("cuda", {})
     links = Counter(sum(link["active"] for link in gpu.get("nvlink", [])) for gpu in facts.get("gpus", []))
     found = {
@@ -169,7 +169,7 @@ def _comparable(facts: Facts) -> dict[str, str | int]:
 
 def _alike(a: str | int | None, b: str | int | None) -> bool:
     if isinstance(a, int) and isinstance(b, int):
-        return abs(a - b) <= _LIKE * max(a, b)
+        return abs(a - b) <= _TOLERANCE * max(a, b)
     return a == b
 
 

@@ -1,6 +1,6 @@
-"""What machine is this, and how much of it may be used? CPUs, memory, a container's limits, `/dev/shm`, disk, networks.
+"""What host is this, and how much of it may be used? CPUs, memory, a container's limits, `/dev/shm`, disk, networks.
 
-Read from `/proc` and `/sys` below `root`; what cannot be known is left out, never guessed. Sizes are bytes.
+Read from `/proc` and `/sys` below `root`; what is not known is left out, never guessed. Sizes are bytes.
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ def _cpu(root: Path) -> dict[str, Any]:
 
 
 def _memory(root: Path) -> dict[str, int]:
-    said = dict(re.findall(r"^(\w+):\s+(\d+) kB", _read(root / "proc/meminfo") or "", re.MULTILINE))
+    meminfo = dict(re.findall(r"^(\w+):\s+(\d+) kB", _read(root / "proc/meminfo") or "", re.MULTILINE))
     found = {
-        name: int(said[key]) * 1024
+        name: int(meminfo[key]) * 1024
         for name, key in (("total", "MemTotal"), ("available", "MemAvailable"))
-        if key in said
+        if key in meminfo
     }
     limits = [value for folder, name in _cgroup_files(root, "memory") if (value := _number(folder / name)) is not None]
-    # Version 1 says "no limit" with a number near 2**63, version 2 with the word `max`.
+    # "No limit" is a number near 2**63 in version 1 and `max` in version 2.
     if limits and min(limits) < found.get("total", 2**62):
         found["limit"] = min(limits)
         used = [folder / _USED[name] for folder, name in _cgroup_files(root, "memory")]
@@ -76,7 +76,7 @@ _USED = {"memory.max": "memory.current", "memory.limit_in_bytes": "memory.usage_
 
 
 def _cpu_limit(root: Path) -> float | None:
-    """CPUs the control group allows, 1.5 for one and a half."""
+    """CPUs that the cgroup allows, 1.5 for one and a half."""
     allowed = []
     for folder, name in _cgroup_files(root, "cpu"):
         words = (_read(folder / name) or "").split()
@@ -88,9 +88,9 @@ def _cpu_limit(root: Path) -> float | None:
 
 
 def _cgroup_files(root: Path, controller: str) -> Iterator[tuple[Path, str]]:
-    """Where limits of this process may stand: its control group and every one above it, which bind it as well.
+    """Files that may limit this process: those of its cgroup and of every one above it.
 
-    In a container the path is often that of the host and leads nowhere here; the mount itself is then the group.
+    In a container the path is often that of the host and does not exist here; the mount itself is then the cgroup.
     """
     names = {"memory": ("memory.max", "memory.limit_in_bytes"), "cpu": ("cpu.max", "cpu.cfs_quota_us")}[controller]
     base = root / "sys/fs/cgroup"
@@ -115,8 +115,8 @@ def _cgroup_files(root: Path, controller: str) -> Iterator[tuple[Path, str]]:
 def _space(path: Path) -> dict[str, Any]:
     """Of the disk a folder is on, or will be on once it is made."""
     there = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
-    said = os.statvfs(there)
-    return {"path": str(path), "total": said.f_frsize * said.f_blocks, "free": said.f_frsize * said.f_bavail}
+    stats = os.statvfs(there)
+    return {"path": str(path), "total": stats.f_frsize * stats.f_blocks, "free": stats.f_frsize * stats.f_bavail}
 
 
 def _interfaces(root: Path) -> list[dict[str, Any]]:

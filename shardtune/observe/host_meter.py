@@ -1,4 +1,4 @@
-"""What does this process take of its host? Resident memory and processor time."""
+"""How much of the host does this process use? Resident memory and CPU time."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ class HostMeter:
     def read(self) -> dict[str, float | int]:
         now, spent = time.perf_counter(), time.process_time()
         (was, spent_before), self._last = self._last, (now, spent)
-        told: dict[str, float | int] = {}
+        values: dict[str, float | int] = {}
         rss = resident_bytes(self._page)
         if rss is not None:
-            told["rss"] = rss
+            values["rss"] = rss
         if now > was:
-            told["cpu_percent"] = round(100 * (spent - spent_before) / (now - was), 1)
-        return told
+            values["cpu_percent"] = round(100 * (spent - spent_before) / (now - was), 1)
+        return values
 
 
 def host_peak_bytes() -> int:
-    """Most memory this process has held so far (resident set)."""
+    """Peak resident memory of this process so far."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
 
 
 def resident_bytes(page: int) -> int | None:
-    """None where the kernel does not tell (not Linux)."""
+    """None where the kernel does not report it (not Linux)."""
     try:
         return int(_STATM.read_text().split()[1]) * page
     except OSError:

@@ -1,4 +1,4 @@
-"""What if the log that a run is printed to lies on a full disk? Words are dropped; the run goes on."""
+"""What if stdout goes to a file on a full disk? The output is dropped; the run continues."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from typing import IO, Any
 
 
-class UnstoppableStream:
-    """A text stream whose `write` and `flush` do not fail for the disk's sake. Everything else is the stream's own."""
+class TolerantStream:
+    """A text stream whose `write` and `flush` ignore OSErrors. Everything else is delegated to the stream."""
 
     def __init__(self, stream: IO[str]) -> None:
         self._stream = stream
@@ -34,11 +34,11 @@ class UnstoppableStream:
 
 
 @contextmanager
-def unstoppable_output() -> Iterator[None]:
-    """For standard output and error, in the block; and to the process's end where words are still unwritten then,
-    because Python exits with 120 when it cannot flush its last ones."""
+def ignore_write_errors() -> Iterator[None]:
+    """For stdout and stderr, in the block; and until the process ends if output is still unwritten then, because
+    Python exits with 120 when the last flush fails."""
     former = {name: getattr(sys, name) for name in ("stdout", "stderr")}
-    streams = {name: UnstoppableStream(stream) for name, stream in former.items()}
+    streams = {name: TolerantStream(stream) for name, stream in former.items()}
     for name, stream in streams.items():
         setattr(sys, name, stream)
     try:

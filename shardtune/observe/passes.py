@@ -13,14 +13,14 @@ from shardtune.observe.phases import StepTimer
 
 
 class PassHooks:
-    """Tells a timer about the passes of every micro-batch.
+    """Reports the passes of every micro-batch to a timer.
 
-    Forward is the call of the model, losses it computes itself included. Backward goes from the first gradient that
-    reaches the model's output to the end of autograd's work, FSDP2's last waits included. What follows is taken for the
+    Forward is the call of the model, including losses it computes itself. Backward lasts from the first gradient of
+    the model's output to the end of autograd's work, including FSDP2's last waits. What follows counts as the
     optimizer until another forward pass begins.
 
     Args:
-        is_training: Passes count only while it says so (an evaluation has forward passes, too).
+        is_training: Passes count only while it returns True (an evaluation has forward passes, too).
         begun: Called with the shape of `input_ids` when a forward pass with gradients begins.
     """
 
@@ -32,7 +32,7 @@ class PassHooks:
         begun: Callable[[tuple[int, ...] | None], None],
     ) -> None:
         self.timer, self.is_training, self.begun = timer, is_training, begun
-        # First and last: FSDP2 gathers in a hook of its own, which belongs to the pass.
+        # First and last: FSDP2 gathers in its own hook, which belongs to the pass.
         self._handles = [
             model.register_forward_pre_hook(self._before, prepend=True, with_kwargs=True),
             model.register_forward_hook(self._after),

@@ -1,4 +1,4 @@
-"""What did the time of a step go into? Spans between marks, added up by phase once the device has passed them."""
+"""Where did the time of a step go? Spans between marks, added up by phase once the device has passed them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class StepSpans:
     begin: Mark | None = None
     end: Mark | None = None
     spans: list[tuple[Phase, Mark, Mark, Phase | None]] = field(default_factory=list)
-    known: set[Phase] = field(default_factory=set)  # phases that can be told, also when nothing was spent in them
+    known: set[Phase] = field(default_factory=set)  # phases that are measured, even if no time was spent in them
 
     def add(self, phase: Phase, begin: Mark, end: Mark, within: Phase | None = None) -> None:
         self.spans.append((phase, begin, end, within))
@@ -36,16 +36,16 @@ class StepSpans:
             spent[phase] += seconds
             if within is not None:
                 spent[within] -= seconds
-        told: dict[str, float] = {phase: max(0.0, spent[phase]) for phase in PHASES if phase in self.known}
-        return {"step": clock.seconds(self.begin, self.end)} | told
+        phases: dict[str, float] = {phase: max(0.0, spent[phase]) for phase in PHASES if phase in self.known}
+        return {"step": clock.seconds(self.begin, self.end)} | phases
 
-    def give_back(self, clock: Clock) -> None:
+    def recycle_marks(self, clock: Clock) -> None:
         marks = [mark for _, begin, end, _ in self.spans for mark in (begin, end)]
-        clock.take_back([*marks, *(mark for mark in (self.begin, self.end) if mark is not None)])
+        clock.recycle([*marks, *(mark for mark in (self.begin, self.end) if mark is not None)])
 
 
 class StepTimer:
-    """Sets the marks of the step under way. Which phase is entered is told from hooks and callbacks."""
+    """Sets the marks of the current step. Hooks and callbacks say which phase is entered."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
@@ -64,20 +64,20 @@ class StepTimer:
             self.phase = self._entered = None
 
     def drop(self) -> None:
-        """Leave a phase that was none."""
+        """Discard a phase that should not count."""
         if self.phase is not None:
-            self.clock.take_back([self._entered])
+            self.clock.recycle([self._entered])
             self.phase = self._entered = None
 
     def begin_if_new(self) -> None:
-        """A step begins where the one before has ended; after a pause, with the first thing that is done for it."""
+        """A step begins where the previous one ended; after a pause, with the first work that is done for it."""
         if self.now.begin is None:
             self.now.begin = self.clock.mark()
 
     def pause(self) -> None:
         """What follows belongs to no step: evaluating, saving."""
         if self.now.begin is not None:
-            self.clock.take_back([self.now.begin])
+            self.clock.recycle([self.now.begin])
             self.now.begin = None
 
     def finish(self) -> StepSpans:

@@ -1,4 +1,4 @@
-"""How far is preparing the data? A live bar with the time left on a terminal, a line now and then elsewhere."""
+"""How far is the data preparation? A live bar with the time left on a terminal, a line every 10 s elsewhere."""
 
 from __future__ import annotations
 
@@ -8,44 +8,44 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from shardtune.observe.bar import Bar
+from shardtune.observe.progress_bar import Bar
 from shardtune.terminal import clock
 
 if TYPE_CHECKING:
     from shardtune.data.prepare import ProgressInfo
 
-_BETWEEN_LINES = 10.0  # seconds: a log is read later, not watched
-_WORDS = {
-    "checking": "looking at the data files",
-    "waiting": "waiting for another process that prepares the same data",
+_SECONDS_BETWEEN_LINES = 10.0  # seconds: a log is read later, not watched
+_LABELS = {
+    "checking": "checking the data files",
+    "waiting": "waiting for another process that is preparing the same data",
     "train": "training rows",
     "val": "validation rows",
 }
 
 
 class PreparingProgress(Bar):
-    """Called with each ProgressInfo; a context manager, so that the bar ends whatever happens.
+    """Called with each ProgressInfo; a context manager, so that the bar always ends.
 
-    Time left is counted within a step: the seconds it took so far, times what remains over what is read.
+    Time left is estimated within a step: its seconds so far, times what remains over what is done.
     """
 
     def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(console)
         self.console, self.clock = console, clock
         self._step = ""
-        self._spoke = float("-inf")
+        self._printed_at = float("-inf")
 
     def __call__(self, info: ProgressInfo) -> None:
         is_new, self._step = info.step != self._step, info.step
         if self.is_live:
-            self.show(_WORDS[info.step], info.share, 1.0 if info.rows else None, numbers(info))
+            self.show(_LABELS[info.step], info.share, 1.0 if info.rows else None, numbers(info))
         elif info.step == "waiting" and is_new:
-            self._say(_WORDS["waiting"])
-        elif info.rows and (self.clock() - self._spoke >= _BETWEEN_LINES or is_new):
-            self._say(f"{_WORDS[info.step]}: {numbers(info)}")
+            self._print(_LABELS["waiting"])
+        elif info.rows and (self.clock() - self._printed_at >= _SECONDS_BETWEEN_LINES or is_new):
+            self._print(f"{_LABELS[info.step]}: {numbers(info)}")
 
-    def _say(self, line: str) -> None:
-        self._spoke = self.clock()
+    def _print(self, line: str) -> None:
+        self._printed_at = self.clock()
         self.console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 

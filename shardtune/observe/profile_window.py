@@ -1,4 +1,4 @@
-"""What do many profiles say? Medians over the last steps: as a line for people, numbers for trackers, a summary."""
+"""What do the last profiles add up to? Medians: as a line for people, numbers for trackers, a summary."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 from shardtune.terminal import operations, size
 
 _SHORT = {"data": "data", "forward": "fwd", "backward": "bwd", "optimizer": "opt", "collective": "comm"}
-_TOLD_REST = 0.05  # of a step, that no phase explains: less is not worth a word
-_KEPT = 1000  # profiles a summary is made of: a long run needs no more, and holds no more
+_SHOWN_REST = 0.05  # share of a step in no phase that is shown as "other"
+_KEPT = 1000  # profiles a summary is made of
 
 
 class ProfileWindow:
@@ -37,7 +37,7 @@ class ProfileWindow:
                 values.setdefault(path, []).append(value)
         for no_measure in ("step", "compiled"):  # a number, and what most steps do not have
             values.pop(no_measure, None)
-        return {path: statistics.median(found) for path, found in values.items()}
+        return {path: statistics.median(medians) for path, medians in values.items()}
 
     def peak(self) -> int | None:
         """The most GPU memory that was ever allocated."""
@@ -46,30 +46,30 @@ class ProfileWindow:
 
 
 def profile_line(window: ProfileWindow, width: int | None) -> str:
-    """One line, broken in two where `width` columns are too few for it; None never breaks it.
+    """One line, split in two where `width` columns are too few for it; None never splits it.
 
-    Shares are of the median step, each the median of its phase; "other" is what none of them explains.
+    Shares are the medians of each phase over the median step; "other" is the time in no phase.
     """
-    found = window.medians()
-    step = found["seconds.step"]
-    known = {short: found[path] for name, short in _SHORT.items() if (path := f"seconds.{name}") in found}
+    medians = window.medians()
+    step = medians["seconds.step"]
+    known = {short: medians[path] for name, short in _SHORT.items() if (path := f"seconds.{name}") in medians}
     rest_of_step = step - sum(known.values())
-    if rest_of_step > _TOLD_REST * step:
+    if rest_of_step > _SHOWN_REST * step:
         known["other"] = rest_of_step
     shares = [f"{short} {seconds / step:.0%}" for short, seconds in known.items()]
     head = f"profile {window.profiles[-1]['step']}  {_seconds(step)}/step  " + " ".join(shares)
     rest = []
-    if "tokens_per_second" in found:
-        rest.append(f"{found['tokens_per_second']:,.0f} tok/s/rank")
-    if "tflops" in found:
-        rest.append(operations(found["tflops"]))
-    if "mfu" in found:
-        rest.append(f"MFU {found['mfu']:.1%}")
+    if "tokens_per_second" in medians:
+        rest.append(f"{medians['tokens_per_second']:,.0f} tok/s/rank")
+    if "tflops" in medians:
+        rest.append(operations(medians["tflops"]))
+    if "mfu" in medians:
+        rest.append(f"MFU {medians['mfu']:.1%}")
     peak = window.peak()
     if peak is not None:
         rest.append(f"{size(peak)} peak")
-    elif "host.rss" in found:
-        rest.append(f"{size(found['host.rss'])} host")
+    elif "host.rss" in medians:
+        rest.append(f"{size(medians['host.rss'])} host")
     tail = "  ".join(rest)
     if not tail or width is None or len(head) + 2 + len(tail) <= width:
         return f"{head}  {tail}".rstrip()
@@ -82,16 +82,16 @@ def tracker_numbers(window: ProfileWindow) -> dict[str, float]:
 
 
 def summary_of(window: ProfileWindow, steps: int) -> dict[str, object]:
-    """What is left of a run when it is over.
+    """The summary of a whole run.
 
     Args:
-        steps: All that were profiled; the medians are of the last of them.
+        steps: Number of profiled steps; the medians are of the last of them.
     """
-    told: dict[str, object] = {"steps": steps, "medians_of_last": len(window), "medians": window.medians()}
+    summary: dict[str, object] = {"steps": steps, "medians_of_last": len(window), "medians": window.medians()}
     peak = window.peak()
     if peak is not None:
-        told["gpu_memory_peak"] = peak
-    return told
+        summary["gpu_memory_peak"] = peak
+    return summary
 
 
 def _numbers(value: Mapping[str, Any], path: str = "") -> Iterable[tuple[str, float]]:

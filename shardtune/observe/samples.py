@@ -1,4 +1,4 @@
-"""What did it say before, and what after? Some answers of a run, four short lines each."""
+"""What did the model answer before training, and after? Some samples of a run, four short lines each."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _SHOWN = 3
 
 
 @dataclass(frozen=True)
-class Answered:
-    """A row and what was said to it; None where nobody asked."""
+class SampleAnswer:
+    """A row and the model's answers; None where none was generated."""
 
     row: str
     prompt: str
@@ -24,7 +24,7 @@ class Answered:
     expected: str
 
 
-def show_samples(console: Console, samples: Sequence[Answered]) -> None:
+def show_samples(console: Console, samples: Sequence[SampleAnswer]) -> None:
     """The first few, each text on one line cut to the width: a prompt's end is shown, an answer's beginning."""
     for sample in samples[:_SHOWN]:
         console.print(_line("sample", f"{sample.row}  ", sample.prompt, console.width, keep_end=True))

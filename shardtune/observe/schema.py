@@ -1,4 +1,4 @@
-"""What can an event say? Every event and field of `events-rank<N>.jsonl`, as data; docs/events.md is printed from it.
+"""What is in an event? Every event and field of `events-rank<N>.jsonl`, as data; docs/events.md is generated from it.
 
 python -m shardtune.observe.schema > docs/events.md
 """
@@ -13,7 +13,7 @@ from typing import Literal
 from shardtune.observe.events import VERSION
 
 Kind = Literal["integer", "number", "text", "flag", "list", "object", "any"]
-_NUMBER_WORDS = ("nan", "inf", "-inf")  # what JSON has no number for
+_NON_FINITE = ("nan", "inf", "-inf")  # numbers that JSON cannot represent
 _NOTHING: Mapping[str, Field] = MappingProxyType({})
 
 
@@ -22,14 +22,14 @@ class Field:
     """One field.
 
     Args:
-        optional: Absent where it is not known or means nothing.
-        null: May be null instead of absent (events of version 1 had it so).
-        fields: What an object holds; any fields if empty.
+        optional: Absent where it is not known or does not apply.
+        null: May be null instead of absent (as in version 1).
+        fields: Fields of an object; any if empty.
         items: The kind of each item of a list.
     """
 
     kind: Kind
-    words: str
+    description: str
     optional: bool = False
     null: bool = False
     fields: Mapping[str, Field] = field(default_factory=lambda: _NOTHING)
@@ -40,21 +40,21 @@ class Field:
 class Event:
     """Args:
     who: Which ranks write it, and when.
-    is_open: May hold fields that are not listed.
+    is_open: May have fields that are not listed.
     """
 
-    words: str
+    description: str
     who: str
     fields: Mapping[str, Field]
     is_open: bool = False
 
 
 def problems(record: Mapping[str, object]) -> list[str]:
-    """What about an event is not as written here; empty if all is."""
+    """How an event violates the schema; empty if it does not."""
     head = _problems_of(record, ENVELOPE, "", is_open=True)
     event = EVENTS.get(str(record.get("event")))
     if event is None:
-        return [*head, f"no event is called {record.get('event')!r}"]
+        return [*head, f"there is no event {record.get('event')!r}"]
     rest = {name: value for name, value in record.items() if name not in ENVELOPE}
     return head + _problems_of(rest, event.fields, f"{record['event']}.", is_open=event.is_open)
 
@@ -70,11 +70,11 @@ def _problems_of(
         elif value is None:
             found += [] if known.null or known.kind == "any" else [f"{path}{name} is null"]
         elif not _fits(value, known.kind):
-            found.append(f"{path}{name} is no {known.kind}: {value!r}")
+            found.append(f"{path}{name} is not of kind {known.kind}: {value!r}")
         elif isinstance(value, Mapping) and known.fields:
             found += _problems_of(value, known.fields, f"{path}{name}.")
         elif isinstance(value, list) and any(not _fits(item, known.items) for item in value):
-            found.append(f"{path}{name} holds more than {known.items}s: {value!r}")
+            found.append(f"{path}{name} has items other than {known.items}s: {value!r}")
         elif isinstance(value, list) and known.fields:
             found += [p for item in value for p in _problems_of(item, known.fields, f"{path}{name}[].")]
     return found
@@ -84,209 +84,213 @@ def _fits(value: object, kind: Kind) -> bool:
     if kind == "integer":
         return isinstance(value, int) and not isinstance(value, bool)
     if kind == "number":
-        return (isinstance(value, int | float) and not isinstance(value, bool)) or value in _NUMBER_WORDS
+        return (isinstance(value, int | float) and not isinstance(value, bool)) or value in _NON_FINITE
     types = {"text": str, "flag": bool, "list": list, "object": Mapping, "any": object}
     return isinstance(value, types[kind])
 
 
-_STEP = Field("integer", "Optimizer steps done when it happened")
-_TEXT = Field("text", "A sentence for people")
-_ABOUT = Field("text", "What it concerns, in a word")
+_STEP = Field("integer", "Optimizer steps completed")
+_TEXT = Field("text", "Human-readable message")
+_ABOUT = Field("text", "Topic, one word")
 
 ENVELOPE: Mapping[str, Field] = {
-    "v": Field("integer", f"Version of this schema; {VERSION} now"),
+    "v": Field("integer", f"Schema version; currently {VERSION}"),
     "time": Field("number", "When it was written, Unix seconds"),
-    "rank": Field("integer", "Who wrote it"),
-    "event": Field("text", "Its name, below"),
+    "rank": Field("integer", "The rank that wrote it"),
+    "event": Field("text", "Name of the event"),
 }
 
 _SECONDS = {
-    "step": Field("number", "From the end of the step before to the end of this one; no evaluation, no saving"),
-    "data": Field("number", "The device waited for batches", optional=True),
+    "step": Field("number", "From the end of the previous step to the end of this one, without evaluation and saving"),
+    "data": Field("number", "Waiting for batches", optional=True),
     "forward": Field("number", "Forward passes of all micro-batches", optional=True),
-    "backward": Field("number", "Backward passes, recomputation in them", optional=True),
-    "optimizer": Field("number", "Clipping and the optimizer's step", optional=True),
-    "collective": Field("number", "Waiting for other ranks; in none of the other phases", optional=True),
+    "backward": Field("number", "Backward passes, including recomputation", optional=True),
+    "optimizer": Field("number", "Gradient clipping and optimizer step", optional=True),
+    "collective": Field("number", "Waiting for other ranks; not included in the other phases", optional=True),
 }
 _TOKENS = {
-    "supervised": Field("integer", "Tokens that enter the loss"),
-    "real": Field("integer", "Tokens of documents"),
-    "padded": Field("integer", "Padding, computed and not used"),
+    "supervised": Field("integer", "Tokens that contribute to the loss"),
+    "real": Field("integer", "Tokens of documents, without padding"),
+    "padded": Field("integer", "Padding tokens"),
 }
 _MEMORY = {
-    "allocated": Field("integer", "Bytes in tensors when the step ended"),
-    "reserved": Field("integer", "Bytes the allocator held"),
-    "peak": Field("integer", "Most bytes ever in tensors, so far"),
+    "allocated": Field("integer", "Bytes allocated to tensors at the end of the step"),
+    "reserved": Field("integer", "Bytes reserved by the allocator"),
+    "peak": Field("integer", "Peak bytes allocated to tensors so far"),
 }
 _HOST = {
-    "rss": Field("integer", "Bytes resident", optional=True),
-    "cpu_percent": Field("number", "Since the last step; 100 is one core", optional=True),
+    "rss": Field("integer", "Resident bytes", optional=True),
+    "cpu_percent": Field("number", "Since the previous step; 100 is one core", optional=True),
 }
 _GPU = {
-    "utilization": Field("integer", "Percent of the time a kernel ran", optional=True),
-    "sm_clock_mhz": Field("integer", "Clock of the multiprocessors", optional=True),
-    "power_watts": Field("number", "Drawn", optional=True),
-    "temperature_c": Field("integer", "Of the chip", optional=True),
-    "throttle": Field("list", "What slows the clock down, by name", optional=True, items="text"),
+    "utilization": Field("integer", "Percentage of time in which a kernel ran", optional=True),
+    "sm_clock_mhz": Field("integer", "SM clock", optional=True),
+    "power_watts": Field("number", "Power draw", optional=True),
+    "temperature_c": Field("integer", "GPU temperature", optional=True),
+    "throttle": Field("list", "Active throttle reasons", optional=True, items="text"),
 }
 _ADVICE = {
-    "setting": Field("text", "Key in the config"),
-    "value": Field("text", "What to set it to"),
-    "frees": Field("integer", "Bytes it would free, about"),
-    "text": Field("text", "The same in words"),
+    "setting": Field("text", "Config key"),
+    "value": Field("text", "Suggested value"),
+    "frees": Field("integer", "Estimated bytes that it frees"),
+    "text": Field("text", "Explanation"),
 }
 
 EVENTS: Mapping[str, Event] = {
-    "run_start": Event("A process of the run begins; again when it goes on.", "every rank", {
+    "run_start": Event("A process of the run starts; written again on resume.", "every rank", {
         "run": Field("text", "Name of the run's folder"),
-        "world_size": Field("integer", "Ranks"),
-        "environment": Field("object", "Versions of libraries, host, GPUs"),
-        "command": Field("text", "The command line of the process, without secrets", optional=True),
-        "model": Field("text", "Of a profiler that was used alone: name or folder of the model", optional=True),
-        "meta": Field("object", "Its `report_meta`", optional=True),
-        "script": Field("text", "Its `script_name`", optional=True),
-        "seq_len": Field("integer", "Its `seq_len`", optional=True),
+        "world_size": Field("integer", "Number of ranks"),
+        "environment": Field("object", "Library versions, host, GPUs"),
+        "command": Field("text", "Command line of the process, without secrets", optional=True),
+        "model": Field("text", "Standalone profiler only: name or folder of the model", optional=True),
+        "meta": Field("object", "Standalone profiler only: its `report_meta`", optional=True),
+        "script": Field("text", "Standalone profiler only: its `script_name`", optional=True),
+        "seq_len": Field("integer", "Standalone profiler only: its `seq_len`", optional=True),
     }),
     "hardware": Event(
-        "The machine under it: what `shardtune env --json` prints.", "every rank or one of a node, at start", {}, True
+        "The machine: what `shardtune env --json` prints.", "every rank or one per node, at the start", {}, True
     ),
     "data": Event("The data is prepared.", "every rank", {
-        "format": Field("object", "What the rows are taken for, and why"),
-        "folder": Field("text", "Where the prepared rows lie"),
-        "train": Field("object", "What became of the rows"),
-        "validation": Field("object", "Likewise; null without validation rows", null=True),
+        "format": Field("object", "Detected format of the rows, and why"),
+        "folder": Field("text", "Folder of the prepared rows"),
+        "train": Field("object", "Counts of training rows: read, kept, dropped, tokens, …"),
+        "validation": Field("object", "The same for validation rows; null without any", null=True),
     }),
-    "notice": Event("An interpretation or a choice that one might not expect.", "the rank it concerns", {
+    "notice": Event("A choice or interpretation that may be unexpected.", "the rank it concerns", {
         "about": _ABOUT, "text": _TEXT,
     }),
-    "warning": Event("Something is likely wrong, and the run goes on.", "the rank it concerns", {
+    "warning": Event("Something is probably wrong; the run continues.", "the rank it concerns", {
         "about": _ABOUT, "text": _TEXT,
     }),
-    "plan": Event("All is settled before the weights are read.", "every rank", {
-        "math": Field("object", "Batch, epochs and steps"),
-        "adapters": Field("object", "What trains, target by target"),
-        "sharding": Field("object", "What is one unit, and what this rank holds"),
+    "plan": Event("The plan of the run, before the weights are read.", "every rank", {
+        "math": Field("object", "Batch size, epochs and steps"),
+        "adapters": Field("object", "Trained parameters, by target module"),
+        "sharding": Field("object", "FSDP units, and what this rank holds"),
     }),
-    "weights": Event("The weights are in place.", "every rank", {
-        "way": Field("text", "Who reads for whom"),
-        "bytes_read": Field("integer", "By this rank"),
-        "seconds": Field("number", "It took"),
-        "local_bytes": Field("integer", "Of parameters this rank holds"),
-        "peak_host_bytes": Field("integer", "Most memory the process had held"),
-        "quantisation_error": Field("number", "Where weights were quantised on load", null=True),
-        "worst_quantised": Field("text", "The parameter with the largest error; empty without"),
+    "weights": Event("The weights are loaded.", "every rank", {
+        "way": Field("text", "Which ranks read the weights, and how the others get them"),
+        "bytes_read": Field("integer", "Bytes read by this rank"),
+        "seconds": Field("number", "Loading time"),
+        "local_bytes": Field("integer", "Bytes of parameters on this rank"),
+        "peak_host_bytes": Field("integer", "Peak resident memory of the process"),
+        "quantisation_error": Field("number", "If weights were quantised while loading", null=True),
+        "worst_quantised": Field("text", "The parameter with the largest error; empty if none"),
     }),
-    "resume": Event("The run goes on from a checkpoint.", "every rank", {
+    "resume": Event("The run resumes from a checkpoint.", "every rank", {
         "step": _STEP,
-        "path": Field("text", "Of the checkpoint"),
-        "world_size": Field("integer", "Ranks now"),
+        "path": Field("text", "Folder of the checkpoint"),
+        "world_size": Field("integer", "Current number of ranks"),
         "random_state": Field("text", "Restored, or why not"),
-        "changes": Field("list", "Settings that differ from before", items="text"),
-        "damaged": Field("list", "Checkpoints that were set aside", items="text"),
+        "changes": Field("list", "Settings that were changed", items="text"),
+        "damaged": Field("list", "Damaged checkpoints that were skipped", items="text"),
     }),
-    "step": Event("A line of the log, every `train.logging_steps` steps.", "every rank", {
+    "step": Event("Training metrics, every `train.logging_steps` steps.", "every rank", {
         "step": _STEP,
-        "epoch": Field("number", "Passes over the data", null=True),
-        "loss": Field("number", "Mean per supervised token since the last such event"),
-        "grad_norm": Field("number", "Of all adapters, before clipping", optional=True, null=True),
-        "learning_rate": Field("number", "Of the step", optional=True, null=True),
+        "epoch": Field("number", "Epochs completed, fractional", null=True),
+        "loss": Field("number", "Mean per supervised token since the previous `step` event"),
+        "grad_norm": Field("number", "Norm of all gradients, before clipping", optional=True, null=True),
+        "entropy": Field("number", "Mean entropy of the predictions of supervised tokens, in nats", optional=True),
+        "token_accuracy": Field("number", "Share of supervised tokens that were the likeliest one", optional=True),
+        "learning_rate": Field("number", "Learning rate of the step", optional=True, null=True),
         "tokens": Field("integer", "Real tokens of all ranks so far", optional=True),
-        "tokens_per_second": Field("number", "Of all ranks since the last such event", optional=True),
+        "tokens_per_second": Field("number", "Real tokens of all ranks since the previous `step`", optional=True),
     }),
-    "profile": Event("What a step cost (docs/profiling.md).", "every rank, every step; on a GPU a little later", {
+    "profile": Event("Profile of a step (docs/profiling.md).", "every rank, every step; on a GPU slightly later", {
         "step": _STEP,
-        "seconds": Field("object", "Phases, which do not overlap", fields=_SECONDS),
-        "tokens": Field("object", "Of this rank in this step", optional=True, fields=_TOKENS),
+        "seconds": Field("object", "Time by phase; phases do not overlap", fields=_SECONDS),
+        "tokens": Field("object", "Tokens of this rank in this step", optional=True, fields=_TOKENS),
         "tokens_per_second": Field("number", "Real tokens of this rank over `seconds.step`", optional=True),
-        "tflops": Field("number", "Operations the training asks for, 10¹² a second, this rank", optional=True),
-        "hardware_tflops": Field("number", "Those executed: padding and recomputation too", optional=True),
+        "tflops": Field("number", "TFLOP/s of this rank, counting only what the training needs", optional=True),
+        "hardware_tflops": Field("number", "TFLOP/s executed, with padding and recomputation", optional=True),
         "mfu": Field("number", "`tflops` over the chip's dense bf16 peak", optional=True),
         "hfu": Field("number", "`hardware_tflops` over the same", optional=True),
-        "compiled": Field("integer", "Graphs that torch.compile made in it; absent if none", optional=True),
-        "memory": Field("object", "On the GPU", optional=True, fields=_MEMORY),
-        "host": Field("object", "This process", optional=True, fields=_HOST),
+        "compiled": Field("integer", "Graphs compiled by torch.compile in this step; absent if none", optional=True),
+        "memory": Field("object", "GPU memory", optional=True, fields=_MEMORY),
+        "host": Field("object", "This process on the host", optional=True, fields=_HOST),
         "gpu": Field("object", "From NVML, at most a second old", optional=True, fields=_GPU),
     }),
-    "eval": Event("An evaluation is over.", "every rank", {
+    "eval": Event("An evaluation is done.", "every rank", {
         "step": _STEP,
-        "loss": Field("number", "Per supervised token over all ranks"),
+        "loss": Field("number", "Mean per supervised token, all ranks"),
         "tokens": Field("integer", "Supervised tokens of all ranks", optional=True, null=True),
+        "entropy": Field("number", "Mean entropy of the predictions of supervised tokens, in nats", optional=True),
+        "token_accuracy": Field("number", "Share of supervised tokens that were the likeliest one", optional=True),
     }),
-    "checkpoint": Event("A checkpoint is complete on the disk.", "rank 0", {
+    "checkpoint": Event("A checkpoint is complete on disk.", "rank 0", {
         "step": _STEP,
         "path": Field("text", "Its folder"),
         "bytes": Field("integer", "Its size"),
-        "seconds": Field("number", "Training waited"),
-        "background_seconds": Field("number", "Written beside the training"),
+        "seconds": Field("number", "How long training was blocked"),
+        "background_seconds": Field("number", "Writing time in the background"),
     }),
-    "checkpoint_failed": Event("A checkpoint could not be written; those before are good.", "rank 0", {
+    "checkpoint_failed": Event("A checkpoint could not be written; earlier ones are intact.", "rank 0", {
         "step": _STEP,
-        "error": Field("text", "What the system said"),
-        "in_a_row": Field("integer", "Failures since the last good one"),
-        "bytes": Field("integer", "It would have had", optional=True),
-        "seconds": Field("number", "Training waited", optional=True),
+        "error": Field("text", "Error of the operating system"),
+        "in_a_row": Field("integer", "Consecutive failures"),
+        "bytes": Field("integer", "Size it would have had", optional=True),
+        "seconds": Field("number", "How long training was blocked", optional=True),
     }),
-    "proof": Event("Checked: adapters change, frozen weights do not.", "every rank, in the first steps", {
-        "ok": Field("flag", "They do"),
+    "proof": Event("Training check: adapters change, frozen weights do not.", "every rank, in the first steps", {
+        "ok": Field("flag", "Whether the check passed"),
         "step": _STEP,
         "proven": Field("integer", "Adapter shards that got a gradient and changed", optional=True),
-        "shards": Field("integer", "Of so many", optional=True),
-        "frozen": Field("integer", "Shards that must not change, and did not", optional=True),
-        "unproven": Field("list", "Names of some that still wait", optional=True, items="text"),
-        "problem": Field("text", "What was found, if not ok; `rank` is then the rank it was found on", optional=True),
+        "shards": Field("integer", "Adapter shards in total", optional=True),
+        "frozen": Field("integer", "Frozen shards, none of which changed", optional=True),
+        "unproven": Field("list", "Names of some shards not checked yet", optional=True, items="text"),
+        "problem": Field("text", "What failed, if not ok; `rank` is then the rank where it failed", optional=True),
     }),
-    "guard": Event("A guard saw trouble.", "rank 0, or the rank it is about", {
-        "guard": Field("text", "Which one, such as loss_spike"),
+    "guard": Event("A guard was triggered.", "rank 0, or the rank it is about", {
+        "guard": Field("text", "Its name, such as loss_spike"),
         "step": _STEP,
         "action": Field("text", "warn, skip-step, rollback or stop"),
         "text": _TEXT,
-        "value": Field("number", "What was measured", optional=True),
-        "limit": Field("number", "What it was compared with", optional=True),
-        "ranks": Field("list", "Where", optional=True, items="integer"),
+        "value": Field("number", "Measured value", optional=True),
+        "limit": Field("number", "Threshold", optional=True),
+        "ranks": Field("list", "Affected ranks", optional=True, items="integer"),
         "rows": Field("list", "Rows of the batch, as split:number", optional=True, items="text"),
-        "to_step": Field("integer", "Of a rollback", optional=True),
+        "to_step": Field("integer", "Target step of a rollback", optional=True),
     }),
-    "out_of_memory": Event("A GPU's memory was not enough; the run ends.", "the rank it happened to", {
+    "out_of_memory": Event("A GPU ran out of memory; the run ends.", "the rank it happened on", {
         "phase": Field("text", "forward, backward, optimizer, evaluation, loading, …"),
-        "step": Field("integer", "The step under way", optional=True),
+        "step": Field("integer", "Current step", optional=True),
         "capacity": Field("integer", "Bytes of the device", optional=True),
-        "wanted": Field("integer", "Bytes that could not be had", optional=True),
+        "wanted": Field("integer", "Bytes of the failed allocation", optional=True),
         "free": Field("integer", "Bytes that were free", optional=True),
-        "held": Field("object", "Bytes by what held them: weights, gathered, adapters, …"),
-        "advice": Field("list", "Changes that would free enough, cheapest first", items="object", fields=_ADVICE),
+        "held": Field("object", "Bytes in use, by part: weights, gathered, adapters, …"),
+        "advice": Field("list", "Changes that would free memory, cheapest first", items="object", fields=_ADVICE),
     }, True),
     "score": Event("The model was scored on test rows, before or after training.", "rank 0", {
         "when": Field("text", "before or after"),
-        "name": Field("text", "What was counted, such as exact match"),
+        "name": Field("text", "Name of the metric, such as exact match"),
         "value": Field("number", "The score"),
-        "unit": Field("text", "Behind the value, such as %", optional=True),
-        "rows": Field("integer", "Test rows", optional=True),
+        "unit": Field("text", "Unit of the value, such as %", optional=True),
+        "rows": Field("integer", "Number of test rows", optional=True),
     }),
     "sample": Event("The model answers a row, before or after training.", "rank 0", {
         "when": Field("text", "before or after"),
         "row": Field("text", "split:number"),
-        "prompt": Field("text", "What it was asked"),
-        "answer": Field("text", "What it answered"),
-        "expected": Field("text", "What the row says"),
+        "prompt": Field("text", "The prompt"),
+        "answer": Field("text", "The model's answer"),
+        "expected": Field("text", "The answer in the row"),
     }, True),
-    "no_progress": Event("A rank hung longer than it may; it ends itself.", "that rank", {
-        "doing": Field("text", "What it was at"),
-        "limit_seconds": Field("number", "It was given"),
-        "kind": Field("text", "waiting (for others) or stalled (by itself)"),
+    "no_progress": Event("A rank exceeded its time limit and ends itself.", "that rank", {
+        "doing": Field("text", "What it was doing"),
+        "limit_seconds": Field("number", "The time limit"),
+        "kind": Field("text", "waiting (for other ranks) or stalled (in its own work)"),
         "text": _TEXT,
         "stacks": Field("text", "File with its stacks", null=True),
     }),
-    "run_failed": Event("The run ended with an error.", "whoever could still write", {
+    "run_failed": Event("The run ended with an error.", "every rank that still could", {
         "exit_code": Field("integer", "docs/exit-codes.md", optional=True),
         "text": _TEXT,
     }, True),
-    "run_end": Event("The run is over. A run without it ended otherwise, or goes on.", "every rank", {
+    "run_end": Event("The run has ended. Without this event it is still running, or was killed.", "every rank", {
         "status": Field("text", "done, or stopped (on request)"),
         "step": _STEP,
-        "seconds": Field("number", "Training took", optional=True),
-        "loss": Field("number", "The last one", optional=True, null=True),
-        "eval_loss": Field("number", "Of the adapter that was kept", optional=True, null=True),
-        "adapter": Field("text", "Its folder: `final/`, or where there was room for it", optional=True),
+        "seconds": Field("number", "Training time", optional=True),
+        "loss": Field("number", "Last training loss", optional=True, null=True),
+        "eval_loss": Field("number", "Evaluation loss of the published adapter", optional=True, null=True),
+        "adapter": Field("text", "Its folder: `final/`, or the fallback folder", optional=True),
     }),
 }  # fmt: skip
 
@@ -294,19 +298,19 @@ EVENTS: Mapping[str, Event] = {
 _INTRODUCTION = f"""\
 # Events
 
-<!-- Printed by `python -m shardtune.observe.schema`; change shardtune/observe/schema.py instead. -->
+<!-- Generated by `python -m shardtune.observe.schema`; change shardtune/observe/schema.py instead. -->
 
 Each rank appends to `events-rank<N>.jsonl` in the run's folder: one JSON object per line, schema version {VERSION}.
-A line is handed to the system whole, when the thing happens: a process that dies loses at most the line it was writing,
-and a half-written line stays a line of its own when the run goes on. Readers skip a line that is not JSON, and events
-and fields they do not know. While the disk is full lines wait in memory and follow in order, with the time they had;
-then a `warning` about `events` says so.
+Lines are written unbuffered, as things happen: a process that dies loses at most the line it was writing, and a partial
+line stays a separate line when the run resumes. Readers should skip lines that are not JSON, and events and fields that
+they do not know. While the disk is full, lines are kept in memory and written later, in order and with their original
+time; a `warning` about `events` reports that.
 
-A number JSON cannot write is `"nan"`, `"inf"` or `"-inf"`. "?" marks a field that is absent where it is not known or
-means nothing; "or null" one that is null then. Sizes are bytes, times seconds.
+Numbers that JSON cannot represent are `"nan"`, `"inf"` or `"-inf"`. "?" marks a field that is absent where it is
+not known or does not apply; "or null" one that is null in that case. Sizes are in bytes, times in seconds.
 
-A version changes when a field changes its meaning or goes away. Version 2: `profile` comes for every step and has other
-fields than in version 1 (`step_seconds`, `host_peak_bytes`, `gpu_peak_bytes`); new events.
+The version changes when a field changes its meaning or is removed. Version 2: `profile` is written for every step
+and has other fields than in version 1 (`step_seconds`, `host_peak_bytes`, `gpu_peak_bytes`); there are new events.
 
 Every event has:
 """
@@ -316,10 +320,10 @@ def page() -> str:
     """docs/events.md."""
     lines = [_INTRODUCTION, *_table(ENVELOPE)]
     for name, event in EVENTS.items():
-        lines += ["", f"## `{name}`", "", f"{event.words} Written by {event.who}.", ""]
+        lines += ["", f"## `{name}`", "", f"{event.description} Written by {event.who}.", ""]
         lines += _table(event.fields) if event.fields else []
         if event.is_open:
-            lines += ["", "May have more fields."] if event.fields else ["Its fields are those of the command."]
+            lines += ["", "May have additional fields."] if event.fields else ["Its fields are those of the command."]
     return "\n".join(lines) + "\n"
 
 
@@ -332,7 +336,7 @@ def _rows(fields: Mapping[str, Field], path: str) -> list[str]:
     for name, known in fields.items():
         kind = f"list of {known.items}s" if known.kind == "list" and known.items != "any" else known.kind
         kind += " or null" if known.null else ""
-        found.append(f"| `{path}{name}`{'?' if known.optional else ''} | {kind} | {known.words} |")
+        found.append(f"| `{path}{name}`{'?' if known.optional else ''} | {kind} | {known.description} |")
         found += _rows(known.fields, f"{path}{name}[]." if known.kind == "list" else f"{path}{name}.")
     return found
 

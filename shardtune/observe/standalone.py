@@ -1,4 +1,4 @@
-"""What does a run of somebody else's trainer leave behind? The same events and a summary, for reports to read."""
+"""What does the profiler write with another trainer? The same events and a summary, for reports to read."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 
 class StandaloneRun:
-    """Opens the events of this rank in `folder` and writes what our own runs write there, as far as it is known.
+    """Opens the events of this rank in `folder` and writes the same events as our own runs, as far as known.
 
     Args:
-        model: Name or folder of the model; empty where it is not known.
-        meta: Whatever its owner wants to find again; what JSON has no type for is written as text.
-        script: The program that trains.
+        model: Name or folder of the model; empty if unknown.
+        meta: The user's own facts; values without a JSON type are written as text.
+        script: The training script.
     """
 
     def __init__(
@@ -37,8 +37,8 @@ class StandaloneRun:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.is_main = folder, args.process_index == 0
         self.events = EventLog(folder, args.process_index)
-        given = {"script": script, "meta": json.loads(json.dumps(dict(meta), default=str)), "seq_len": seq_len}
-        self._given = {name: value for name, value in given.items() if value}
+        details = {"script": script, "meta": json.loads(json.dumps(dict(meta), default=str)), "seq_len": seq_len}
+        self._details = {name: value for name, value in details.items() if value}
         self.events.write(
             "run_start",
             run=folder.resolve().name,
@@ -46,16 +46,16 @@ class StandaloneRun:
             environment=environment.describe(),
             command=environment.command_line(),
             **{"model": model} if model else {},
-            **self._given,
+            **self._details,
         )
-        if args.local_process_index == 0:  # one look for a whole node
+        if args.local_process_index == 0:  # once per node
             self.events.write("hardware", **describe_hardware(folder))
 
     def log(self, state: TrainerState, logs: Mapping[str, Any]) -> None:
         """A line of the Trainer's log, as a `step` or `eval` event."""
         if "loss" in logs:
-            told = {name: logs[name] for name in ("loss", "grad_norm", "learning_rate") if name in logs}
-            self.events.write("step", step=state.global_step, epoch=state.epoch, **told)
+            fields = {name: logs[name] for name in ("loss", "grad_norm", "learning_rate") if name in logs}
+            self.events.write("step", step=state.global_step, epoch=state.epoch, **fields)
         elif "eval_loss" in logs:
             self.events.write("eval", step=state.global_step, loss=logs["eval_loss"])
 
@@ -66,5 +66,5 @@ class StandaloneRun:
         if not self.is_main:
             return None
         path = self.folder / "profile.json"
-        path.write_text(json.dumps({**self._given, **summary}, indent=2) + "\n", encoding="utf-8")
+        path.write_text(json.dumps({**self._details, **summary}, indent=2) + "\n", encoding="utf-8")
         return path

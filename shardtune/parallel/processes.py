@@ -41,11 +41,15 @@ class Processes:
 
     def agree(self, flag: bool) -> bool:
         """True on every rank if it is true on any."""
+        return self.agree_each([flag])[0]
+
+    def agree_each(self, flags: list[bool]) -> list[bool]:
+        """Each is true on every rank if it is true on any."""
         if self.world_size == 1:
-            return flag
-        votes = torch.tensor([int(flag)])
+            return flags
+        votes = torch.tensor(flags, dtype=torch.uint8)
         dist.all_reduce(votes, op=dist.ReduceOp.MAX, group=self.control)
-        return bool(votes.item())
+        return [bool(vote) for vote in votes.tolist()]
 
     def share_from_main(self, value: T) -> T:
         """Rank 0's `value`, on every rank. What JSON would alter (`exchange.to_bytes`) raises, also on a lone rank."""

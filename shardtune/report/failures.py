@@ -74,13 +74,13 @@ def _read(path: Path) -> Failure | None:
     said = read_json(path)
     findings = [mapping(finding) for finding in listed(said.get("findings"))]
     times = [at for finding in findings if (at := number(finding.get("time"))) is not None and math.isfinite(at)]
-    if not times or not text(said.get("told")):
+    if not times or not text(said.get("message")):
         return None
     written = number(said.get("time"))
     if written is not None and not math.isfinite(written):
         return None
     cause = findings[0] if written is not None else {}  # older versions did not put the cause first
-    what, why, fix = _three_parts(text(said.get("told")))
+    what, why, fix = _three_parts(text(said.get("message")))
     step = re.search(r"\(step (\d{1,12})\)", text(cause.get("doing")))
     return Failure(
         time=times[0] if cause else min(times),

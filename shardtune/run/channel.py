@@ -1,10 +1,13 @@
-"""How does a rank reach its launcher? Through files in memory that it inherits, so that a full disk does not matter."""
+"""How are a rank and its launcher connected? Through in-memory files, so that a full disk does not matter; and a rank
+does not outlive its launcher."""
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import struct
+import sys
 import tempfile
 import time
 import zlib
@@ -12,17 +15,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from shardtune.run.exit_codes import LOST
+
+LAUNCHER_VARIABLE = "SHARDTUNE_LAUNCHER_PID"
 CHANNEL_VARIABLE = "SHARDTUNE_CHANNEL"
 _HEADER = struct.Struct("<II")  # length and checksum of what follows
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _TRIES = 20  # readings of a message that is being written, a millisecond apart
 
 
 @dataclass(frozen=True)
 class Channel:
-    """Four files without a name, each made by the launcher, inherited by one rank and written by it alone.
+    """Four anonymous files, created by the launcher, inherited by one rank and written by that rank only.
 
-    `state` is what the rank is doing, again and again; `failure` what ended it, once; the other two are what
-    faulthandler writes when the launcher asks for stacks (`stacks.py`).
+    `state` is what the rank is doing, updated continually; `failure` what ended it, written once; the other two are
+    what faulthandler writes when the launcher asks for stacks (`stacks.py`).
     """
 
     state: int
@@ -36,10 +43,10 @@ class Channel:
 
     @classmethod
     def inherited(cls, environ: Mapping[str, str]) -> Channel | None:
-        """That of this process; None without a launcher of ours.
+        """This process's channel; None without a launcher of ours.
 
-        The variable names each file by number and inode: processes a rank starts inherit the variable but not the
-        files, and the numbers may be anything there.
+        The variable names each file by descriptor and inode: child processes of a rank inherit the variable but not
+        the files, and there the descriptors may be anything.
         """
         try:
             named = [(int(number), identity) for number, _, identity in _split(environ[CHANNEL_VARIABLE])]
@@ -61,8 +68,24 @@ class Channel:
             os.close(number)
 
 
+def end_with_launcher(environ: Mapping[str, str] = os.environ) -> None:
+    """Ask the kernel to kill this rank when its launcher ends; does nothing without our launcher, or on another OS.
+
+    The rank's watchdog looks for its launcher too, but it starts only after torch is imported, which can take minutes
+    on a busy file system. Set by the rank itself rather than in a `preexec_fn`, which is unsafe beside threads.
+    """
+    if LAUNCHER_VARIABLE not in environ or sys.platform != "linux":
+        return
+    import ctypes
+
+    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) != 0:
+        return  # a sandbox that forbids it: the watchdog remains
+    if os.getppid() != int(environ[LAUNCHER_VARIABLE]):  # it ended before the kernel was asked
+        os._exit(LOST)
+
+
 def put_message(file: int, content: Mapping[str, Any]) -> None:
-    """Replace the message in `file`. The length and checksum in front tell a reader that meets it half written."""
+    """Replace the message in `file`. The length and checksum in front show a reader whether it is complete."""
     body = json.dumps(content).encode()
     rest = memoryview(_HEADER.pack(len(body), zlib.crc32(body)) + body)
     done = 0

@@ -1,4 +1,4 @@
-"""What shall be evaluated, where nothing is trained? A request that goes from the command line to every rank."""
+"""What does `eval-loss` evaluate? A request that goes from the command line to every rank."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ class Evaluation:
     as_json: bool = False
 
     @property
-    def words(self) -> list[str]:
-        """What a command line says of it."""
+    def arguments(self) -> list[str]:
+        """The same as command-line arguments."""
         adapter = ["--adapter", str(self.adapter)] if self.adapter is not None else []
         return [*adapter, *(["--json"] if self.as_json else [])]
 
 
 def adapter_folder(given: Path) -> Path:
-    """The folder of an adapter: the one that is named, or `final/` of the run that is.
+    """The folder of an adapter: the given folder, or `final/` of the given run.
 
     Raises:
-        UserInputError: neither holds a PEFT adapter.
+        UserInputError: neither contains a PEFT adapter.
     """
     for folder in (given.expanduser(), given.expanduser() / "final"):
         if (folder / ADAPTER_CONFIG).is_file() and (folder / ADAPTER_WEIGHTS).is_file():
             return folder
     exists = given.expanduser().is_dir()
     raise UserInputError(
-        f"--adapter: '{given}' {'holds no adapter' if exists else 'does not exist'}.",
+        f"--adapter: '{given}' {'contains no adapter' if exists else 'does not exist'}.",
         why=f"An adapter is a folder with {ADAPTER_CONFIG} and {ADAPTER_WEIGHTS}." if exists else "",
-        fix="Name a run's folder, its final/, a checkpoint (checkpoints/step-…), or a PEFT adapter's folder.",
+        fix="Pass a run's folder, its final/, a checkpoint (checkpoints/step-…), or a PEFT adapter's folder.",
     )

@@ -1,4 +1,4 @@
-"""What has happened to a rank? It leaves a record for its launcher, which tells one of them, once."""
+"""How did a rank fail? It writes a record for its launcher, which prints the first cause, once."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from shardtune.terminal import fitted
 
 _writing = threading.Lock()  # a rank's main thread and its watchdog may fail in the same moment
 
-# What a rank says when another one is gone: gloo, NCCL and the store, each in its own words.
-_ECHOES = (
+# What gloo, NCCL and the store raise on a rank when another one is gone.
+_PEER_LOST_MESSAGES = (
     "connection closed by peer",
     "connection reset by peer",
     "connection refused",
@@ -41,34 +41,35 @@ _ECHOES = (
 
 
 def report_failure(error: BaseException, rank: int, doing: str = "") -> int:
-    """Tell the launcher (or, without one, the terminal) what happened; returns the exit code of this process.
+    """Report the error to the launcher (or, without one, to the terminal); returns the exit code of this process.
 
-    A ShardtuneError is told in its three parts; anything else is a bug or a broken machine and keeps its traceback.
+    A ShardtuneError is printed in its three parts; anything else is a bug or a broken machine and keeps its traceback.
     """
     known = isinstance(error, ShardtuneError)
     text = render(error) if isinstance(error, ShardtuneError) else "".join(traceback.format_exception(error))
     code = error.exit_code if isinstance(error, ShardtuneError) else FAILED
-    if not leave_record(rank, kind_of(error), text, code, doing):
-        said = text if known and rank == 0 else f"rank {rank}: {text}"
-        print(fitted(said, sys.stderr), file=sys.stderr)
+    if not record_failure(rank, kind_of(error), text, code, doing):
+        message = text if known and rank == 0 else f"rank {rank}: {text}"
+        print(fitted(message, sys.stderr), file=sys.stderr)
     return code
 
 
 def kind_of(error: BaseException) -> str:
-    """A user's `mistake`, a failure that has an `answer`, an `echo` of another rank's end, or an `error`."""
+    """`user_error`, `known_error` (a ShardtuneError), `peer_lost` (caused by another rank's end), or `error`."""
     if isinstance(error, UserInputError):
-        return "mistake"
+        return "user_error"
     if isinstance(error, ShardtuneError):
-        return "answer"
-    said = str(error).lower()
+        return "known_error"
+    message = str(error).lower()
     # An OSError of our own (a file, a hub) may say "connection refused" too; the libraries raise RuntimeErrors.
-    return "echo" if isinstance(error, RuntimeError) and any(word in said for word in _ECHOES) else "error"
+    peer_lost = isinstance(error, RuntimeError) and any(text in message for text in _PEER_LOST_MESSAGES)
+    return "peer_lost" if peer_lost else "error"
 
 
-def leave_record(rank: int, kind: str, text: str, exit_code: int, doing: str = "") -> bool:
-    """Write what happened to this rank where its launcher looks; False when there is no launcher.
+def record_failure(rank: int, kind: str, text: str, exit_code: int, doing: str = "") -> bool:
+    """Write this rank's failure where its launcher reads it; False when there is no launcher.
 
-    The first record stays: what the same rank meets afterwards follows from it.
+    The first record stays: later failures of the same rank follow from it.
     """
     channel = Channel.inherited(os.environ)
     if channel is None:
@@ -78,13 +79,13 @@ def leave_record(rank: int, kind: str, text: str, exit_code: int, doing: str = "
         try:
             if read_message(channel.failure) is None:
                 put_message(channel.failure, record)
-        except OSError:  # not even memory, which may well be the failure to tell
+        except OSError:  # out of memory, which may well be the failure itself
             return False
     return True
 
 
 def render(error: ShardtuneError) -> str:
-    """The three parts, each with its own word in front."""
+    """The three parts, each with its label."""
     return three_parts(error.what, error.why, error.fix)
 
 

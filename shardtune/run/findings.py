@@ -1,4 +1,4 @@
-"""Who failed first, and why? From everything the nodes found, one cause; the rest are its consequences."""
+"""Which rank failed first, and why? One cause from the findings of all nodes; the rest are its consequences."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from typing import Any
 from shardtune.run.exit_codes import FAILED, LOST, NO_PROGRESS
 from shardtune.run.failure import three_parts
 
-# In this order a kind is believed to be the cause; within a line the earliest is. A rank that was killed or stopped, or
-# threw something of its own, explains those that waited for it; never the other way round.
+# Which kind is the cause, in this order; within a line, the earliest. A rank that was killed or stopped, or
+# raised its own exception, explains those that waited for it; never the other way round.
 _CAUSES = (
-    ("mistake", "answer", "error", "killed", "stopped", "exited"),
+    ("user_error", "known_error", "error", "killed", "stopped", "exited"),
     ("stalled", "silent"),
     ("lost",),
     ("waiting",),
-    ("echo",),
+    ("peer_lost",),
 )
-_FINAL = ("mistake", "answer")  # another start would end the same way
+_FINAL = ("user_error", "known_error")  # a restart would end the same way
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What a launcher found out about one rank, or (rank None) about a whole node.
+    """What a launcher knows about the failure of one rank, or (rank None) of a whole node.
 
-    `kind`: mistake, answer, error, echo (see failure.kind_of); killed (by a signal) and exited (a code without a word);
-    stopped (by SIGSTOP or a debugger), silent (its process does not even run its own watchdog), stalled (its deadline
-    passed while it was doing something of its own), waiting (… while it waited for other ranks), lost (a node).
+    `kind`: user_error, known_error, error, peer_lost (see failure.kind_of); killed (by a signal) and exited (with a
+    code and no record); stopped (by SIGSTOP or a debugger), silent (its process does not even run its watchdog),
+    stalled (its deadline passed during its own work), waiting (… while it waited for other ranks), lost (a node).
     """
 
     kind: str
@@ -40,7 +40,7 @@ class Finding:
     exit_code: int = FAILED
     doing: str = ""
     stack: str = ""
-    for_memory: bool | None = None  # killed: whether the cgroup counts it as a kill for memory; None: nobody counts
+    for_memory: bool | None = None  # killed: whether the cgroup counts it as an OOM kill; None: nobody counts
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -48,7 +48,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Cause:
-    """The one thing that is told, the exit code it gives, and whether starting again can help."""
+    """The message to print, the exit code, and whether a restart can help."""
 
     text: str
     code: int
@@ -57,26 +57,26 @@ class Cause:
 
 
 def cause_of(findings: Sequence[Finding], nnodes: int) -> Cause:
-    """The first genuine failure among `findings`, told so that a person can act on it."""
+    """The root cause among `findings`, with a message that a person can act on."""
     for kinds in _CAUSES:
         found = [finding for finding in findings if finding.kind in kinds]
         if found:
             first = min(found, key=lambda finding: (finding.time, -1 if finding.rank is None else finding.rank))
             others = [finding for finding in findings if finding is not first]
-            return Cause(_told(first, others, nnodes), _code(first), first.kind not in _FINAL, first)
+            return Cause(_describe(first, others, nnodes), _code(first), first.kind not in _FINAL, first)
     return Cause("error: A worker ended without an error message.", FAILED, True, None)
 
 
 def _code(finding: Finding) -> int:
     if finding.kind in ("stopped", "silent", "stalled", "waiting"):
         return NO_PROGRESS
-    return LOST if finding.kind in ("lost", "echo") else finding.exit_code
+    return LOST if finding.kind in ("lost", "peer_lost") else finding.exit_code
 
 
-def _told(first: Finding, others: Sequence[Finding], nnodes: int) -> str:
+def _describe(first: Finding, others: Sequence[Finding], nnodes: int) -> str:
     who = _who(first, nnodes)
     doing = f" while {first.doing}" if first.doing else ""
-    if first.kind in ("mistake", "answer"):
+    if first.kind in ("user_error", "known_error"):
         return first.text
     if first.kind == "error":
         alone = all(other.text == first.text for other in others) and nnodes == 1
@@ -88,32 +88,32 @@ def _told(first: Finding, others: Sequence[Finding], nnodes: int) -> str:
     if first.kind == "lost":
         return three_parts(
             f"{first.text}",
-            why="Its machine, its network or its launcher is gone, or the scheduler has taken it away.",
-            fix="Look at that machine. parallel.node_timeout_seconds is how long a node may be silent.",
+            why="Its machine, network or launcher is down, or the scheduler has preempted it.",
+            fix="Check that machine. parallel.node_timeout_seconds sets how long a node may be unresponsive.",
         )
-    if first.kind == "echo":
+    if first.kind == "peer_lost":
         return three_parts(
-            f"The connection between the ranks broke, and no rank said why{doing}.",
+            f"The connection between the ranks broke{doing}, and no rank reported why.",
             why=f"{who} noticed first: {first.text.strip().splitlines()[-1]}",
-            fix="Look at the network between the nodes (docs/failures.md).",
+            fix="Check the network between the nodes (docs/failures.md).",
         )
     return _hung(who, first, others, doing)
 
 
-# By what the cgroup says of a SIGKILL: why, and what to do.
+# Why and fix of a SIGKILL, by whether the cgroup counts it as an OOM kill.
 _KILLED = {
     True: (
-        "The host's memory ran out: the kernel's out-of-memory killer ended it (the cgroup counts it).",
+        "The host ran out of memory: the kernel's OOM killer killed it (according to the cgroup's counter).",
         "Give the job more memory, or use fewer data workers or processes.",
     ),
     False: (
-        "The cgroup counts no kill for memory, so an operator or a scheduler has sent it.",
-        "Look in the log of the scheduler, and in dmesg or journalctl of the machine, for who ended it.",
+        "The cgroup counts no OOM kill, so an operator or a scheduler sent it.",
+        "Check the scheduler's log, and dmesg or journalctl of the machine, for who killed it.",
     ),
     None: (
-        "Linux does that when memory runs out; so does an operator or a scheduler.",
+        "Either the kernel's OOM killer, or an operator or scheduler.",
         "Look for 'Out of memory' in dmesg: if it names this process, give the job more memory, or use fewer data "
-        "workers or processes; if not, look in the scheduler's log.",
+        "workers or processes; if not, check the scheduler's log.",
     ),
 }
 
@@ -127,20 +127,20 @@ def _killed(who: str, finding: Finding, doing: str) -> str:
 
 
 def _hung(who: str, first: Finding, others: Sequence[Finding], doing: str) -> str:
-    waited = sorted(
-        other.rank for other in others if other.rank is not None and other.kind in ("waiting", "echo", "stalled")
+    waiting_ranks = sorted(
+        other.rank for other in others if other.rank is not None and other.kind in ("waiting", "peer_lost", "stalled")
     )
-    say = {
+    what = {
         "stopped": f"{who} was stopped (SIGSTOP or a debugger){doing}.",
-        "silent": f"{who} hung{doing}: its process does not react at all.",
+        "silent": f"{who} hung{doing}: its process does not respond at all.",
         "stalled": f"{who} hung{doing}.",
-        "waiting": f"No rank came further{doing}: all wait for each other.",
+        "waiting": f"No rank made progress{doing}: all are waiting for each other.",
     }[first.kind]
     why = first.text
-    if waited and first.kind != "waiting":
-        why += f" {'Ranks' if len(waited) > 1 else 'Rank'} {', '.join(map(str, waited))} waited for it."
+    if waiting_ranks and first.kind != "waiting":
+        why += f" {'Ranks' if len(waiting_ranks) > 1 else 'Rank'} {', '.join(map(str, waiting_ranks))} waited for it."
     fix = f"Its stack: {first.stack}" if first.stack else ""
-    return three_parts(say, why.strip(), fix)
+    return three_parts(what, why.strip(), fix)
 
 
 def _who(finding: Finding, nnodes: int) -> str:

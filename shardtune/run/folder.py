@@ -19,14 +19,14 @@ from shardtune.lease import Lease, owner
 
 FOLDER_VARIABLE = "SHARDTUNE_RUN_DIR"  # for the ranks of our launcher, which holds the lease
 RECORD = "run.json"
-LEASE = ".run.lease"  # held by whoever chose the folder, while the run is alive
+LEASE = ".run.lease"  # held by the process that chose the folder, while the run is alive
 CHECKPOINTS = "checkpoints"
 Access = Literal["private", "group"]
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-_LEASE_SECONDS = 15.0  # for the data workers of a run that was just killed to notice and let go
+_LEASE_SECONDS = 15.0  # for the data workers of a run that was just killed to notice and exit
 _MODES = {"private": 0o700, "group": 0o750}
-# What a run writes: none of it may be a link, or a pipe.
+# What a run writes: none of it may be a link or a pipe.
 _WRITTEN = re.compile(
     r"run\.json|config\.yaml|environment\.json|profile\.json|\.run\.lease|events-rank\d+\.jsonl|crash|checkpoints|final|runs"
 )
@@ -40,9 +40,9 @@ class ForeignFolderError(UserInputError):
 
 @dataclass(frozen=True)
 class RunFolder:
-    """A run's folder, held against every other process until its lease is released, or this process ends.
+    """A run's folder, leased by this process until it releases the lease or ends.
 
-    `created`: this process made it, so this process may take it away again (`discard_untrained`).
+    `created`: this process created it, so it may delete it again (`discard_untrained`).
     """
 
     path: Path
@@ -50,10 +50,10 @@ class RunFolder:
     created: bool
 
     def discard_untrained(self) -> bool:
-        """Delete the folder of a run that was refused before it trained, so that its name is free; True if it is gone.
+        """Delete the folder of a run that was refused before it trained, so that its name is free; True if deleted.
 
-        Only what this process made, under its lease, and only while nothing but the files of a start is in it: a run
-        that came as far as its `checkpoints` folder stays, whatever refuses its restart.
+        Only what this process created, under its lease, and only while it contains nothing but startup files: a run
+        that has a `checkpoints` folder is never deleted.
         """
         names = {entry.name for entry in self.path.iterdir()}
         if not self.created or not all(map(_BEFORE_TRAINING.fullmatch, names)):
@@ -63,7 +63,7 @@ class RunFolder:
 
 
 def new_run_id() -> str:
-    """Sorts by time, and two runs started in the same second differ."""
+    """Sorts by time; two runs started in the same second get different ids."""
     return f"{datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
 
 
@@ -71,18 +71,18 @@ def check_run_id(name: str) -> None:
     """Raise unless it is one plain folder name."""
     if not _NAME.fullmatch(name):
         raise UserInputError(
-            f"--run-id '{name}' cannot be a folder name.", fix="Use letters, digits, dots, dashes and underscores."
+            f"--run-id '{name}' is not a valid folder name.", fix="Use letters, digits, dots, dashes and underscores."
         )
 
 
 def create_run_folder(output_dir: str, run_id: str | None = None, access: Access = "private") -> RunFolder:
-    """Make `<output_dir>/<run_id>` (absolute), or take it where it exists and is empty.
+    """Create `<output_dir>/<run_id>` (absolute), or use it if it exists and is empty.
 
-    Of several processes that ask for one name at once, one gets it: the folder is made by one exclusive call, and
-    nobody writes into it, or deletes it, without its lease.
+    Of several processes that want the same name at once, one gets it: creating the folder is exclusive, and nobody
+    writes into it, or deletes it, without its lease.
 
     Raises:
-        UserInputError: the id is no folder name, the place is not writable, or the run exists and is not empty.
+        UserInputError: the id is not a folder name, the folder is not writable, or the run exists and is not empty.
     """
     name = run_id or new_run_id()
     check_run_id(name)
@@ -98,9 +98,9 @@ def create_run_folder(output_dir: str, run_id: str | None = None, access: Access
         if any(entry.name != LEASE for entry in folder.iterdir()):
             lease.release()
             raise UserInputError(
-                f"The run '{name}' exists already: {folder}",
-                why="Its folder is not empty, and a run never writes over another.",
-                fix="Choose another --run-id, leave it out to get a new one, or delete that folder.",
+                f"The run '{name}' already exists: {folder}",
+                why="Its folder is not empty, and a run never overwrites another.",
+                fix="Choose another --run-id, omit it to get a new one, or delete that folder.",
             )
         _open_to(folder, access)
     except OSError as error:
@@ -109,10 +109,10 @@ def create_run_folder(output_dir: str, run_id: str | None = None, access: Access
 
 
 def hold_run_folder(folder: Path, access: Access = "private") -> RunFolder:
-    """The folder of a run that exists, as this process's own.
+    """Lease the folder of an existing run.
 
     Raises:
-        UserInputError: somebody else's process trains in it, or the folder is another user's.
+        UserInputError: another process is training in it, or it belongs to another user.
     """
     try:
         _refuse_foreign(folder)
@@ -124,7 +124,7 @@ def hold_run_folder(folder: Path, access: Access = "private") -> RunFolder:
 
 
 def join_run_folder(folder: Path, access: Access = "private") -> None:
-    """For ranks that do not hold the lease: the folder is there, also on a node with a disk of its own."""
+    """For ranks that do not hold the lease: make sure that the folder exists, also on a node with its own disk."""
     try:
         folder.mkdir(mode=_MODES[access], parents=True, exist_ok=True)
         _refuse_foreign(folder)
@@ -137,21 +137,21 @@ def _take_lease(folder: Path, wait: float) -> Lease:
     lease = Lease.take(folder / LEASE, wait=wait)
     if lease is None:
         raise UserInputError(
-            f"The run {folder.name} is being trained right now.",
+            f"The run {folder.name} is in use by another process.",
             why=f"{owner(folder / LEASE).capitalize()} holds {folder / LEASE}.",
-            fix="Wait for it, end it, or start another run beside it: --resume never, and another --run-id.",
+            fix="Wait for it, stop it, or start a separate run: --resume never, with another --run-id.",
         )
     return lease
 
 
 def _refuse_foreign(folder: Path) -> None:
-    """A folder that another user owns, or that holds links, may make a run write where nobody meant it to."""
+    """A folder that another user owns, or that contains links, may make a run write somewhere else."""
     found = folder.lstat()
     if stat.S_ISLNK(found.st_mode):
         raise UserInputError(
             f"The run's folder '{folder}' is a symbolic link.",
-            why="A run writes and deletes files there, and would do so wherever the link leads.",
-            fix="Point train.output_dir at the real place (it may be a link itself), or remove the link.",
+            why="A run writes and deletes files there, and would do so wherever the link points.",
+            fix="Set train.output_dir to the real location (output_dir itself may be a link), or remove the link.",
         )
     if not stat.S_ISDIR(found.st_mode):
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
@@ -159,7 +159,7 @@ def _refuse_foreign(folder: Path) -> None:
         raise ForeignFolderError(
             f"The run's folder '{folder}' belongs to another user.",
             why=f"Its owner is user {found.st_uid}; this process runs as user {os.geteuid()}.",
-            fix="Start the run as its owner, or start another one: --resume never, or another --run-id.",
+            fix="Run as its owner, or start a new run: --resume never, or another --run-id.",
         )
     written = (entry for entry in folder.iterdir() if _WRITTEN.fullmatch(entry.name))
     odd = sorted(
@@ -169,14 +169,14 @@ def _refuse_foreign(folder: Path) -> None:
     )
     if odd:
         raise UserInputError(
-            f"The run's folder '{folder}' holds links or pipes where a run writes: {', '.join(odd[:5])}.",
-            why="A run would write to, or delete, what they lead to, or wait for the other end.",
-            fix="Remove them, or put the files themselves in their place.",
+            f"The run's folder '{folder}' contains links or pipes where a run writes: {', '.join(odd[:5])}.",
+            why="A run would write to or delete their targets, or block on a pipe.",
+            fix="Remove them, or replace them with the files themselves.",
         )
 
 
 def _uid_of_new_files(folder: Path) -> int:
-    """The owner that files made by this process get there; a network mount may map all users to one."""
+    """The owner of files that this process creates there; a network mount may map all users to one."""
     try:
         with tempfile.TemporaryFile(dir=folder) as probe:
             return os.fstat(probe.fileno()).st_uid
@@ -185,18 +185,18 @@ def _uid_of_new_files(folder: Path) -> int:
 
 
 def _open_to(folder: Path, access: Access) -> None:
-    """Opens, never closes: what an owner has opened by hand stays open."""
+    """Adds permissions and never removes any."""
     if access == "group":
-        os.umask(os.umask(0o022) & ~0o050)  # what this process writes from now on, too
+        os.umask(os.umask(0o022) & ~0o050)  # for what this process writes from now on
         mode = stat.S_IMODE(folder.stat().st_mode)
         if mode & 0o050 != 0o050:
             folder.chmod(mode | 0o050)
 
 
 def not_writable(folder: Path, error: OSError) -> UserInputError:
-    """The error of a command whose run has no place to write to."""
+    """The error when the run's folder cannot be written."""
     return UserInputError(
-        f"The run's folder '{folder}' cannot be written.",
+        f"Cannot write to the run's folder '{folder}'.",
         why=f"{error.strerror} (as user {os.geteuid()}).",
-        fix="Set train.output_dir to a folder you may write to, on a disk with room.",
+        fix="Set train.output_dir to a folder you can write to, on a disk with free space.",
     )

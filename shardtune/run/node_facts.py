@@ -1,4 +1,4 @@
-"""Do all nodes mean the same run? Each states its packages and settings; whoever compares them names what differs."""
+"""Is it the same run on all nodes? Each node publishes its packages and settings; differences are listed by name."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 STORE_VARIABLE = "SHARDTUNE_STORE_PREFIX"  # of the ranks' keys in their store; each attempt has its own
 _PACKAGES = ("shardtune", "torch", "transformers", "peft", "trl", "accelerate")
-# What may differ between nodes: how many processes each starts, and where things lie on its own disk.
+# What may differ between nodes: the number of processes, and paths on its own disk.
 _LOCAL_SETTINGS = ("parallel.nproc", "parallel.accelerate_config")
 
 
 @dataclass(frozen=True)
-class Facts:
-    """What one node says of itself. `settings` are digests by key: enough to name what differs, and no secret."""
+class NodeFacts:
+    """What one node publishes. `settings` are digests by key: enough to name what differs, without exposing secrets."""
 
     node: int
     nnodes: int
@@ -58,7 +58,7 @@ def digests(config: RunConfig) -> dict[str, str]:
     }
 
 
-def differences(all_facts: Sequence[Facts], called: str = "node") -> list[str]:
+def differences(all_facts: Sequence[NodeFacts], called: str = "node") -> list[str]:
     """How nodes differ from node 0, a line each; empty when they may train together."""
     first, lines = all_facts[0], []
     for other in all_facts[1:]:
@@ -71,5 +71,5 @@ def differences(all_facts: Sequence[Facts], called: str = "node") -> list[str]:
             key for key in {*first.settings, *other.settings} if first.settings.get(key) != other.settings.get(key)
         )
         if changed:
-            lines.append(f"the config of {who} has another {', '.join(changed)} than that of {called} 0 ({first.host})")
+            lines.append(f"the configs of {who} and {called} 0 ({first.host}) differ in {', '.join(changed)}")
     return lines

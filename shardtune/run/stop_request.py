@@ -9,23 +9,23 @@ from collections.abc import Mapping
 from contextlib import suppress
 from types import FrameType, TracebackType
 
-from shardtune.run.exit_codes import INTERRUPTED, LEFT_AT_ONCE, stop_signals, stopped_by
+from shardtune.run.exit_codes import INTERRUPTED, TERMINATED, stop_signals, stopped_by
 
 GRACE_VARIABLE = "SHARDTUNE_GRACE_SECONDS"
-_USUAL_GRACE = 30.0  # what Kubernetes and torch give unless told otherwise
-_SAME_PRESS = 1.0  # seconds; the terminal and the launcher both hand on one Ctrl-C
+_USUAL_GRACE = 30.0  # the default of Kubernetes and torch
+_SAME_PRESS = 1.0  # seconds; the terminal and the launcher both forward one Ctrl-C
 
 
 class StopRequest:
-    """Remembers the signal that asked to stop. A second one, later than a moment, leaves at once.
+    """Remembers the signal that asked to stop. A second one, more than a second later, exits immediately.
 
-    Until `wait_for_step` is called there is nothing to save, and the first signal ends the process by SystemExit, from
-    wherever its main thread is. After it, training asks `requested` at every step.
+    Until `wait_for_step` is called there is nothing to save, and the first signal raises SystemExit wherever the main
+    thread is. After that, the training loop checks `requested` at every step.
 
-    Used as a context manager around the whole work of a process; the former handlers come back afterwards.
+    Used as a context manager around the whole work of a process; the former handlers are restored afterwards.
 
     Args:
-        acknowledge: Say so when a signal is remembered: a step may take minutes. One process of a run does.
+        acknowledge: Print a line when a signal arrives, since a step may take minutes. One process of a run does.
     """
 
     def __init__(self, *, acknowledge: bool = False) -> None:
@@ -50,12 +50,12 @@ class StopRequest:
 
     @property
     def exit_code(self) -> int:
-        """Of a run that stopped in good order; a rank that got no signal itself was preempted with the others."""
+        """Of a run that stopped cleanly; a rank that got no signal itself was preempted with the others."""
         return stopped_by(self.signal if self.signal is not None else signal.SIGTERM)
 
     def wait_for_step(self) -> None:
-        """From here on a signal is only remembered: the next step's end saves first."""
-        # A signal that fell into code which swallows exceptions (a destructor) is not lost.
+        """From here on a signal is only remembered: the run stops, with a checkpoint, after the current step."""
+        # The SystemExit may have been raised in code that swallows exceptions (a destructor).
         if self.signal is not None:
             raise SystemExit(self.exit_code)
         self._saves = True
@@ -67,26 +67,26 @@ class StopRequest:
             if not self._saves:
                 raise SystemExit(self.exit_code)
             if self._acknowledge:
-                with suppress(OSError):  # a terminal that is closed; print may not be called again from a handler
+                with suppress(OSError):  # a closed terminal; print is not reentrant, so not in a handler
                     os.write(2, f"\n{stopping_after_step(number)}\n".encode())
         elif now - self._first > _SAME_PRESS:
-            os._exit(INTERRUPTED if number == signal.SIGINT else LEFT_AT_ONCE)
+            os._exit(INTERRUPTED if number == signal.SIGINT else TERMINATED)
 
 
 def stopping_after_step(number: int) -> str:
-    """The answer to the first signal."""
-    again = "press Ctrl-C again" if number == signal.SIGINT else "a second signal tells it"
-    return f"{signal.Signals(number).name}: stopping after this step, with a checkpoint; {again} to leave at once."
+    """The line printed for the first signal."""
+    again = "press Ctrl-C again" if number == signal.SIGINT else "send a second signal"
+    return f"{signal.Signals(number).name}: stopping after this step, with a checkpoint; {again} to exit immediately."
 
 
 def ignore_stop_signals(worker: int = 0) -> None:
-    """For the processes that load data: a scheduler signals them too, and the last step still needs them."""
+    """For data loader workers: a scheduler signals them too, and the last step still needs them."""
     for number in stop_signals():
         signal.signal(number, signal.SIG_IGN)
 
 
 def grace_seconds(asked: float | None, environ: Mapping[str, str]) -> float:
-    """Seconds between SIGTERM and SIGKILL: as the config says, or the scheduler's manifest, or the usual 30."""
+    """Seconds between SIGTERM and SIGKILL: from the config, the environment variable, or 30."""
     if asked is not None:
         return asked
     try:
@@ -96,7 +96,7 @@ def grace_seconds(asked: float | None, environ: Mapping[str, str]) -> float:
 
 
 class Grace:
-    """Is the grace long enough for a step and a save, going by the longest so far?"""
+    """Is the grace period long enough for a step and a save, judging by the longest so far?"""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
@@ -105,13 +105,13 @@ class Grace:
         self._warned = False
 
     def warning(self) -> str | None:
-        """What to tell the user, once, when the grace is too short; None otherwise."""
+        """A warning, once, when the grace period is too short; None otherwise."""
         needed = self.step + self.save
         if self._warned or self.save == 0.0 or needed <= self.seconds:
             return None
         self._warned = True
         return (
             f"Stopping takes up to {needed:.0f} s (a step {self.step:.1f} s, a save {self.save:.1f} s), but the "
-            f"scheduler kills {self.seconds:.0f} s after its SIGTERM: what came after the last checkpoint is lost. "
-            f"Give the job a longer grace period ({1.5 * needed + 5:.0f} s) and say so in train.grace_seconds."
+            f"scheduler sends SIGKILL {self.seconds:.0f} s after SIGTERM: steps after the last checkpoint would be "
+            f"lost. Give the job a longer grace period ({1.5 * needed + 5:.0f} s) and set train.grace_seconds to it."
         )

@@ -1,4 +1,4 @@
-"""Which run does this command mean: a new one, or one to go on with? Decided once, before any process is started."""
+"""Which run does this command mean: a new one, or one to resume? Decided once, before any process is started."""
 
 from __future__ import annotations
 
@@ -46,36 +46,36 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Choice:
-    """The folder to write to, held by this process, and what the user should know about the choice."""
+class ChosenRun:
+    """The folder to write to, leased by this process, and a notice for the user about the choice."""
 
-    held: RunFolder
-    told: str = ""
+    run_folder: RunFolder
+    notice: str = ""
 
     @property
     def folder(self) -> Path:
-        return self.held.path
+        return self.run_folder.path
 
     @property
     def created(self) -> bool:
-        return self.held.created
+        return self.run_folder.created
 
 
-def choose_run(config: RunConfig, run_id: str | None, processes: int | None = None) -> Choice:
-    """The run that `train.resume` and `--run-id` mean; its folder is held by this process from here on.
+def choose_run(config: RunConfig, run_id: str | None, processes: int | None = None) -> ChosenRun:
+    """The run that `train.resume` and `--run-id` select; this process holds the lease of its folder from here on.
 
     - `never`: a new one.
-    - `auto`: the newest unfinished run of the same config (every setting that changes its numbers but its length) that
-      has a checkpoint; else a new one. With --run-id: that run, if it is the same config and unfinished.
-    - `latest`: the newest run that has a checkpoint, finished or not, of the same config if there is one.
-    - `best`, or a path: the run goes on in its own folder where that is its newest checkpoint and it is not finished.
-      Otherwise a new run begins with a copy of the checkpoint: what the old one did after it is not overwritten.
+    - `auto`: the newest unfinished run with a checkpoint and the same config (all settings that affect its numbers,
+      except its length); else a new one. With --run-id: that run, if it has the same config and is unfinished.
+    - `latest`: the newest run that has a checkpoint, finished or not; of the same config if there is one.
+    - `best`, or a path: the run resumes in its own folder if that is its newest checkpoint and it is not finished.
+      Otherwise a new run starts from a copy of the checkpoint, so that nothing of the old run is overwritten.
 
     Args:
-        processes: Of all machines together, where that is known: a step takes rows from each.
+        processes: Number on all machines together, if known: it determines the rows per step.
 
     Raises:
-        UserInputError: nothing is there to go on with, or the run named is another one.
+        UserInputError: there is nothing to resume, or the named run has another config.
     """
     if run_id is not None:
         check_run_id(run_id)
@@ -92,22 +92,26 @@ def choose_run(config: RunConfig, run_id: str | None, processes: int | None = No
 
 
 def record_start(folder: Path, config: RunConfig) -> None:
-    """Write down which config this run is of, so that the same one finds it again. Also opens a finished one again."""
+    """Record the config of this run, so that the same config finds it again. Also reopens a finished run."""
     _write_record(folder, config, started=time.time(), finished=False)
 
 
 def record_finish(folder: Path, config: RunConfig) -> None:
-    """From here on `auto` starts a new run."""
+    """Mark the run as finished: from here on `auto` starts a new run."""
     run = read_run(folder)  # its record may have been lost while it trained
     _write_record(folder, config, started=run.started if run is not None else time.time(), finished=True)
 
 
 def read_run(folder: Path) -> Run | None:
-    """The run in `folder`, or None if there is none. Where its record is damaged, its checkpoints say what it was."""
+    """The run in `folder`, or None. If its record is damaged, it is reconstructed from its checkpoints."""
     try:
-        said = json.loads(read_plain(folder / RECORD))
+        record = json.loads(read_plain(folder / RECORD))
         return Run(
-            folder, str(said["identity"]), dict(said["settings"]), float(said["started"]), bool(said["finished"])
+            folder,
+            str(record["identity"]),
+            dict(record["settings"]),
+            float(record["started"]),
+            bool(record["finished"]),
         )
     except FileNotFoundError:
         problem = "is missing"
@@ -123,22 +127,22 @@ def _run_of_checkpoints(folder: Path, problem: str) -> Run | None:
     store = CheckpointStore(folder / CHECKPOINTS, keep=None)
     try:
         steps = store.steps()
-    except UnreadableStoreError:  # another user's, or `_unreadable` says so
+    except UnreadableStoreError:  # another user's, or `_unreadable_folders` says so
         return None
     for step in reversed(steps):
         manifest = store.manifest(step)
         if manifest is None or any(damage.is_fatal for damage in store.verify(step)):
             continue
         saved = json.loads((store.path(step) / TRAINER).read_text(encoding="utf-8"))
-        asked = saved.get("asked") or saved  # older ones say only what each `auto` turned out to be
-        notice = f"{RECORD} of the run {folder.name} {problem}; its checkpoint of step {step} says which run it is"
+        asked = saved.get("asked") or saved  # older ones have only the resolved settings
+        notice = f"{RECORD} of the run {folder.name} {problem}; restored from its checkpoint of step {step}"
         saved_at = float(manifest.about.get("time") or 0.0)
         return Run(folder, asked["identity"], asked["settings"], saved_at, _final_after(folder, saved_at), notice)
     return None
 
 
 def _final_after(folder: Path, saved_at: float) -> bool:
-    """Whether `final/` came after the last checkpoint; an older one is of a run that was finished and then extended."""
+    """Whether `final/` is newer than the last checkpoint; an older one belongs to a run that was then extended."""
     try:
         return (folder / "final").stat().st_mtime >= saved_at
     except OSError:
@@ -150,28 +154,26 @@ def _write_record(folder: Path, config: RunConfig, *, started: float, finished: 
     replace_file(folder / RECORD, json.dumps({"format": 1, **about}, indent=1) + "\n")
 
 
-def _new(config: RunConfig, run_id: str | None, told: str = "") -> Choice:
-    held = create_run_folder(config.train.output_dir, run_id, config.train.run_folder_access)
+def _new(config: RunConfig, run_id: str | None, notice: str = "") -> ChosenRun:
+    run_folder = create_run_folder(config.train.output_dir, run_id, config.train.run_folder_access)
     try:
-        record_start(held.path, config)
-    except OSError as error:  # a full disk lets a folder be made, but no file with content
-        held.discard_untrained()
-        held.lease.release()
-        raise not_writable(held.path, error) from error
-    return Choice(held, told)
+        record_start(run_folder.path, config)
+    except OSError as error:  # on a full disk a folder can be created, but no file with content
+        run_folder.discard_untrained()
+        run_folder.lease.release()
+        raise not_writable(run_folder.path, error) from error
+    return ChosenRun(run_folder, notice)
 
 
-def _existing(config: RunConfig, run: Run, told: str = "") -> Choice:
-    held = hold_run_folder(run.folder, config.train.run_folder_access)
-    notices = [run.notice, told]
-    if not run.store.steps():  # otherwise they are said where the run resumes
-        notices += [
-            f"{path} is a link or a file, not a checkpoint's folder: not read" for path in run.store.not_folders()
-        ]
-    return Choice(held, "\n".join(filter(None, notices)))
+def _existing(config: RunConfig, run: Run, notice: str = "") -> ChosenRun:
+    run_folder = hold_run_folder(run.folder, config.train.run_folder_access)
+    notices = [run.notice, notice]
+    if not run.store.steps():  # otherwise they are reported where the run resumes
+        notices += [f"{path} is a link or a file, not a checkpoint folder: ignored" for path in run.store.not_folders()]
+    return ChosenRun(run_folder, "\n".join(filter(None, notices)))
 
 
-def _auto(config: RunConfig, run_id: str | None, processes: int | None) -> Choice:
+def _auto(config: RunConfig, run_id: str | None, processes: int | None) -> ChosenRun:
     mine = identity(config)
     if run_id is not None:
         run = read_run(_output(config) / run_id)
@@ -179,31 +181,31 @@ def _auto(config: RunConfig, run_id: str | None, processes: int | None) -> Choic
             return _new(config, run_id)
         if run.identity != mine or run.finished:
             differences = compare(run, config, processes)
-            why = "It is finished." if run.identity == mine else f"It has another config:\n{differences}"
+            why = "It is finished." if run.identity == mine else f"Its config differs:\n{differences}"
             fix = "Choose another --run-id"
             raise UserInputError(
-                f"The run '{run_id}' exists already: {run.folder}",
+                f"The run '{run_id}' already exists: {run.folder}",
                 why=why,
-                fix=f"{fix}, or go on with it: --resume latest." if differences.may_resume else f"{fix}.",
+                fix=f"{fix}, or resume it: --resume latest." if differences.may_resume else f"{fix}.",
             )
         return _existing(config, run)
     runs = _runs(config)
     same = [run for run in runs if run.identity == mine]
-    lost = "".join(f"{line}\n" for line in _unreadable(config))
+    lost = "".join(f"{line}\n" for line in _unreadable_folders(config))
     for run in same:
         if not run.finished and run.store.steps():
             try:
-                return _existing(config, run, f"{lost}going on with the unfinished run {run.folder.name}")
+                return _existing(config, run, f"{lost}resuming the unfinished run {run.folder.name}")
             except ForeignFolderError as error:
-                lost += f"{error.what} It is passed over.\n"
-    told = ""
+                lost += f"{error.what} It is skipped.\n"
+    notice = ""
     if same and same[0].finished:
-        told = f"the run of this config, {same[0].folder.name}, is finished: this is a new one"
+        notice = f"starting a new run: the run of this config, {same[0].folder.name}, is finished"
     elif near := next((run for run in runs if not run.finished and _may_resume(run)), None):
         differences = compare(near, config, processes)
-        how = f" (to go on with it: --run-id {near.folder.name} --resume latest)" if differences.may_resume else ""
-        told = f"the unfinished run {near.folder.name} has another config, so this is a new one{how}:\n{differences}"
-    return _new(config, run_id, f"{lost}{told}".rstrip())
+        how = f" (to resume it: --run-id {near.folder.name} --resume latest)" if differences.may_resume else ""
+        notice = f"starting a new run: the config of the unfinished run {near.folder.name} differs{how}:\n{differences}"
+    return _new(config, run_id, f"{lost}{notice}".rstrip())
 
 
 def _may_resume(run: Run) -> bool:
@@ -213,14 +215,14 @@ def _may_resume(run: Run) -> bool:
         return False
 
 
-def _unreadable(config: RunConfig) -> list[str]:
-    """This user's folders with checkpoints of which nothing says what run they are of: never passed over in silence."""
+def _unreadable_folders(config: RunConfig) -> list[str]:
+    """This user's folders with checkpoints but no readable record: never skipped silently."""
     found = []
     for path in _folders(config):
         if path.stat().st_uid == os.geteuid() and (path / CHECKPOINTS).exists() and read_run(path) is None:
             found.append(
-                f"{path} has checkpoints, but neither its {RECORD} nor any of them can be read: it is left as it is "
-                "(shardtune checkpoints --verify tells what is wrong)"
+                f"{path} has checkpoints, but neither its {RECORD} nor any of them can be read: skipped and left "
+                "unchanged (shardtune checkpoints --verify shows what is wrong)"
             )
     return found
 
@@ -232,7 +234,7 @@ def _latest(config: RunConfig, run_id: str | None) -> Run:
             raise UserInputError(
                 f"--resume {config.train.resume}: the run '{run_id}' has no checkpoint.",
                 why=f"Looked in {_output(config) / run_id}.",
-                fix="Name another --run-id, or use --resume auto.",
+                fix="Give another --run-id, or use --resume auto.",
             )
         return run
     runs = [run for run in _runs(config) if run.store.steps()]
@@ -246,18 +248,18 @@ def _latest(config: RunConfig, run_id: str | None) -> Run:
     return next((run for run in runs if run.identity == mine), runs[0])
 
 
-def _from_best(config: RunConfig, run_id: str | None) -> Choice:
+def _from_best(config: RunConfig, run_id: str | None) -> ChosenRun:
     run = _latest(config, run_id)
     best = run.store.best()
     if best is None:
         raise UserInputError(
-            f"--resume best: no checkpoint of the run {run.folder.name} was evaluated.",
+            f"--resume best: no checkpoint of the run {run.folder.name} has an evaluation loss.",
             fix="Use --resume latest, or a checkpoint's path.",
         )
-    return _go_on_or_fork(config, None, run, run.store.path(best[0]), best[0])
+    return _resume_or_fork(config, None, run, run.store.path(best[0]), best[0])
 
 
-def _from_path(config: RunConfig, run_id: str | None, path: Path) -> Choice:
+def _from_path(config: RunConfig, run_id: str | None, path: Path) -> ChosenRun:
     run = read_run(path)
     if run is not None:
         if not run.store.steps():
@@ -266,24 +268,24 @@ def _from_path(config: RunConfig, run_id: str | None, path: Path) -> Choice:
     if not (path / MANIFEST).is_file():
         raise UserInputError(
             f"--resume: '{path}' is neither a checkpoint nor a run.",
-            why="A checkpoint holds a manifest.json, a run a run.json.",
+            why="A checkpoint contains a manifest.json, a run a run.json.",
             fix="Give auto, latest, best, never, or the path of a checkpoint (…/checkpoints/step-000200).",
         )
     try:
         step = read_manifest(path).step
     except ManifestError as error:
         raise _corrupt(path, [str(error.damage)]) from error
-    return _go_on_or_fork(config, run_id, read_run(path.parent.parent), path, step)
+    return _resume_or_fork(config, run_id, read_run(path.parent.parent), path, step)
 
 
-def _go_on_or_fork(config: RunConfig, run_id: str | None, run: Run | None, path: Path, step: int) -> Choice:
+def _resume_or_fork(config: RunConfig, run_id: str | None, run: Run | None, path: Path, step: int) -> ChosenRun:
     damages = [str(damage) for damage in verify(path) if damage.is_fatal]
     if damages:
         raise _corrupt(path, damages)
     same_name = run is not None and run_id in (None, run.folder.name)
     if run is not None and same_name and not run.finished and run.store.steps()[-1:] == [step]:
         return _existing(config, run)
-    begun = _new(config, run_id, f"a new run that begins with a copy of {path}")
+    begun = _new(config, run_id, f"starting a new run from a copy of {path}")
     target = CheckpointStore(begun.folder / CHECKPOINTS, keep=None)
     _copy(path, target.path(step))
     best = _best_until(path.parent, step)
@@ -293,7 +295,7 @@ def _go_on_or_fork(config: RunConfig, run_id: str | None, run: Run | None, path:
 
 
 def _best_until(folder: Path, step: int) -> int | None:
-    """The best of what the old run had up to there; the new one must not forget it."""
+    """The best checkpoint of the old run up to that step, which the new run keeps."""
     store = CheckpointStore(folder, keep=None)
     losses = [
         (manifest.eval_loss, earlier)
@@ -317,12 +319,13 @@ def _corrupt(path: Path, damages: list[str]) -> UserInputError:
     return UserInputError(
         f"--resume: the checkpoint {path} is damaged.",
         why="; ".join(damages),
-        fix="Give another one: `shardtune checkpoints RUN --verify` tells which are sound; --resume latest finds it.",
+        fix="Give another one: `shardtune checkpoints RUN --verify` shows which are intact; --resume latest uses the "
+        "newest of them.",
     )
 
 
 def _runs(config: RunConfig) -> list[Run]:
-    """Runs in the output folder, the one started last first."""
+    """Runs in the output folder, newest first."""
     found = [run for path in _folders(config) if (run := read_run(path)) is not None]
     return sorted(found, key=lambda run: (run.started, run.folder.name), reverse=True)
 
@@ -334,9 +337,9 @@ def _folders(config: RunConfig) -> list[Path]:
         return []
     except OSError as error:
         raise UserInputError(
-            f"train.output_dir '{_output(config)}' cannot be read.",
+            f"Cannot read train.output_dir '{_output(config)}'.",
             why=f"{error.strerror} (as user {os.geteuid()}).",
-            fix="Set train.output_dir to a folder you may read and write, or start a new run: --resume never.",
+            fix="Set train.output_dir to a folder you can read and write, or start a new run: --resume never.",
         ) from error
 
 
@@ -346,17 +349,17 @@ def _output(config: RunConfig) -> Path:
 
 @dataclass(frozen=True)
 class Differences:
-    """Between a run and a config, a line each; `may_resume`: it has a checkpoint, and none makes it another run."""
+    """Between a run and a config, a line each; `may_resume`: it has a checkpoint, and all of them are allowed."""
 
     lines: tuple[str, ...]
     may_resume: bool
 
     def __str__(self) -> str:
-        return "\n".join(f"  {line}" for line in self.lines) or "  settings this version does not know"
+        return "\n".join(f"  {line}" for line in self.lines) or "  settings unknown to this version"
 
 
 def compare(run: Run, config: RunConfig, processes: int | None) -> Differences:
-    """What differs, as far as it can be told before the data is read."""
+    """What differs, as far as it is known before the data is read."""
     found = changes(run.settings, kept_settings(config))
     lines, refused = [str(change) for change in found], any(change.verdict.kind == "refused" for change in found)
     step, trained = _last_saved(run)
@@ -368,7 +371,7 @@ def compare(run: Run, config: RunConfig, processes: int | None) -> Differences:
             lines.append(f"rows per step: {rows} → {mine} (per device × processes × accumulation; must stay the same)")
             refused = True
     if 0 < train.max_steps < step:
-        lines.append(f"train.max_steps: {train.max_steps} is before step {step}, where the run is")
+        lines.append(f"train.max_steps: {train.max_steps} is below step {step}, which the run has reached")
         refused = True
     return Differences(tuple(lines), step > 0 and not refused)
 

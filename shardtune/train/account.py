@@ -34,8 +34,9 @@ if TYPE_CHECKING:
     from shardtune.plan.steps import TrainingMath
     from shardtune.train.best import Best
     from shardtune.train.choices import Fused
+    from shardtune.train.loop import TrainingLoop
+    from shardtune.train.losses import Loss
     from shardtune.train.resume import ResumePoint
-    from shardtune.train.trainer import ShardedSFTTrainer
 
 
 def introduce(context: RunContext, resolved: ResolvedConfig) -> None:
@@ -55,7 +56,7 @@ def introduce(context: RunContext, resolved: ResolvedConfig) -> None:
     else:
         context.console.print(f"[bold]shardtune[/] {__version__}  run {context.folder.name}", highlight=False)
         terminal.say(context.console, "folder", str(context.folder))
-    report_hardware(context, workers=int(config.train.extra.get("dataloader_num_workers", 0)))
+    report_hardware(context, workers=config.train.dataloader_num_workers)
     tell_notices(context, list(resolved.notices), about="config")
     if resolved.verdicts:
         _tell_verdicts(context, resolved.verdicts)
@@ -102,14 +103,10 @@ def tell_notices(context: RunContext, notices: list[str], about: str = "lora") -
         context.events.write("notice", about=about, text=notice)
 
 
-def tell_router_loss(context: RunContext, coefficient: float) -> None:
-    if coefficient:
-        text = (
-            f"cross-entropy + {coefficient:g} × the routers' auxiliary loss (the model's router_aux_loss_coef; "
-            "train.extra.router_aux_loss_coef: 0 leaves it out); the validation loss is the cross-entropy alone"
-        )
-        terminal.say(context.console, "loss", text)
-        context.events.write("notice", about="loss", text=text)
+def tell_loss(context: RunContext, loss: Loss) -> None:
+    if (description := loss.description) is not None:
+        terminal.say(context.console, "loss", description)
+        context.events.write("notice", about="loss", text=description)
 
 
 def tell_plan(
@@ -180,7 +177,7 @@ def warn_of_random_weights(context: RunContext) -> None:
 
 def tell_end(
     context: RunContext,
-    trainer: ShardedSFTTrainer,
+    loop: TrainingLoop,
     seconds: float,
     best: Best | None,
     adapter: Path,
@@ -191,18 +188,18 @@ def tell_end(
     best: What the weights were taken from, if not the last step.
     adapter: Where they are.
     """
-    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-    eval_loss = best.eval_loss if best is not None else trainer.eval_loss_at(trainer.state.global_step)
+    losses = [entry["loss"] for entry in loop.state.log_history if "loss" in entry]
+    eval_loss = best.eval_loss if best is not None else loop.eval_loss_at(loop.state.global_step)
     context.events.write(
         "run_end",
         status="done",
-        step=trainer.state.global_step,
+        step=loop.state.global_step,
         seconds=round(seconds, 2),
         loss=losses[-1] if losses else None,
         eval_loss=eval_loss,
         adapter=str(adapter),
     )
-    text = f"{trainer.state.global_step} steps in {terminal.clock(seconds)}"
+    text = f"{loop.state.global_step} steps in {terminal.clock(seconds)}"
     if losses:
         text += f", loss {losses[0]:.4f} → {losses[-1]:.4f}"
     if eval_loss is not None:

@@ -17,8 +17,8 @@ from shardtune.model.experts import fused_experts, use_expert_loops, use_grouped
 from shardtune.model.families.registry import known_decoder_layers
 from shardtune.model.quantized import fp8_candidates
 from shardtune.plan.precision import base_precision
-from shardtune.train import router_loss
-from shardtune.train.fused_loss import why_not as why_not_fused
+from shardtune.train.losses import router
+from shardtune.train.losses.fused import why_not as why_not_fused
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -116,7 +116,7 @@ def resolve_kernels(
     """
     train = resolved.config.train
     eager = "train.kernels is eager" if train.kernels == "eager" else None
-    coefficient = router_loss.coefficient(model, train.extra.get("router_aux_loss_coef"))
+    coefficient = router.coefficient(model, train.router_aux_loss_coef)
     obstacle = why_not_fused(model, family, coefficient)
     _refuse_impossible(train, model, family, loss_obstacle=obstacle)
     held = resolved.config.model.base_precision

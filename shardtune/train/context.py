@@ -18,20 +18,30 @@ from shardtune.errors import UserInputError
 from shardtune.observe.events import EventLog
 from shardtune.parallel.processes import Processes
 from shardtune.run.folder import CHECKPOINTS, FOLDER_VARIABLE, join_run_folder
-from shardtune.run.node_facts import STORE_VARIABLE, Facts, differences, digests, versions
+from shardtune.run.node_facts import STORE_VARIABLE, NodeFacts, differences, digests, versions
 from shardtune.run.which_run import choose_run
 
 if TYPE_CHECKING:
+    from peft import PeftModel
+    from transformers import PreTrainedTokenizerBase
+
     from shardtune.config.schema import RunConfig
+    from shardtune.plan.steps import TrainingMath
+    from shardtune.run.stop_request import StopRequest
+    from shardtune.train.losses import Loss
+    from shardtune.train.memory.ledger import Ledger
+    from shardtune.train.saving import CheckpointSaver
+    from shardtune.train.watchdog import Watchdog
 
 
 @dataclass(frozen=True)
 class Data:
-    """What the steps of a run are made of: rows or packs of rows, and how a batch is laid out."""
+    """What the steps of a run are made of: rows or packs of rows, how a batch is laid out, and what it costs."""
 
     train: Documents
     val: Documents | None
     collator: Collator
+    loss: Loss | None = None
 
     @property
     def tokens(self) -> int:
@@ -51,6 +61,23 @@ class RunContext:
     held_files: dict[str, str] = field(default_factory=dict)  # as events are held: until the run goes on
 
 
+@dataclass(frozen=True)
+class Training:
+    """What the training loop works with: everything is built, sharded and loaded."""
+
+    context: RunContext
+    config: RunConfig  # no `auto` is left in it
+    model: PeftModel
+    tokenizer: PreTrainedTokenizerBase
+    data: Data
+    math: TrainingMath
+    loss: Loss
+    saver: CheckpointSaver
+    stop: StopRequest
+    watchdog: Watchdog
+    ledger: Ledger
+
+
 def open_run(asked: RunConfig, processes: Processes, run_id: str | None, at_end: ExitStack) -> RunContext:
     """Agree on the run's folder. Our launcher has chosen one and holds it; otherwise rank 0 chooses, and holds it.
 
@@ -62,24 +89,24 @@ def open_run(asked: RunConfig, processes: Processes, run_id: str | None, at_end:
     chosen = ""
     if given is None and processes.is_main:
         choice = choose_run(asked, run_id, processes.world_size)
-        console.print(choice.told, markup=False, highlight=False, soft_wrap=True, end="\n" if choice.told else "")
-        at_end.callback(choice.held.lease.release)
+        console.print(choice.notice, markup=False, highlight=False, soft_wrap=True, end="\n" if choice.notice else "")
+        at_end.callback(choice.run_folder.lease.release)
         chosen = str(choice.folder)
     folder = Path(given or processes.share_from_main(chosen))
     join_run_folder(folder, asked.train.run_folder_access)
     # A start that is refused must not change what the run that it wanted to go on with looks like.
     has_trained = processes.is_main and bool(CheckpointStore(folder / CHECKPOINTS, None).steps())
     goes_on = processes.share_from_main(has_trained)
-    return RunContext(processes, folder, console, EventLog(folder, processes.rank, held=goes_on), asked)
+    return RunContext(processes, folder, console, EventLog(folder, processes.rank, deferred=goes_on), asked)
 
 
 def refuse_different_nodes(processes: Processes, asked: RunConfig) -> None:
     """Our launchers have compared their nodes before they started anything; under others the ranks do it."""
     if processes.world_size == 1 or STORE_VARIABLE in os.environ:
         return
-    mine = Facts(processes.rank, processes.world_size, 1, versions=versions(), settings=digests(asked))
+    mine = NodeFacts(processes.rank, processes.world_size, 1, versions=versions(), settings=digests(asked))
     everyone = processes.all_gather(asdict(mine))
-    lines = differences([Facts(**facts) for facts in everyone], "rank")
+    lines = differences([NodeFacts(**facts) for facts in everyone], "rank")
     if lines:
         raise UserInputError(
             "The ranks do not run the same thing.",

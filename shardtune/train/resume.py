@@ -46,7 +46,7 @@ class ResumePoint:
     @property
     def tokens(self) -> int:
         """Trained on before, by all ranks."""
-        return int(self.trainer["real_tokens"])
+        return sum(int(part["real_tokens"]) for part in self.trainer["metrics"])
 
 
 def resume_point(

@@ -28,8 +28,8 @@ from shardtune.model.load import tokenizer_and_new_tokens
 from shardtune.model.meta_model import build_meta_model
 from shardtune.model.new_tokens import resize_embeddings
 from shardtune.model.quantized import enable_fp8_compute, use_fp8_storage
-from shardtune.observe.loading import LoadingProgress
 from shardtune.observe.preparing import PreparingProgress
+from shardtune.observe.progress_bar import LoadingProgress
 from shardtune.parallel.offload import offloads_params
 from shardtune.parallel.processes import join
 from shardtune.parallel.shard import shard_model
@@ -44,15 +44,16 @@ from shardtune.train.account import (
     tell_end,
     tell_event_log_trouble,
     tell_finish,
+    tell_loss,
     tell_notices,
     tell_plan,
     tell_resume,
-    tell_router_loss,
     warn_of_random_weights,
     write_config,
 )
 from shardtune.train.attention import FLAT_ATTENTION, NEARLY_FULL, resolve_packing
 from shardtune.train.best import load_best
+from shardtune.train.callbacks import check_callbacks
 from shardtune.train.choices import (
     fp8_blocks,
     fp8_compute_notice,
@@ -64,20 +65,18 @@ from shardtune.train.choices import (
     resolve_precision,
     slow_precision_notice,
 )
-from shardtune.train.context import Data, RunContext, open_run, refuse_different_data, refuse_different_nodes
+from shardtune.train.context import Data, RunContext, Training, open_run, refuse_different_data, refuse_different_nodes
 from shardtune.train.evaluation import evaluate_only, read_given, temporary_run
 from shardtune.train.final import write_final
-from shardtune.train.fused_loss import use_fused_loss
-from shardtune.train.loop import set_up_loop
+from shardtune.train.loop import TrainingLoop
+from shardtune.train.losses import build_loss
+from shardtune.train.losses.router import unused_notice
 from shardtune.train.memory.allocator import allocator_of
 from shardtune.train.memory.failure import MemoryAnswer
 from shardtune.train.memory.ledger import Ledger
 from shardtune.train.resume import resume_point
-from shardtune.train.router_loss import coefficient, unused_notice
 from shardtune.train.samples import Samples
 from shardtune.train.saving import CheckpointSaver, RunFacts
-from shardtune.train.settings import check_trackers
-from shardtune.train.trainer import ShardedSFTTrainer
 from shardtune.train.watchdog import ENDING, JOINING, LOADING, PREPARING, Limits, Watchdog
 from shardtune.train.weights import find_checkpoint, load_sharded_weights
 
@@ -112,7 +111,7 @@ def train(
     in seconds), data before weights, adapters before sharding (so that they are sharded too), sharding before weights
     (so that no rank ever holds more than its part), all of it before the trainer.
     """
-    check_trackers(resolved.config.train.report_to)
+    check_callbacks(resolved.config.train)
     stop, asked = stop or StopRequest(), resolved.config
     with (
         _watched(resolved.config) as watchdog,
@@ -130,7 +129,7 @@ def train(
             if evaluation is None
             else temporary_run(asked, processes, evaluation, at_end)
         )
-        context.events.tell = partial(tell_event_log_trouble, context)
+        context.events.notify = partial(tell_event_log_trouble, context)
         at_end.callback(context.events.finish)
         at_end.push(partial(_tell_failure, context.events))
         memory = at_end.enter_context(_memory_answer(context, config))
@@ -163,11 +162,8 @@ def train(
                 context, [fp8_compute_notice(*enable_fp8_compute(model), processes.device)], about="fp8_compute"
             )
         fused = fuse(model, resolved.config.train)
-        router_coefficient = coefficient(meta_model.model, config.train.extra.get("router_aux_loss_coef"))
-        if resolved.config.train.fused_loss:
-            causal = meta_model.family.why_not("packing", meta_model.model.config) is None
-            use_fused_loss(meta_model.model, causal=causal, router_coefficient=router_coefficient)
-        tell_router_loss(context, router_coefficient)
+        loss = build_loss(resolved.config.train, meta_model.model, meta_model.family)
+        tell_loss(context, loss)
         if unused := unused_notice(meta_model.model):
             tell_notices(context, [unused], about="loss")
         tell_notices(context, notices)
@@ -179,7 +175,7 @@ def train(
         filled = prepared.train.counts.tokens / (prepared.train.counts.rows * config.data.max_length)
         resolved = resolve_packing(resolved, meta_model.model, meta_model.family, processes.device, filled)
         config = resolved.config
-        data = _lay_out(config, prepared, meta_model.model, tokenizer, filled)
+        data = replace(_lay_out(config, prepared, meta_model.model, tokenizer, filled), loss=loss)
         math = training_math(config.train, rows=len(data.train), tokens=data.tokens, processes=processes.world_size)
         write_config(context, resolved)
         set_seed(config.train.seed)
@@ -201,13 +197,12 @@ def train(
         facts = _facts(config, asked, math, prepared)
         stop.wait_for_step()
         if evaluation is not None:
-            return evaluate_only(
-                context, config, model, tokenizer, data, math, _saver(context, config, facts), given, stop, watchdog,
-                as_json=evaluation.as_json,
-            )  # fmt: skip
-        code = _train_and_save(
-            context, resolved, model, meta_model.wrapper, tokenizer, data, math, facts, stop, watchdog, memory.ledger
-        )
+            return evaluate_only(context, config, model, loss, data, given, stop, watchdog, as_json=evaluation.as_json)
+        training = Training(
+            context, config, model, tokenizer, data, math, loss, _saver(context, config, facts), stop, watchdog,
+            memory.ledger,
+        )  # fmt: skip
+        code = _train_and_save(training, meta_model.wrapper)
         if code == 0:
             tell_finish(context)
         return code
@@ -215,7 +210,7 @@ def train(
 
 def _tell_failure(events: EventLog, kind: object, error: BaseException | None, trace: object) -> None:
     """The last event of a run that failed, where this process can still write it; a refused start is not its end."""
-    if isinstance(error, Exception) and not (events.held and isinstance(error, UserInputError)):
+    if isinstance(error, Exception) and not (events.deferred and isinstance(error, UserInputError)):
         events.release()
         code = error.exit_code if isinstance(error, ShardtuneError) else FAILED
         text = error.what if isinstance(error, ShardtuneError) else repr(error)
@@ -320,7 +315,6 @@ def _lay_out(
             tokenizer.pad_token_id,
             layout,
             fill_to=config.data.max_length if one_shape else None,
-            fused_loss=config.train.fused_loss is True,
         ),
     )
 
@@ -358,82 +352,63 @@ def _load_weights(
         terminal.say(context.console, "weights", line)
 
 
-def _train_and_save(
-    context: RunContext,
-    resolved: ResolvedConfig,
-    model: PeftModel,
-    wrapper: Wrapper | None,
-    tokenizer: PreTrainedTokenizerBase,
-    data: Data,
-    math: TrainingMath,
-    facts: RunFacts,
-    stop: StopRequest,
-    watchdog: Watchdog,
-    ledger: Ledger,
-) -> int:
-    config = resolved.config
-    saver = _saver(context, config, facts)
-    store = saver.store
-    resumed = resume_point(store, model, context.processes, facts, math)
-    loop = set_up_loop(context, config, model, tokenizer, data, math, facts, saver, resumed, stop, watchdog, ledger)
+def _train_and_save(training: Training, wrapper: Wrapper | None) -> int:
+    """The loop, from the first step or from a checkpoint; then what is published."""
+    context, config, saver = training.context, training.config, training.saver
+    resumed = resume_point(saver.store, training.model, context.processes, saver.facts, training.math)
+    loop = TrainingLoop(training, resumed)
+    samples = Samples(training, stopped=loop.stop_now)
     if resumed is not None:
         take_over(context)
-    trainer = loop.trainer
-    samples = Samples(context, trainer, data, config.train, stopped=loop.stopping.now, beat=watchdog.beat)
-    if resumed is not None:
-        tell_resume(context, resumed, math)
+        tell_resume(context, resumed, training.math)
     else:
         samples.ask("before")
-    torch.manual_seed(config.train.seed + context.processes.rank)  # each rank its own dropout
     began = time.perf_counter()
-    loop.train()
-    if loop.was_stopped:
-        return _end_early(context, trainer, stop, math)
-    if config.train.eval_strategy != "no" and trainer.eval_loss_at(trainer.state.global_step) is None:
-        trainer.evaluate()
-        if loop.stopping.stopped:
-            _save_if_missing(context, trainer)
-            return _end_early(context, trainer, stop, math)
-    watchdog.enter(ENDING)
+    loop.run()
+    step = loop.state.global_step
+    evaluates = config.train.eval_strategy != "no"
+    if evaluates and not loop.stopped and loop.eval_loss_at(step) is None:
+        loop.evaluate()
+    if loop.stopped and (step < training.math.steps or (evaluates and loop.eval_loss_at(step) is None)):
+        return _end_early(loop)
+    training.watchdog.enter(ENDING)
     best = None
     if config.train.load_best_model_at_end:
-        step = trainer.state.global_step
-        best = load_best(context, model, store, step, trainer.eval_loss_at(step))
-    adapter = write_final(context, config, model, wrapper, tokenizer, store, stop, watchdog)
+        best = load_best(context, training.model, saver.store, step, loop.eval_loss_at(step))
+    adapter = write_final(
+        context, config, training.model, wrapper, training.tokenizer, saver.store, training.stop, training.watchdog
+    )
     seconds = time.perf_counter() - began
     samples.ask("after")
-    tell_end(context, trainer, seconds, best, adapter, on_random=config.model.weights == "random")
+    tell_end(context, loop, seconds, best, adapter, on_random=config.model.weights == "random")
     samples.show()
     return 0
 
 
 def _saver(context: RunContext, config: RunConfig, facts: RunFacts) -> CheckpointSaver:
     store = CheckpointStore(context.folder / CHECKPOINTS, config.train.save_total_limit)
-    return CheckpointSaver(store, context.processes, context.console, context.events, facts)
+    return CheckpointSaver(store, context, facts, config.train.save_minutes)
 
 
-def _save_if_missing(context: RunContext, trainer: ShardedSFTTrainer) -> None:
-    """The last evaluation was cut short, after the last chance of the loop to save."""
-    there = trainer.saver.has(trainer.state.global_step) if context.processes.is_main else True
-    if not context.processes.share_from_main(there):
-        trainer._save_checkpoint(trainer.model, None)
-        trainer.saver.finish()
-
-
-def _end_early(context: RunContext, trainer: ShardedSFTTrainer, stop: StopRequest, math: TrainingMath) -> int:
-    step = trainer.state.global_step
-    store = trainer.saver.store
-    saved = trainer.saver.has(step) if context.processes.is_main else True
+def _end_early(loop: TrainingLoop) -> int:
+    """Stopped on request: the exit code."""
+    context, saver, step = loop.training.context, loop.saver, loop.state.global_step
+    saved = context.processes.share_from_main(context.processes.is_main and saver.has(step))
+    if not saved:  # the last evaluation was cut short, after the loop's last chance to save
+        loop.save()
+        saver.finish()
+        saved = saver.has(step)
     context.events.write("run_end", status="stopped", step=step)
-    told = (
-        f"Checkpoint: {store.path(step)}" if saved else "Its checkpoint could not be written; the one before is good."
-    )
-    again = " The same command goes on from there." if context.asked.train.resume != "never" else ""
+    where = f"Checkpoint: {saver.store.path(step)}"
+    if not saved:
+        where = "Its checkpoint could not be written; the previous one is good."
+    again = " The same command resumes from there." if context.asked.train.resume != "never" else ""
     context.console.print(
-        f"Stopped on request after step {step} of {math.steps}.{again} {told}",
+        f"Stopped on request after step {step} of {loop.math.steps}.{again} {where}",
         highlight=False,
         markup=False,
         soft_wrap=True,
     )
     # A rank that got no signal itself leaves like the others.
-    return INTERRUPTED if context.processes.agree(stop.signal == signal.SIGINT) else PREEMPTED
+    interrupted = context.processes.agree(loop.training.stop.signal == signal.SIGINT)
+    return INTERRUPTED if interrupted else PREEMPTED

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from shardtune.durable import replace_file
 from shardtune.observe.hardware import describe_hardware
@@ -14,11 +13,7 @@ from shardtune.observe.hardware_summary import print_hw_summary
 from shardtune.terminal import is_verbose, warn
 
 if TYPE_CHECKING:
-    from transformers import TrainerCallback
-
     from shardtune.train.context import RunContext
-
-_TRACKERS = "transformers.integrations"
 
 
 def write_run_file(context: RunContext, name: str, text: str) -> None:
@@ -26,7 +21,7 @@ def write_run_file(context: RunContext, name: str, text: str) -> None:
 
     Held back, as events are, while resuming may still be refused.
     """
-    if context.events.held:
+    if context.events.deferred:
         context.held_files[name] = text
         return
     with warn_on_write_error(context, name):
@@ -70,27 +65,3 @@ def warn_on_write_error(
         yield
     except OSError as error:
         warn(context.console, context.events, name, f"Cannot write {name}: {error.strerror or error}. {consequence}")
-
-
-def tolerate_tracker_errors(context: RunContext, callbacks: Iterable[TrainerCallback]) -> None:
-    """A tracker (`train.report_to`) that raises an OSError is disabled with a warning; training continues."""
-    for callback in callbacks:
-        if type(callback).__module__.startswith(_TRACKERS):
-            failed: list[OSError] = []
-            for name in filter(lambda name: name.startswith("on_"), dir(callback)):
-                setattr(callback, name, partial(_call_unless_failed, context, getattr(callback, name), failed))
-
-
-def _call_unless_failed(
-    context: RunContext, method: Callable[..., Any], failed: list[OSError], *args: Any, **more: Any
-) -> Any:
-    if failed:
-        return None
-    try:
-        return method(*args, **more)
-    except OSError as error:
-        failed.append(error)
-        tracker = type(method.__self__).__name__.removesuffix("Callback")  # type: ignore[attr-defined]
-        text = f"{tracker} failed: {error.strerror or error}. It is disabled for the rest of this run."
-        warn(context.console, context.events, "report_to", text)
-        return None

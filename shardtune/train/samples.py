@@ -16,20 +16,16 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from shardtune.data.collate import REAL_TOKENS, Collator
+from shardtune.data.collate import REAL_TOKENS, SUPERVISED, TARGETS, Collator
 from shardtune.data.show_rows import spread
 from shardtune.data.tokens import IGNORED
-from shardtune.observe.samples import Answered, show_samples
+from shardtune.observe.samples import SampleAnswer, show_samples
 from shardtune.parallel.shard import reshard_all
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
-    from shardtune.config.schema import TrainSection
     from shardtune.data.prepared import Prepared
     from shardtune.parallel.processes import Processes
-    from shardtune.train.context import Data, RunContext
-    from shardtune.train.trainer import ShardedSFTTrainer
+    from shardtune.train.context import Training
 
 
 @dataclass(frozen=True)
@@ -45,23 +41,14 @@ class Samples:
     """Asks a run's model the same questions before and after training.
 
     Args:
-        trainer: Its model, tokenizer and batch layout.
         stopped: Asked by every rank before each token; generation ends when the run is to stop.
-        beat: Called at each token: the watchdog's heartbeat.
     """
 
-    def __init__(
-        self,
-        context: RunContext,
-        trainer: ShardedSFTTrainer,
-        data: Data,
-        section: TrainSection,
-        *,
-        stopped: Callable[[], bool],
-        beat: Callable[[], None],
-    ) -> None:
-        self.context, self.trainer, self.section, self.stopped, self.beat = context, trainer, section, stopped, beat
-        self.tokenizer: PreTrainedTokenizerBase = trainer.processing_class
+    def __init__(self, training: Training, stopped: Callable[[], bool]) -> None:
+        self.context, self.model, self.collator = training.context, training.model, training.data.collator
+        self.section, self.tokenizer, self.watchdog = training.config.train, training.tokenizer, training.watchdog
+        self.stopped = stopped
+        data, section = training.data, self.section
         name, rows = ("validation", data.val) if data.val is not None else ("train", data.train)
         self.questions = questions(
             rows.prepared, name, section.samples, section.sample_tokens, self.tokenizer.bos_token_id
@@ -85,7 +72,7 @@ class Samples:
             show_samples(self.context.console, logged_answers(self.context.events.lines()))
 
     def _generate(self, prompts: list[tuple[int, ...]], ends: Collection[int]) -> list[list[int]] | None:
-        model = self.trainer.model
+        model = self.model
         most = getattr(model.config, "max_position_embeddings", None)
         tokens = self.section.sample_tokens
         if most is not None:
@@ -95,7 +82,7 @@ class Samples:
         model.eval()
         try:
             return greedy(
-                lambda rows: next_tokens(model, self.trainer.collator, rows, self.context.processes.device),
+                lambda rows: next_tokens(model, self.collator, rows, self.context.processes.device),
                 prompts, tokens, ends, self.context.processes, self._may_continue,
             )  # fmt: skip
         finally:
@@ -103,7 +90,7 @@ class Samples:
             model.train(was_training)
 
     def _may_continue(self) -> bool:
-        self.beat()
+        self.watchdog.beat()
         return not self.stopped()
 
     def _ends(self, some: Sequence[Question]) -> set[int]:
@@ -185,12 +172,12 @@ def next_tokens(
 ) -> list[int]:
     """The likeliest next token of each row, by one forward pass of all of them as a batch of training is laid out."""
     documents = [(np.array(row), np.full(len(row), IGNORED)) for row in rows]
-    # Logits are asked for, not a loss; and rows of any length, which compiled code must not be compiled for.
-    batch = replace(collator, fused_loss=False, fill_to=None)([[document] for document in documents])
+    # Rows of any length: nothing is to be compiled for them.
+    batch = replace(collator, fill_to=None)([[document] for document in documents])
     inputs = {
         name: value.to(device) if isinstance(value, torch.Tensor) else value
         for name, value in batch.items()
-        if name not in ("labels", REAL_TOKENS)
+        if name not in ("labels", SUPERVISED, TARGETS, REAL_TOKENS)
     }
     lengths = torch.tensor([len(row) for row in rows])
     if collator.layout == "flat":  # one row, the documents end to end
@@ -206,7 +193,7 @@ def next_tokens(
     return chosen
 
 
-def logged_answers(log: Iterable[str]) -> list[Answered]:
+def logged_answers(log: Iterable[str]) -> list[SampleAnswer]:
     """The last answers to each row in the lines of an event log, in the order the rows were first asked."""
     found: dict[str, dict[str, str]] = {}
     for line in log:
@@ -219,6 +206,6 @@ def logged_answers(log: Iterable[str]) -> list[Answered]:
         said = found.setdefault(event["row"], {})
         said.update({"prompt": event["prompt"], "expected": event["expected"], event["when"]: event["answer"]})
     return [
-        Answered(row, said["prompt"], said.get("before"), said.get("after"), said["expected"])
+        SampleAnswer(row, said["prompt"], said.get("before"), said.get("after"), said["expected"])
         for row, said in found.items()
     ]

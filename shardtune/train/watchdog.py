@@ -14,11 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from shardtune.run.channel import Channel, put_message
+from shardtune.run.channel import LAUNCHER_VARIABLE, Channel, put_message
 from shardtune.run.exit_codes import LOST, NO_PROGRESS
-from shardtune.run.failure import leave_record, three_parts
-from shardtune.run.parent_death import LAUNCHER_VARIABLE
-from shardtune.run.stacks import answering
+from shardtune.run.failure import record_failure, three_parts
+from shardtune.run.stacks import stack_dump_handlers
 
 if TYPE_CHECKING:
     from shardtune.config.schema import ParallelSection
@@ -84,7 +83,7 @@ class Watchdog:
         self._events: EventLog | None = None
         self._channel = Channel.inherited(environ)
         self._launcher = int(environ[LAUNCHER_VARIABLE]) if LAUNCHER_VARIABLE in environ else None
-        self._answering = ExitStack()
+        self._stack_handlers = ExitStack()
         self._main = threading.main_thread().ident
         self._telling = threading.Lock()  # the main thread and the watchdog's own
         self._ended = threading.Event()
@@ -92,7 +91,7 @@ class Watchdog:
 
     def __enter__(self) -> Watchdog:
         if self._channel is not None:
-            self._answering.enter_context(answering(self._channel))
+            self._stack_handlers.enter_context(stack_dump_handlers(self._channel))
         self._thread.start()
         return self
 
@@ -100,7 +99,7 @@ class Watchdog:
         self._ended.set()
         self._thread.join(_FAREWELL)  # a thread that runs while the interpreter is taken down may abort the process
         self._tell_launcher()  # what it was doing last, for the record of an exception
-        self._answering.close()
+        self._stack_handlers.close()
 
     def write_to(self, folder: Path, events: EventLog) -> None:
         """Where a crash is written down, from now on."""
@@ -167,7 +166,7 @@ class Watchdog:
         )
         # By its stack, not its phase: ranks also wait for each other while they count the tokens of a batch.
         kind = "waiting" if _waits_for_others(stack) else "stalled"
-        has_launcher = leave_record(self.rank, kind, text, NO_PROGRESS, doing)
+        has_launcher = record_failure(self.rank, kind, text, NO_PROGRESS, doing)
         where = self._dump()
         if not has_launcher:
             said = "waited for other ranks" if kind == "waiting" else "hung"

@@ -59,6 +59,20 @@ def test_state_of_another_model_is_refused(tensors: dict[str, torch.Tensor], why
         load_optimizer(model, torch.optim.AdamW(model.parameters()), tensors)
 
 
+def test_a_number_of_the_state_is_restored_as_it_was_saved_and_not_shared() -> None:
+    model = nn.Linear(4, 4, bias=False).bfloat16()
+    optimizer = torch.optim.NAdam(model.parameters())
+    step(model.float(), optimizer), model.bfloat16()
+    saved = {f"{key}/weight": value.clone() for key, value in optimizer.state[model.weight].items()}
+    fresh = torch.optim.NAdam(model.parameters())
+    load_optimizer(model, fresh, saved)
+    state = fresh.state[model.weight]
+    for key in ("step", "mu_product"):
+        assert torch.equal(state[key], saved[f"{key}/weight"]) and state[key].dtype == torch.float32
+        state[key] += 1
+        assert not torch.equal(state[key], saved[f"{key}/weight"])
+
+
 def test_nothing_of_ours_reads_or_writes_a_pickle() -> None:
     package = Path(__file__).parents[2] / "shardtune"
     pattern = re.compile(

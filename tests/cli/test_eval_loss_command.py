@@ -8,7 +8,7 @@ import pytest
 
 from shardtune.cli.eval_loss import _adapter
 from shardtune.errors import UserInputError
-from shardtune.launch.place import Node, Worker
+from shardtune.launch.process_role import Node, Worker
 
 
 @pytest.fixture

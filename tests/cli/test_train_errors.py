@@ -57,20 +57,20 @@ def test_an_existing_run_is_never_written_over(shardtune: Command, config: Path)
     run.mkdir(parents=True)
     (run / "final").mkdir()
     message = failed(shardtune, "train", config, "--run-id", "mine")
-    assert "The run 'mine' exists already" in message and "another --run-id" in message
+    assert "The run 'mine' already exists" in message and "another --run-id" in message
     assert [path.name for path in run.iterdir()] == ["final"]
 
 
 def test_an_output_directory_that_is_a_file_is_refused(shardtune: Command, config: Path, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     message = failed(shardtune, "train", config, "-o", f"train.output_dir={tmp_path / 'file'}")
-    assert "cannot be written" in message and "train.output_dir" in message
+    assert "Cannot write to the run's folder" in message and "train.output_dir" in message
 
 
 @pytest.mark.skipif(os.geteuid() == 0 and not Path("/proc").is_dir(), reason="needs a place even root cannot write to")
 def test_an_output_directory_that_is_not_writable_is_refused(shardtune: Command, config: Path) -> None:
     message = failed(shardtune, "train", config, "-o", "train.output_dir=/proc/runs")
-    assert "'/proc/runs/" in message and "cannot be written" in message and "train.output_dir" in message
+    assert "'/proc/runs/" in message and "Cannot write to the run's folder" in message and "train.output_dir" in message
 
 
 def test_a_mistake_found_late_is_told_once_and_leaves_the_runs_name_free(shardtune: Command, config: Path) -> None:
@@ -113,4 +113,4 @@ def test_cuda_asked_for_without_a_gpu_says_what_torch_sees(shardtune: Command, c
 def test_half_an_environment_of_a_scheduler_is_named(shardtune: Command, config: Path) -> None:
     result = shardtune("train", config, env={"RANK": "0"})
     assert result.returncode == 2
-    assert "WORLD_SIZE is missing" in result.stderr
+    assert "WORLD_SIZE is not set" in result.stderr

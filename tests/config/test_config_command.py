@@ -40,7 +40,7 @@ def test_validate_says_ok_and_what_the_config_is_about() -> None:
         "ok: run.yaml: gpt2, LoRA r=4, on rows.jsonl, 3 epochs, learning rate 0.0001",
         "notice: model.device_map (auto) has no effect: sharding places the weights.",
         "not checked: whether gpt2 can be downloaded; the rows, columns and splits of the data (`shardtune data "
-        "inspect`); lora.target_modules in the model; whether it fits into memory",
+        "inspect`); lora.target_modules in the model; whether it fits in memory",
     ]
 
 
@@ -81,7 +81,7 @@ def test_validate_finds_what_may_not_be_read_or_written(folder: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
     said = " ".join(done.stderr.split())
     assert done.returncode == 2, said
-    assert f"'{folder}/closed' may not be written to (as user {os.geteuid()})" in said
+    assert f"'{folder}/closed' is not writable (as user {os.geteuid()})" in said
     assert f"No permission to read 'rows.jsonl' (user {os.geteuid()})" in said
 
 

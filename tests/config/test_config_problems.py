@@ -57,16 +57,17 @@ def test_problems_with_long_texts_are_cut_at_a_screen_too(load: Load) -> None:
         ("lora: {lora_r: 3}", "lora.lora_r unknown key; did you mean `r`?"),
         ("train: {evaluation_strategy: no}", "unknown key; did you mean `eval_strategy`?"),
         ("train: {dtype: bf16}", "unknown key; did you mean `model.torch_dtype`?"),
-        ("train: {dataset_text_field: x}", "unknown key; did you mean `data.text_field`?"),
+        ("train: {dataset_text_field: x}", "not a setting here; use `data.text_field`"),
         ("train: {Learning-Rate: 3}", "unknown key; did you mean `learning_rate`?"),
         ("training: {seed: 1}", "training unknown key; did you mean the section `train`?"),
         ("paralel: {nproc: 1}", "paralel unknown key; did you mean the section `parallel`?"),
         ("qqq: 1", "the sections are: model, lora, data, train, parallel, guards, cluster"),
         ("cluster: {qqq: 1}", "the keys of `cluster` are target, nodes"),
         ("lora: {train: {seed: 1}}", "`train` is a section of its own; check the indentation"),
-        ("lora: {extends: x}", "`extends` goes to the top of the file"),
-        ("train: {adam_beta1: 0.9}", "it is a setting of TRL: put it under `train.extra`, as `extra: {adam_beta1: …}`"),
-        ("train: {deepspeed: x}", "it is a setting of TRL that cannot be passed on: shardtune shards with FSDP2 only"),
+        ("lora: {extends: x}", "`extends` goes at the top of the file"),
+        ("train: {deepspeed: x}", "not a setting here; shardtune shards with FSDP2; use the section `parallel`"),
+        ("fsdp: full_shard", "not a setting here; shardtune shards with FSDP2; use the section `parallel`"),
+        ("fsdp: {version: 2}", "unknown key; did you mean the section `parallel`?"),
     ],
 )  # fmt: skip
 def test_an_unknown_key_is_answered_with_the_one_that_was_meant(report: Report, line: str, expected: str) -> None:
@@ -96,22 +97,22 @@ def test_a_feature_that_is_not_here_is_refused_with_its_reason_and_the_alternati
 ) -> None:
     text = report(SMALLEST, [f"{section}.streaming=true" if section else "streaming=true"])
     assert "rows are not streamed: they are tokenised once" in text
-    assert "read from there by memory map, so memory does not grow with the dataset" in text
-    assert "`shardtune data prepare CONFIG` does the work ahead of time" in text
+    assert "memory-mapped, so memory does not grow with the dataset" in text
+    assert "`shardtune data prepare CONFIG` does it ahead of time" in text
     assert "unknown key" not in text
 
 
 @pytest.mark.parametrize(
     ("setting", "reason", "alternative"),
     [
-        ("model.load_in_4bit=true", "4-bit weights (QLoRA, NF4) are not supported", "use model.base_precision: fp8"),
-        ("lora.bnb_4bit_quant_type=nf4", "bitsandbytes quantises a weight whole", "use model.base_precision: fp8"),
-        ("lora.peft_type=VERA", "only LoRA is trained", "set a small r"),
+        ("model.load_in_4bit=true", "4-bit weights (QLoRA, NF4) are not supported", "use `model.base_precision: fp8`"),
+        ("lora.bnb_4bit_quant_type=nf4", "bitsandbytes quantises a whole weight", "use `model.base_precision: fp8`"),
+        ("lora.peft_type=VERA", "only LoRA is supported", "set a small r"),
         ("lora.init_lora_weights=pissa", "pissa decomposes whole weights", "use_rslora: true and a higher r"),
         ("lora.init_lora_weights=pissa_niter_16", "no rank holds one whole", "use_rslora: true and a higher r"),
         ("lora.init_lora_weights=loftq", "4-bit weights, which are not supported", "model.base_precision: fp8"),
         ("lora.layers_pattern=h", "layers_to_transform counts the decoder layers", "remove it"),
-        ("lora.trainable_token_indices=[5]", "are named in the model section", "use model.new_tokens"),
+        ("lora.trainable_token_indices=[5]", "are listed in the section `model`", "use `model.new_tokens"),
         ("lora.target_parameters=[experts.down_proj]", "are named in target_modules", "target_modules: [experts]"),
         ("lora.target_modules=[q_proj, lm_head]", "'lm_head' gets no adapter", "lora.modules_to_save trains all"),
         ("lora.target_modules=[embed_tokens]", "'embed_tokens' gets no adapter", "model.new_tokens learns new tokens"),
@@ -156,7 +157,7 @@ def test_an_entry_of_a_mapping_says_what_it_may_hold(report: Report) -> None:
         ("train: {eval_strategy: step}", "expected one of: auto, no, steps, epoch; got 'step'; did you mean `steps`?"),
         ("train: {seed: {a: 1}}", "run.yaml:3:16 train.seed expected a whole number, at least 0 and at most 4294967295; got keys below it (`a`)"),
         ("train: {packing: maybe}", "run.yaml:3:18 train.packing"),
-        ("train: {extra: 5}", "train.extra expected a mapping; got 5"),
+        ("train: {optim_args: 5}", "train.optim_args expected a mapping; got 5"),
         ("parallel: {nproc: 0}", "parallel.nproc expected a whole number, at least 1, or auto; got 0"),
         ("lora: {target_modules: [q_proj, 3]}", "run.yaml:3:33 lora.target_modules[1] expected text; got 3; put quotes around it"),
         ("lora: {target_modules: []}", "lora.target_modules expected text (not empty), or a list of texts; got []"),
@@ -206,8 +207,8 @@ def test_cross_checks_draw_no_conclusion_from_a_setting_that_is_itself_wrong(loa
 
 
 def test_a_section_with_everything_commented_out_says_nothing(load: Load) -> None:
-    resolved = load(SMALLEST + "lora:\n#  r: 4\ntrain:\n  extra:\n")
-    assert (resolved.config.lora.r, resolved.config.train.extra) == (16, {})
+    resolved = load(SMALLEST + "lora:\n#  r: 4\ntrain:\n  optim_args:\n")
+    assert (resolved.config.lora.r, resolved.config.train.optim_args) == (16, {})
 
 
 @pytest.mark.parametrize("word", ["no", "off", "No", "false", "'no'"])

@@ -24,7 +24,7 @@ from shardtune.config import render_yaml
         (["data.text_field=x", "data.format=chat"], "data.text_field has no effect: data.format is chat."),
         (["train.eval_steps=5"], "train.eval_steps has no effect: there is no data.val_split."),
         (["train.eval_steps=5", "data.val_split=v", "train.eval_strategy=no"], "eval_strategy is no."),
-        (["train.optim=sgd", "train.extra.adam_beta2=0.9"], "train.extra.adam_beta2 has no effect: train.optim is sgd."),
+        (["train.logging_steps=5", "train.logging_strategy=epoch"], "train.logging_steps has no effect: logging_strategy is epoch."),
         (["train.save_steps=5", "train.save_strategy=epoch"], "train.save_steps has no effect: save_strategy is epoch."),
     ],
 )  # fmt: skip
@@ -50,7 +50,6 @@ def test_a_revision_of_a_local_folder_is_told_and_of_a_hub_name_is_not(load: Loa
         ["model.device_map=null"],
         ["cluster.nodes=1"],
         ["train.optim=sgd"],
-        ["train.extra.adam_beta2=0.9"],
     ],
 )
 def test_a_config_without_idle_settings_gets_no_notice(load: Load, overrides: list[str]) -> None:

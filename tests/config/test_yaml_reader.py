@@ -49,10 +49,10 @@ def test_anchors_aliases_and_merge_keys_work_and_own_keys_win() -> None:
 
 
 def test_a_merge_key_in_a_config_gives_its_values_and_their_places(load: Load) -> None:
-    text = "cluster:\n  env: &env {A: x}\ntrain:\n  extra:\n    lr_scheduler_kwargs: {<<: *env, B: y}\n"
+    text = "lora:\n  alpha_pattern: &a {q_proj: 1}\n  rank_pattern: {<<: *a, k_proj: 2}\n"
     resolved = load(SMALLEST + text)
-    assert resolved.config.train.extra == {"lr_scheduler_kwargs": {"A": "x", "B": "y"}}
-    assert resolved.origins["cluster.env.A"].where == "run.yaml:4:14"
+    assert resolved.config.lora.rank_pattern == {"q_proj": 1, "k_proj": 2}
+    assert resolved.origins["lora.rank_pattern.q_proj"].where == "run.yaml:4:22"
 
 
 def test_a_duplicate_key_is_a_problem_that_names_the_first_place(report: Report) -> None:
@@ -61,7 +61,7 @@ def test_a_duplicate_key_is_a_problem_that_names_the_first_place(report: Report)
 
 
 def test_an_alias_that_contains_itself_is_refused(report: Report) -> None:
-    assert "run.yaml:3:16 train.extra.x this alias contains itself" in report(SMALLEST + "train: {extra: &a {x: *a}}\n")
+    assert "run.yaml:3:16 cluster.env.x this alias contains itself" in report(SMALLEST + "cluster: {env: &a {x: *a}}\n")
 
 
 def test_aliases_that_explode_are_refused_instead_of_filling_the_memory(report: Report) -> None:

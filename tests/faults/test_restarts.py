@@ -18,7 +18,7 @@ def test_a_killed_worker_is_started_again_with_all_the_others(loopback: Cluster)
     loopback.wait_for_step(40, ranks=3)
     os.kill(loopback.machines[1].worker(1), signal.SIGKILL)
     assert [loopback.ended(node, BOUND) for node in range(3)] == [0, 0, 0]
-    assert all("starting again (1 of at most 1 times" in machine.said() for machine in loopback.machines)
+    assert all("restarting (1 of at most 1 restarts" in machine.said() for machine in loopback.machines)
     assert {(loopback.folder / "run" / f"total-{rank}").read_text() for rank in range(3)} == {"1500.0"}
 
 

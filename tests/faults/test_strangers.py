@@ -55,9 +55,7 @@ def test_a_node_whose_masters_port_is_mute_ends_on_one_signal(pair: Cluster, num
     with socket.create_server(("127.0.0.1", pair.port)):
         pair.start_toy(1)
         node = pair.machines[1]
-        pair.wait(
-            lambda: "does not answer like a shardtune master" in node.said(), BOUND, "the word about the listener"
-        )
+        pair.wait(lambda: "it is not a shardtune master" in node.said(), BOUND, "the word about the listener")
         began = time.monotonic()
         os.kill(node.process.pid, number)
         assert pair.ended(1, BOUND) == (75 if number == signal.SIGTERM else 130)
@@ -70,8 +68,8 @@ def test_a_node_whose_masters_port_is_mute_gives_up_in_time(pair: Cluster) -> No
         pair.start_toy(1, join_timeout_minutes=0.02)
         assert pair.ended(1, BOUND) == 2
     said = pair.machines[1].said()
-    assert f"error: The master 127.0.0.1:{pair.port} was not reached within" in said and "  fix: " in said
-    assert "why: Something listens on" in said and "Traceback" not in said
+    assert f"error: Could not connect to the master 127.0.0.1:{pair.port} within" in said and "  fix: " in said
+    assert "why: Something is listening on" in said and "Traceback" not in said
 
 
 def test_a_node_with_another_secret_ends_and_the_master_waits_for_the_right_one(pair: Cluster) -> None:
@@ -79,7 +77,7 @@ def test_a_node_with_another_secret_ends_and_the_master_waits_for_the_right_one(
     pair.start_toy(0, env=steps)
     pair.start_toy(1, env={**steps, "SHARDTUNE_SECRET": "the secret of another cluster"})
     assert pair.ended(1, BOUND) == 2
-    assert "has another SHARDTUNE_SECRET than this node" in pair.machines[1].said()
+    assert "SHARDTUNE_SECRET on this node differs from that of the master" in pair.machines[1].said()
     pair.start_toy(1, env=steps)
     assert [pair.ended(node, BOUND) for node in range(2)] == [0, 0]
     assert pair.machines[0].said().count("does not know the shared secret") == 1
@@ -88,8 +86,8 @@ def test_a_node_with_another_secret_ends_and_the_master_waits_for_the_right_one(
 NODE = """
 import os, sys, threading
 from shardtune.config.schema import RunConfig
-from shardtune.launch.local import launch
-from shardtune.launch.place import Node
+from shardtune.launch.launcher import launch
+from shardtune.launch.process_role import Node
 config = RunConfig.model_validate({"model": {"model_name_or_path": "m"}, "data": {"dataset_name_or_path": "d"}})
 nnodes, rank, port = map(int, sys.argv[1:])
 code = launch(["/usr/bin/env"], Node(nnodes, rank, "127.0.0.1", port), 1, config, os.environ)
@@ -124,11 +122,11 @@ def test_a_node_on_a_network_starts_with_a_secret_or_says_that_it_has_none(
         shardtune(*words, "--insecure-network"),
         shardtune(*words, env={"SHARDTUNE_INSECURE_NETWORK": "1"}),
     ):
-        assert allowed.returncode == 2 and "was not reached within" in allowed.stderr
+        assert allowed.returncode == 2 and "Could not connect to the master" in allowed.stderr
         assert "insecure network: anyone who can connect" in allowed.stdout
     secret = "a secret that nobody may read"
     safe = shardtune(*words, env={"SHARDTUNE_SECRET": secret})
-    assert "was not reached within" in safe.stderr and "insecure" not in safe.stdout
+    assert "Could not connect to the master" in safe.stderr and "insecure" not in safe.stdout
     assert secret not in safe.stdout + safe.stderr
 
 
@@ -142,5 +140,5 @@ def test_ranks_that_join_when_the_master_is_lost_are_ended_and_the_master_is_nam
     pair.wait(has_a_rank, BOUND, "the start of a rank on node 1")
     pair.machines[0].kill()
     assert pair.ended(1, BOUND) == 69
-    assert node.said().count("error: ") == 1 and "has lost the master (node 0, 127.0.0.1:" in node.said()
+    assert node.said().count("error: ") == 1 and "Lost the connection to the master (node 0, 127.0.0.1:" in node.said()
     assert "Traceback" not in node.said()

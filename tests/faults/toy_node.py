@@ -8,8 +8,8 @@ from pathlib import Path
 
 from shardtune.config.schema import ParallelSection, RunConfig
 from shardtune.errors import ShardtuneError
-from shardtune.launch.local import launch
-from shardtune.launch.place import Node
+from shardtune.launch.launcher import launch
+from shardtune.launch.process_role import Node
 from shardtune.run.failure import render
 
 nnodes, node_rank, nproc = map(int, sys.argv[1:4])

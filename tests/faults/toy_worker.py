@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from shardtune.config.schema import ParallelSection
-from shardtune.launch.ending import as_rank
+from shardtune.launch.rank_process import run_as_rank
 from shardtune.observe.events import EventLog
 from shardtune.parallel.processes import join
 from shardtune.run.exit_codes import PREEMPTED
@@ -67,4 +67,4 @@ def work(stop: StopRequest) -> int:
     return 0
 
 
-sys.exit(as_rank(RANK, WORLD, work))
+sys.exit(run_as_rank(RANK, WORLD, work))

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
-from shardtune.observe.compiling import graphs_compiled
+from shardtune.observe.compile_counter import graphs_compiled
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 HIDDEN, LENGTH = 1024, 512

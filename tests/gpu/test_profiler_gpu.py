@@ -147,5 +147,5 @@ def test_marks_are_used_again() -> None:
     first, second = clock.mark(), clock.mark()
     clock.wait_for(second)
     assert clock.is_passed(first) and clock.seconds(first, second) >= 0
-    clock.take_back([first, second])
+    clock.recycle([first, second])
     assert clock.mark() in (first, second)

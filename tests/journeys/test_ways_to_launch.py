@@ -137,7 +137,7 @@ def test_after_ctrl_c_the_same_command_ends_where_an_undisturbed_run_ends(here: 
     reached = read_events(stopped, "step")[-1]["step"]
     assert 5 <= reached < 150
     done = here.shardtune(*command[1:])
-    assert "going on with the unfinished run" in done.stdout
+    assert "resuming the unfinished run" in done.stdout
     assert here.only_run() == stopped
     here.shardtune(*command[1:], "-o", "train.output_dir=undisturbed")
     steady = here.only_run("undisturbed")

@@ -11,7 +11,7 @@ from toys import toy_config
 from shardtune.config import ResolvedConfig, load_config
 from shardtune.errors import UserInputError
 from shardtune.launch.accelerate_machines import other_process_count, refuse_lone_machine
-from shardtune.launch.place import Asked
+from shardtune.launch.process_role import NodeOptions
 
 THREE_MACHINES = "distributed_type: FSDP\nnum_machines: 3\nnum_processes: 6\nfsdp_config: {fsdp_version: 2}\n"
 
@@ -31,8 +31,8 @@ def test_a_file_for_three_machines_is_not_trained_on_one_by_accident(shardtune: 
     result = shardtune("train", config, "--accelerate-config", config.parent / "fsdp.yaml")
     said = " ".join(result.stderr.split())
     assert result.returncode == 2, said
-    assert "fsdp.yaml says num_machines: 3" in said
-    assert "16 rows a step instead of 48" in said
+    assert "fsdp.yaml sets num_machines: 3" in said
+    assert "16 rows per step instead of 48" in said
     assert "--nnodes 3 --node-rank R --master-addr HOST" in said
     assert "--nnodes 1, with -o train.gradient_accumulation_steps=6" in said
     assert not (config.parent / "runs").exists()
@@ -40,20 +40,20 @@ def test_a_file_for_three_machines_is_not_trained_on_one_by_accident(shardtune: 
 
 def test_whoever_says_how_many_machines_there_are_is_not_asked_again(config: Path) -> None:
     for environ, asked in (
-        ({}, Asked(nnodes=1)),
-        ({}, Asked(nnodes=3, node_rank=0, master_addr="h")),
-        ({"PET_NNODES": "1"}, Asked()),
-        ({"SLURM_STEP_NUM_NODES": "3"}, Asked()),
+        ({}, NodeOptions(nnodes=1)),
+        ({}, NodeOptions(nnodes=3, node_rank=0, master_addr="h")),
+        ({"PET_NNODES": "1"}, NodeOptions()),
+        ({"SLURM_STEP_NUM_NODES": "3"}, NodeOptions()),
     ):
         refuse_lone_machine(resolved(config), environ, asked, config)
-    refuse_lone_machine(resolved(config, "cluster.nodes=1"), {}, Asked(), config)  # the user's own word
+    refuse_lone_machine(resolved(config, "cluster.nodes=1"), {}, NodeOptions(), config)  # the user's own word
     with pytest.raises(UserInputError):
-        refuse_lone_machine(resolved(config), {"PET_NPROC_PER_NODE": "2"}, Asked(), config)
+        refuse_lone_machine(resolved(config), {"PET_NPROC_PER_NODE": "2"}, NodeOptions(), config)
 
 
 def test_other_processes_than_the_file_says_are_told_with_both_batches(config: Path) -> None:
     notice = other_process_count(resolved(config), 2)
-    assert notice is not None and "num_processes: 6, but 2 train: 16 rows a step instead of 48" in notice
+    assert notice is not None and "num_processes: 6, but this run has 2: 16 rows per step instead of 48" in notice
     assert other_process_count(resolved(config), 6) is None
     assert other_process_count(resolved(config, "parallel.nproc=1"), 1) is None  # asked for on purpose
 
@@ -69,7 +69,7 @@ def test_alone_on_purpose_it_trains_and_says_what_that_does_to_the_batch(shardtu
         "train", config, "--accelerate-config", config.parent / "fsdp.yaml", "--nnodes", 1, "-o", "train.max_steps=1"
     )
     assert result.returncode == 0, result.stderr
-    assert "16 rows a step instead of 48" in " ".join(result.stdout.split())
+    assert "16 rows per step instead of 48" in " ".join(result.stdout.split())
 
 
 @pytest.mark.slow

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from shardtune.launch.defaults import banner, set_safe_defaults
+from shardtune.launch.start import banner, set_safe_defaults
 
 
 def test_safe_defaults_are_set_where_the_user_has_not() -> None:

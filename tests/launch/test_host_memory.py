@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from shardtune.launch import workers as workers_module
-from shardtune.launch.host_memory import oom_kills
 from shardtune.launch.workers import LocalWorkers
+from shardtune.machine import oom_kills
 from shardtune.run.findings import Finding, cause_of
 
 
@@ -60,9 +60,9 @@ def test_the_count_before_and_after_says_why(
 @pytest.mark.parametrize(
     ("for_memory", "words", "never"),
     [
-        (True, ["The host's memory ran out", "Give the job more memory"], ["operator", "scheduler"]),
-        (False, ["counts no kill for memory", "for who ended it"], ["more memory", "Out of memory"]),
-        (None, ["Linux does that when memory runs out", "if it names this process"], []),
+        (True, ["The host ran out of memory", "Give the job more memory"], ["operator", "scheduler"]),
+        (False, ["counts no OOM kill", "for who killed it"], ["more memory", "Out of memory"]),
+        (None, ["Either the kernel's OOM killer", "if it names this process"], []),
     ],
 )
 def test_the_advice_follows_from_what_the_cgroup_says(

@@ -226,7 +226,7 @@ def test_ctrl_c_as_soon_as_the_run_has_a_folder_says_so_and_takes_the_folder_awa
     finally:
         process.kill()
     assert process.returncode == 130, err
-    assert out.count("Stopped on request before the first step; there is nothing to save.") == 1
+    assert out.count("Stopped before the first step; there is nothing to save.") == 1
     assert "Traceback" not in err and not folder.exists()
 
 
@@ -261,7 +261,7 @@ def test_a_worker_that_is_killed_ends_the_run_and_is_named_by_launcher_report_an
 def test_a_launcher_that_is_killed_takes_its_ranks_and_their_data_loaders_with_it(
     config: Path, environment: dict[str, str]
 ) -> None:
-    more = ("-o", "train.extra.dataloader_num_workers=1", "-o", "train.extra.dataloader_persistent_workers=true")
+    more = ("-o", "train.dataloader_num_workers=1", "-o", "train.dataloader_persistent_workers=true")
     process, folder = start_long_run(config, environment, 2, *more)
     os.kill(process.pid, signal.SIGKILL)
     process.communicate()

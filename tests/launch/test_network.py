@@ -4,7 +4,7 @@ import pytest
 
 from shardtune.errors import UserInputError
 from shardtune.launch.network import Network, read_network
-from shardtune.launch.place import Node
+from shardtune.launch.process_role import Node
 
 SECRET = {"SHARDTUNE_SECRET": "0123456789abcdef"}
 REMOTE = Node(2, 0, "10.0.0.1", 29500)

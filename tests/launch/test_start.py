@@ -31,7 +31,7 @@ def test_a_signal_before_anything_is_started_ends_with_the_code_of_a_stop(
     before = signal.getsignal(number)
     config = toy_config(tmp_path, toy_model, toy_data)
     assert module.start(config, [], None, "r", dict(os.environ)) == code
-    assert "Stopped on request before the first step; there is nothing to save." in capsys.readouterr().out
+    assert "Stopped before the first step; there is nothing to save." in capsys.readouterr().out
     assert signal.getsignal(number) == before
 
 

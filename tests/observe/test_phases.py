@@ -33,7 +33,7 @@ class Hand:
     def seconds(self, begin: Mark, end: Mark) -> float:
         return float(end[0] - begin[0])
 
-    def take_back(self, marks: Iterable[Mark]) -> None:
+    def recycle(self, marks: Iterable[Mark]) -> None:
         for mark in marks:
             [place] = [index for index, one in enumerate(self.out) if one is mark]  # twice would be once too often
             del self.out[place]
@@ -99,7 +99,7 @@ def test_every_mark_is_given_back_once() -> None:
         timer.drop()
         timer.pause()
         timer.begin_if_new()
-        timer.finish().give_back(hand)
+        timer.finish().recycle_marks(hand)
     assert len(hand.out) == 1  # the begin of the step to come
 
 

@@ -357,7 +357,7 @@ def test_a_torch_without_the_loaders_iterator_gives_no_data_time_and_says_so(
 ) -> None:
     profiler = LLMStepProfiler(console=quiet())
     run = trainer(tmp_path, toy_model, [profiler], max_steps=1)
-    monkeypatch.setattr("shardtune.observe.fetching._iterator_class", lambda: None)
+    monkeypatch.setattr("shardtune.observe.dataloader_tap._iterator_class", lambda: None)
     run.train()
     [profile] = events(tmp_path, "profile")
     assert "data" not in profile["seconds"] and "tokens" not in profile and "tflops" not in profile

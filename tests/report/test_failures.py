@@ -11,7 +11,7 @@ import pytest
 from fake_run import FakeRun
 
 from shardtune.launch.coordinator import Directive, end_directive
-from shardtune.launch.local import _keep
+from shardtune.launch.launcher import _write_failure_file
 from shardtune.lease import Lease
 from shardtune.report.failures import read_failures
 from shardtune.report.history import RunHistory
@@ -40,13 +40,13 @@ def kill_rank_1(run: FakeRun, step: int, *, restarts_left: int = 0) -> Directive
     run.now += 1
     run.write("run_failed", 0, exit_code=1, text=BROKEN)
     findings = [
-        Finding("echo", run.now + 0.1, 0, "a", 0, text=BROKEN, exit_code=1),
+        Finding("peer_lost", run.now + 0.1, 0, "a", 0, text=BROKEN, exit_code=1),
         Finding("killed", run.now + 0.2, 0, "a", 1, exit_code=137, doing=f"computing a step (step {step})",
                 for_memory=True),
     ]  # fmt: skip
     run.now += 3
     word = end_directive(cause_of(findings, 1), findings, restarts_left, run.now)
-    _keep(word, run.folder)
+    _write_failure_file(word, run.folder)
     return word
 
 
@@ -66,7 +66,7 @@ def test_a_killed_rank_is_the_cause_and_not_the_rank_that_lost_its_connection(ru
         "failed", "Rank 1 was killed by signal 9 (SIGKILL) while computing a step (step 8); exit code 137.",
     )  # fmt: skip
     assert [line.split(":")[0] for line in view["advice"]] == [
-        "The host's memory ran out", "Give the job more memory, or use fewer data workers or processes.",
+        "The host ran out of memory", "Give the job more memory, or use fewer data workers or processes.",
     ]  # fmt: skip
     ((what, said, ranks),) = troubles(view)
     assert (what, ranks) == ("failure", "1") and said.startswith("Rank 1 was killed") and "more memory" in said
@@ -136,8 +136,8 @@ def test_a_loss_that_is_no_number_is_one_entry(run: FakeRun) -> None:
 def test_it_stays_one_entry_when_the_launcher_has_written_it_down_too(run: FakeRun) -> None:
     stop_by_guard(run)
     text = "error: The loss of step 8 is nan on rank 1.\n  why: Rows train:3.\n  fix: Lower train.learning_rate."
-    findings = [Finding("answer", run.now + rank, 0, "a", rank, text=text, exit_code=1) for rank in range(2)]
-    _keep(end_directive(cause_of(findings, 1), findings, 0, run.now + 3), run.folder)
+    findings = [Finding("known_error", run.now + rank, 0, "a", rank, text=text, exit_code=1) for rank in range(2)]
+    _write_failure_file(end_directive(cause_of(findings, 1), findings, 0, run.now + 3), run.folder)
     view = view_of(run)
     assert view["why"] == "The loss of step 8 is nan on rank 1; exit code 1."
     assert view["advice"] == ["Rows train:3.", "Lower train.learning_rate."]
@@ -147,8 +147,8 @@ def test_it_stays_one_entry_when_the_launcher_has_written_it_down_too(run: FakeR
 def test_an_exception_is_told_with_its_last_line(run: FakeRun) -> None:
     trace = 'Traceback (most recent call last):\n  File "x.py", line 3\nValueError: no such column\n'
     findings = [Finding("error", run.now, 0, "a", 1, text=trace, doing="preparing data"),
-                Finding("echo", run.now + 1, 0, "a", 0, text=BROKEN)]  # fmt: skip
-    _keep(end_directive(cause_of(findings, 1), findings, 0, run.now + 3), run.folder)
+                Finding("peer_lost", run.now + 1, 0, "a", 0, text=BROKEN)]  # fmt: skip
+    _write_failure_file(end_directive(cause_of(findings, 1), findings, 0, run.now + 3), run.folder)
     assert view_of(run)["why"] == ("Rank 1 failed first while preparing data: ValueError: no such column; exit code 1.")
 
 
@@ -162,7 +162,7 @@ def test_findings_of_an_older_version_are_read(run: FakeRun) -> None:
     word = kill_rank_1(run, 8)
     for path in (run.folder / "crash").iterdir():
         path.unlink()
-    said = {"told": word.text, "exit_code": 137, "findings": list(reversed(word.findings))}
+    said = {"message": word.text, "exit_code": 137, "findings": list(reversed(word.findings))}
     (run.folder / "crash" / "findings.json").write_text(json.dumps(said))
     view = view_of(run)
     assert view["why"].startswith("Rank 1 was killed") and len(troubles(view)) == 1
@@ -170,8 +170,8 @@ def test_findings_of_an_older_version_are_read(run: FakeRun) -> None:
 
 @pytest.mark.parametrize(
     "said",
-    ["", "[]", "{", "null", '{"told": 3}', '{"told": "x"}', '{"told": "x", "findings": [3]}', "[" * 100_000,
-     '{"told": "x", "findings": [{"time": NaN}]}', '{"told": "x", "time": Infinity, "findings": [{"time": 1}]}'],
+    ["", "[]", "{", "null", '{"message": 3}', '{"message": "x"}', '{"message": "x", "findings": [3]}', "[" * 100_000,
+     '{"message": "x", "findings": [{"time": NaN}]}', '{"message": "x", "time": Infinity, "findings": [{"time": 1}]}'],
 )  # fmt: skip
 def test_a_file_that_is_none_of_ours_changes_nothing(run: FakeRun, said: str) -> None:
     before = view_of(run)
@@ -198,7 +198,7 @@ def test_fields_that_are_not_what_they_should_be_break_nothing(run: FakeRun) -> 
     path = run.folder / "crash" / "findings.json"
     sound = json.loads(path.read_text())
     odd: list[Any] = [None, "x", -1, 2**70, 1.5, [], {}, True]
-    for key in ("time", "exit_code", "restart", "told"):
+    for key in ("time", "exit_code", "restart", "message"):
         for value in odd:
             path.write_text(json.dumps({**sound, key: value}))
             assert view_of(run)["status"] in ("failed", "stale"), (key, value)

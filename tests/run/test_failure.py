@@ -8,7 +8,7 @@ import pytest
 
 from shardtune.errors import ShardtuneError, UserInputError
 from shardtune.run.channel import CHANNEL_VARIABLE, Channel, read_message
-from shardtune.run.failure import kind_of, leave_record, render, report_failure
+from shardtune.run.failure import kind_of, record_failure, render, report_failure
 
 MISTAKE = UserInputError("The file is missing.", why="It was moved.", fix="Move it back.")
 
@@ -60,14 +60,19 @@ def test_with_a_launcher_the_worker_is_silent_and_the_launcher_tells(
     assert capsys.readouterr().err == ""
     record = read_message(channel.failure)
     assert record is not None
-    assert (record["rank"], record["kind"], record["text"], record["exit_code"]) == (1, "mistake", render(MISTAKE), 2)
+    assert (record["rank"], record["kind"], record["text"], record["exit_code"]) == (
+        1,
+        "user_error",
+        render(MISTAKE),
+        2,
+    )
 
 
 @pytest.mark.parametrize(
     ("error", "kind"),
     [
-        (MISTAKE, "mistake"),
-        (ShardtuneError("the loss is nan"), "answer"),
+        (MISTAKE, "user_error"),
+        (ShardtuneError("the loss is nan"), "known_error"),
         (ValueError("boom"), "error"),
         (RuntimeError("boom"), "error"),
         (OSError("connection refused"), "error"),
@@ -75,10 +80,10 @@ def test_with_a_launcher_the_worker_is_silent_and_the_launcher_tells(
             RuntimeError(
                 "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [::1]:1"
             ),
-            "echo",
+            "peer_lost",
         ),
-        (RuntimeError("NCCL error: remote process exited or there was a network error"), "echo"),
-        (RuntimeError("[enforce fail] Timed out waiting 30000ms for recv operation to complete"), "echo"),
+        (RuntimeError("NCCL error: remote process exited or there was a network error"), "peer_lost"),
+        (RuntimeError("[enforce fail] Timed out waiting 30000ms for recv operation to complete"), "peer_lost"),
     ],
 )
 def test_what_a_rank_says_about_others_is_told_from_what_it_did_itself(error: Exception, kind: str) -> None:
@@ -114,7 +119,7 @@ def _entries(channel: Channel) -> list[str]:
 
 
 def test_what_a_rank_meets_after_its_first_failure_does_not_hide_that(channel: Channel) -> None:
-    assert leave_record(1, "stalled", "No progress for 6 s.", 76)
+    assert record_failure(1, "stalled", "No progress for 6 s.", 76)
     assert report_failure(RuntimeError("Connection closed by peer"), 1) == 1
     record = read_message(channel.failure)
     assert record is not None and (record["kind"], record["exit_code"]) == ("stalled", 76)

@@ -168,7 +168,7 @@ def test_a_run_that_has_written_something_is_never_written_over(tmp_path: Path) 
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "config.yaml").write_text("precious")
     problem = refusal(tmp_path, "mine")
-    assert "'mine' exists already" in problem.what
+    assert "'mine' already exists" in problem.what
     assert str(tmp_path / "mine") in problem.what
     assert "not empty" in problem.why
     assert "--run-id" in problem.fix
@@ -187,7 +187,7 @@ def test_an_id_that_is_no_folder_name_is_refused(tmp_path: Path, name: str) -> N
 def test_a_file_in_the_way_is_told(tmp_path: Path, where: str) -> None:
     (tmp_path / "file").write_text("x")
     problem = refusal(tmp_path / where, "run")
-    assert "cannot be written" in problem.what
+    assert "Cannot write to the run's folder" in problem.what
     assert str(tmp_path) in problem.what
     assert "Not a directory" in problem.why
     assert "train.output_dir" in problem.fix

@@ -12,13 +12,13 @@ from collections.abc import Iterator
 import pytest
 
 from shardtune.run.channel import Channel
-from shardtune.run.stacks import ask
+from shardtune.run.stacks import dump_stacks
 
 CHILD = """
     import json, sys, threading, time
     import os
     from shardtune.run.channel import Channel
-    from shardtune.run.stacks import answering
+    from shardtune.run.stacks import stack_dump_handlers
 
     def busy():  # its frames come and go all the time: reading them from another thread may end the process
         while True:
@@ -34,7 +34,7 @@ CHILD = """
 
     threading.Thread(target=busy if sys.argv[1] == "beside a busy thread" else waits, daemon=True).start()
     if sys.argv[1] != "without answering":
-        with answering(Channel.inherited(os.environ)):
+        with stack_dump_handlers(Channel.inherited(os.environ)):
             hangs_here()
     hangs_here()
 """
@@ -68,14 +68,14 @@ def test_the_main_thread_s_stack_comes_whole_whatever_the_other_threads_do(hang,
         pid, channel = hang("beside a busy thread")
         if stopped:
             os.kill(pid, signal.SIGSTOP)
-        stack = ask(pid, channel).partition("All threads")[0]
+        stack = dump_stacks(pid, channel).partition("All threads")[0]
         assert "in hangs_here" in stack
         assert "in busy" not in stack, "another thread answered"
         assert stack.rstrip().endswith("in <module>")
 
 
 def test_the_other_threads_are_asked_too(hang) -> None:
-    _, said, others = ask(*hang("beside a waiting thread")).partition("All threads")
+    _, said, others = dump_stacks(*hang("beside a waiting thread")).partition("All threads")
     assert said
     assert "in waits" in others
     assert "in hangs_here" in others
@@ -83,5 +83,5 @@ def test_the_other_threads_are_asked_too(hang) -> None:
 
 def test_a_process_that_has_not_begun_to_answer_is_not_asked(hang) -> None:
     pid, channel = hang("without answering")
-    assert ask(pid, channel) == ""
+    assert dump_stacks(pid, channel) == ""
     os.kill(pid, 0)  # and the signals, which would have ended it, were not sent

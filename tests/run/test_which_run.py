@@ -20,7 +20,7 @@ from shardtune.config.schema import RunConfig
 from shardtune.errors import UserInputError
 from shardtune.run import which_run
 from shardtune.run.folder import RECORD
-from shardtune.run.which_run import Choice, read_run, record_finish, record_start
+from shardtune.run.which_run import ChosenRun, read_run, record_finish, record_start
 
 
 @pytest.fixture(autouse=True)
@@ -38,10 +38,10 @@ def config(folder: Path, resume: str = "auto", **train: Any) -> RunConfig:
     )
 
 
-def choose_run(config: RunConfig, run_id: str | None) -> Choice:
+def choose_run(config: RunConfig, run_id: str | None) -> ChosenRun:
     """As a process that has ended since: nobody holds the run any more."""
     choice = which_run.choose_run(config, run_id)
-    choice.held.lease.release()
+    choice.run_folder.lease.release()
     return choice
 
 
@@ -72,7 +72,7 @@ def test_auto_goes_on_with_the_newest_unfinished_run_of_the_same_config(tmp_path
     make(tmp_path, "other", 5, learning_rate=0.5)
     make(tmp_path, "empty")
     chosen = choose_run(config(tmp_path), None)
-    assert (chosen.folder, chosen.created) == (wanted, False) and "b" in chosen.told
+    assert (chosen.folder, chosen.created) == (wanted, False) and "b" in chosen.notice
 
 
 def test_auto_finds_a_run_by_what_references_stand_for(tmp_path: Path) -> None:
@@ -88,21 +88,21 @@ def test_auto_finds_a_run_by_what_references_stand_for(tmp_path: Path) -> None:
     assert "173519" not in (wanted / RECORD).read_text()
     assert choose_run(from_environment("0.173519"), None).folder == wanted
     other = choose_run(from_environment("0.2"), None)
-    assert other.created and "train.learning_rate: ${RATE} resolves to another value" in other.told
+    assert other.created and "train.learning_rate: ${RATE} resolves to another value" in other.notice
 
 
 def test_auto_starts_anew_after_a_finished_run_and_says_so(tmp_path: Path) -> None:
     done = make(tmp_path, "a", 5, finished=True)
     chosen = choose_run(config(tmp_path), None)
-    assert chosen.created and chosen.folder != done and "a, is finished" in chosen.told
-    assert choose_run(config(tmp_path / "elsewhere"), None).told == ""
+    assert chosen.created and chosen.folder != done and "a, is finished" in chosen.notice
+    assert choose_run(config(tmp_path / "elsewhere"), None).notice == ""
 
 
 def test_auto_does_not_take_another_configs_run_and_says_what_differs(tmp_path: Path) -> None:
     make(tmp_path, "a", 5, learning_rate=0.5)
     chosen = choose_run(config(tmp_path), None)
     assert chosen.created
-    assert "--run-id a --resume latest" in chosen.told and "train.learning_rate: 0.5 → 0.0001" in chosen.told
+    assert "--run-id a --resume latest" in chosen.notice and "train.learning_rate: 0.5 → 0.0001" in chosen.notice
 
 
 def test_auto_takes_a_run_that_became_longer_or_is_logged_otherwise(tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_auto_takes_a_run_that_became_longer_or_is_logged_otherwise(tmp_path: Pa
 def test_never_starts_anew_and_never_over_another(tmp_path: Path) -> None:
     make(tmp_path, "a", 5)
     assert choose_run(config(tmp_path, "never"), None).created
-    with pytest.raises(UserInputError, match="exists already"):
+    with pytest.raises(UserInputError, match="already exists"):
         choose_run(config(tmp_path, "never"), "a")
 
 
@@ -122,7 +122,7 @@ def test_never_starts_anew_and_never_over_another(tmp_path: Path) -> None:
     [
         ({"seed": 3}, 2, "train.seed: 42 → 3"),
         ({"learning_rate": 0.5}, 1, "rows per step: 16 → 8"),
-        ({"learning_rate": 0.5, "max_steps": 4}, 2, "train.max_steps: 4 is before step 5"),
+        ({"learning_rate": 0.5, "max_steps": 4}, 2, "train.max_steps: 4 is below step 5"),
     ],
 )
 def test_going_on_is_offered_only_where_it_would_be_accepted(
@@ -136,11 +136,11 @@ def test_going_on_is_offered_only_where_it_would_be_accepted(
         which_run.choose_run(mine, "a", processes)
     assert line in refused.value.why and "--resume latest" not in refused.value.fix
     chosen = which_run.choose_run(mine, None, processes)
-    chosen.held.lease.release()
-    assert line in chosen.told and "--resume latest" not in chosen.told
+    chosen.run_folder.lease.release()
+    assert line in chosen.notice and "--resume latest" not in chosen.notice
     chosen = which_run.choose_run(config(tmp_path, learning_rate=0.25), None, 2)
-    chosen.held.lease.release()
-    assert "(to go on with it: --run-id a --resume latest)" in chosen.told
+    chosen.run_folder.lease.release()
+    assert "(to resume it: --run-id a --resume latest)" in chosen.notice
 
 
 def test_a_named_run_goes_on_if_it_is_the_same_and_unfinished(tmp_path: Path) -> None:
@@ -150,11 +150,11 @@ def test_a_named_run_goes_on_if_it_is_the_same_and_unfinished(tmp_path: Path) ->
     # Killed before its first checkpoint, and requeued with the same command: it begins again in its own folder.
     again = choose_run(config(tmp_path), "empty")
     assert (again.folder, again.created) == (empty, False)
-    with pytest.raises(UserInputError, match=r"(?s)exists already.*finished"):
+    with pytest.raises(UserInputError, match=r"(?s)already exists.*finished"):
         choose_run(config(tmp_path), "done")
-    with pytest.raises(UserInputError, match=r"(?s)exists already.*train.learning_rate: 0.0001 → 0.5.*--resume latest"):
+    with pytest.raises(UserInputError, match=r"(?s)already exists.*train.learning_rate: 0.0001 → 0.5.*--resume latest"):
         choose_run(config(tmp_path, learning_rate=0.5), "a")
-    with pytest.raises(UserInputError, match="cannot be a folder name"):
+    with pytest.raises(UserInputError, match="not a valid folder name"):
         choose_run(config(tmp_path / "x"), "../a")
 
 
@@ -174,12 +174,12 @@ def test_best_goes_on_in_place_only_where_nothing_came_after_it(tmp_path: Path) 
     assert choose_run(config(tmp_path / "one", "best"), None).folder == run
     run = make(tmp_path / "two", "a", 5, 10, 15, best=5)
     chosen = choose_run(config(tmp_path / "two", "best"), None)
-    assert chosen.created and "begins with a copy" in chosen.told
+    assert chosen.created and "from a copy" in chosen.notice
     store = CheckpointStore(chosen.folder / "checkpoints", None)
     assert store.steps() == [5] and store.newest_intact() == (5, [])
     assert CheckpointStore(run / "checkpoints", None).steps() == [5, 10, 15]
     make(tmp_path / "three", "a", 5)
-    with pytest.raises(UserInputError, match="was evaluated"):
+    with pytest.raises(UserInputError, match="has an evaluation loss"):
         choose_run(config(tmp_path / "three", "best"), None)
 
 
@@ -226,19 +226,19 @@ def test_a_run_whose_record_is_lost_goes_on_from_its_checkpoints_and_says_so(
     spoil(run, content)
     for wanted in (choose_run(config(tmp_path), None), choose_run(config(tmp_path), "a")):
         assert (wanted.folder, wanted.created) == (run, False)
-        assert "run.json of the run a is" in wanted.told and "step 10" in wanted.told
+        assert "run.json of the run a is" in wanted.notice and "step 10" in wanted.notice
     assert choose_run(config(tmp_path, "latest"), None).folder == run
     assert choose_run(config(tmp_path, str(run)), None).folder == run
     # It is still that run and no other.
     chosen = choose_run(config(tmp_path, learning_rate=0.5), None)
-    assert chosen.created and "the unfinished run a has another config" in chosen.told
+    assert chosen.created and "the config of the unfinished run a differs" in chosen.notice
 
 
 def test_a_run_whose_record_is_lost_is_finished_where_its_final_adapter_came_last(tmp_path: Path) -> None:
     run = make(tmp_path, "a", 5)
     spoil(run, None)
     (run / "final").mkdir()
-    assert "a, is finished" in choose_run(config(tmp_path), None).told
+    assert "a, is finished" in choose_run(config(tmp_path), None).notice
     os.utime(run / "final", (1, 1))  # it was finished, and then trained further
     again = read_run(run)
     assert again is not None and not again.finished
@@ -250,7 +250,7 @@ def test_checkpoints_that_nothing_can_be_read_of_are_never_passed_over_in_silenc
     (run / "checkpoints" / "step-000005" / "manifest.json").write_text("{")
     assert read_run(run) is None
     chosen = choose_run(config(tmp_path), None)
-    assert chosen.created and f"{run} has checkpoints, but neither its run.json nor any of them" in chosen.told
+    assert chosen.created and f"{run} has checkpoints, but neither its run.json nor any of them" in chosen.notice
 
 
 def test_a_link_or_a_file_in_place_of_the_only_checkpoint_is_said(tmp_path: Path) -> None:
@@ -260,7 +260,7 @@ def test_a_link_or_a_file_in_place_of_the_only_checkpoint_is_said(tmp_path: Path
     (run / "checkpoints" / "step-000015").write_text("")
     chosen = choose_run(config(tmp_path), "a")
     assert chosen.folder == run
-    assert "step-000010 is a link or a file" in chosen.told and "step-000015 is a link or a file" in chosen.told
+    assert "step-000010 is a link or a file" in chosen.notice and "step-000015 is a link or a file" in chosen.notice
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user for a while")
@@ -284,7 +284,7 @@ def test_auto_passes_over_the_run_of_another_user_and_says_so(tmp_path: Path) ->
     theirs = make(tmp_path, "theirs", 5)
     os.chown(theirs, 12345, 12345)
     chosen = choose_run(config(tmp_path), None)
-    assert chosen.created and "belongs to another user. It is passed over." in chosen.told
+    assert chosen.created and "belongs to another user. It is skipped." in chosen.notice
     with pytest.raises(UserInputError, match="belongs to another user"):
         choose_run(config(tmp_path), "theirs")
 
@@ -303,13 +303,13 @@ def test_a_run_whose_record_was_lost_while_it_trained_can_finish(tmp_path: Path)
     record_finish(run, config(tmp_path))
     finished = read_run(run)
     assert finished is not None and finished.finished and not finished.notice
-    assert "a, is finished" in choose_run(config(tmp_path), None).told
+    assert "a, is finished" in choose_run(config(tmp_path), None).notice
 
 
 def test_a_new_run_on_a_full_disk_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", 64) as disk:
         fill(disk)
-        with pytest.raises(UserInputError, match="cannot be written") as caught:
+        with pytest.raises(UserInputError, match="Cannot write to the run's folder") as caught:
             choose_run(config(disk / "runs"), "a")
         assert "No space left on device" in caught.value.why
         assert not (disk / "runs" / "a").exists()

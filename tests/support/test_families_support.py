@@ -36,7 +36,7 @@ from shardtune.model.weight_mapping import WeightMapping
 from shardtune.parallel.activation_checkpointing import apply_selective_checkpointing
 from shardtune.train.attention import resolve_packing
 from shardtune.train.choices import fp8_blocks, fuse, resolve_kernels
-from shardtune.train.fused_loss import use_fused_loss
+from shardtune.train.losses.fused import use_fused_loss
 
 CPU = torch.device("cpu")
 # What takes a second for each: a few of them in the fast tests.
@@ -74,8 +74,8 @@ def test_a_run_computes_the_loss_and_gradients_of_plain_transformers_and_peft(ki
     if train.fused_loss:
         use_fused_loss(base, causal=family.why_not("packing", base.config) is None)
     rows = two_rows() if train.packing else [[one] for one in documents()]
-    batch = batch_of("packed" if train.packing else "padded", rows, fused_loss=bool(train.fused_loss))
-    assert differences(loss_and_gradients(model, batch), meant) == {}
+    batch = batch_of("packed" if train.packing else "padded", rows)
+    assert differences(loss_and_gradients(model, batch, fused=bool(train.fused_loss)), meant) == {}
 
 
 @pytest.mark.parametrize("kind", claims("packing"))

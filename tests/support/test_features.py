@@ -37,7 +37,7 @@ from shardtune.model.weight_mapping import WeightMapping
 from shardtune.parallel.activation_checkpointing import apply_selective_checkpointing
 from shardtune.train.attention import resolve_packing
 from shardtune.train.choices import fp8_blocks, fuse, resolve_kernels
-from shardtune.train.fused_loss import use_fused_loss
+from shardtune.train.losses.fused import use_fused_loss
 
 NEW_TOKENS = sorted({int(ids[0]) for ids, _ in documents()})  # that stand in the rows
 CPU = torch.device("cpu")
@@ -83,8 +83,8 @@ def as_a_run_computes(model: PeftModel, resolved: ResolvedConfig) -> dict[str, t
         base.gradient_checkpointing_enable({"use_reentrant": False})
     one, two, three, four = documents()
     rows = [[one, two], [three, four]] if train.packing else [[row] for row in (one, two, three, four)]
-    batch = batch_of("packed" if train.packing else "padded", rows, fused_loss=bool(train.fused_loss))
-    return loss_and_gradients(model.train(), batch)
+    batch = batch_of("packed" if train.packing else "padded", rows)
+    return loss_and_gradients(model.train(), batch, fused=bool(train.fused_loss))
 
 
 HERE = [cell for cell in CELLS if cell[1] not in RUNS]

@@ -123,7 +123,7 @@ def test_an_adapter_of_another_kind_is_refused(processes: Processes, tmp_path: P
 def test_a_runs_folder_stands_for_its_final_adapter_and_nothing_else_is_one(adapter: Path, tmp_path: Path) -> None:
     adapter.rename(tmp_path / "final")
     assert adapter_folder(tmp_path) == tmp_path / "final"
-    for wrong, told in ((tmp_path / "nowhere", "does not exist"), (tmp_path / "final" / "..", "holds no adapter")):
+    for wrong, told in ((tmp_path / "nowhere", "does not exist"), (tmp_path / "final" / "..", "contains no adapter")):
         if wrong.exists():
             (tmp_path / "final" / "adapter_model.safetensors").unlink()
         with pytest.raises(UserInputError, match=told):

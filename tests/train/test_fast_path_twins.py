@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
-from shardtune.observe.compiling import graphs_compiled
+from shardtune.observe.compile_counter import graphs_compiled
 
 HIDDEN, LENGTH = 128, 64
 SIZES = {"hidden": HIDDEN, "length": LENGTH}

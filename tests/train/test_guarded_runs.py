@@ -60,7 +60,7 @@ def watching() -> Iterator[list[Guards]]:
     seen: list[Guards] = []
     attach = Guards.attach
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Guards, "attach", lambda self, trainer: (seen.append(self), attach(self, trainer))[1])
+        patch.setattr(Guards, "attach", lambda self, loop: (seen.append(self), attach(self, loop))[1])
         yield seen
 
 
@@ -125,7 +125,7 @@ def test_a_loss_that_is_no_number_stops_before_the_optimizer_uses_it(config: Pat
     with watching() as seen, spoilt({5: not_a_number}, micro=1):
         with pytest.raises(GuardStop, match="Loss is not finite at step 5: NaN on rank 0") as stopped:
             run(config, "train.save_steps=1", run_id="nan")
-        held = gather_adapter(seen[0].trainer.model)
+        held = gather_adapter(seen[0].loop.model)
     folder = folder_of(config, "nan")
     (event,) = events(folder, "guard")
     assert (event["action"], event["ranks"], event["rows"]) == ("stop", [0], rows_of(5, micro=1))
@@ -159,8 +159,8 @@ def test_a_gradient_that_is_no_number_never_reaches_the_weights_where_it_is_not_
         ):
             run(config, *overrides, run_id=name)
         (guards,) = seen
-        assert guards.trainer.state.global_step == last  # of which the optimizer took the last with zeros
-        assert all(torch.isfinite(tensor).all() for tensor in gather_adapter(guards.trainer.model).values())
+        assert guards.loop.state.global_step == last  # of which the optimizer took the last with zeros
+        assert all(torch.isfinite(tensor).all() for tensor in gather_adapter(guards.loop.model).values())
         folder = folder_of(config, name)
         (event,) = events(folder, "guard")
         assert event["step"] == next(iter(spoil)) and "ranks" not in event and event["rows"] == rows_of(event["step"])

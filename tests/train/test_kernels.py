@@ -26,7 +26,7 @@ from shardtune.model.safetensors_headers import read_headers
 from shardtune.terminal import VERBOSE_VARIABLE
 from shardtune.train.attention import resolve_packing
 from shardtune.train.choices import resolve_kernels
-from shardtune.train.fused_loss import why_not
+from shardtune.train.losses.fused import why_not
 
 RUNS = {
     "eager": ["train.kernels=eager"],

@@ -175,7 +175,7 @@ def test_while_weights_are_read(tmp_path: Path, toy_data: Path, environment: dic
     code, out, err = stop_when(config, environment, lambda: has(run, "plan"))
     assert code == 75 and "Traceback" not in err, err
     assert not has(run, "weights") and not has(run, "step")
-    assert "Stopped on request before the first step" in out
+    assert "Stopped before the first step" in out
 
 
 def test_before_the_first_step_there_is_nothing_to_save(
@@ -185,7 +185,7 @@ def test_before_the_first_step_there_is_nothing_to_save(
     run = tmp_path / "runs" / "r"
     code, out, err = stop_when(config, environment, lambda: has(run, "run_start"), signal.SIGUSR1)
     assert code == 75, err
-    assert "Stopped on request before the first step" in out and "Traceback" not in err
+    assert "Stopped before the first step" in out and "Traceback" not in err
 
 
 def test_while_the_libraries_are_imported(

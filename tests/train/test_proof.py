@@ -34,7 +34,7 @@ def llama(toy_model: Path) -> Any:
 
 
 class Loop:
-    """A training loop that calls the proof as transformers' Trainer does."""
+    """A training loop that calls the proof as the training loop does."""
 
     def __init__(self, model: Any, folder: Path, *, lr: float = 1e-2) -> None:
         self.model, self.state = model, SimpleNamespace(global_step=0)
@@ -46,19 +46,19 @@ class Loop:
     def run(self, steps: int, before: Any = lambda step: None, after: Any = lambda step: None) -> str:
         with join(ParallelSection(device="cpu")) as processes:
             self.proof = ProofOfTraining(self.console, EventLog(self.folder, 0), processes)
-            self.proof.on_train_begin(None, self.state, None, model=self.model)
+            self.proof.begin(self.model, self.state.global_step + 1)
             try:
                 for step in range(steps):
                     ids = torch.arange(5, 25).view(1, 20) + step
                     self.model(input_ids=ids, labels=ids).loss.backward()
                     before(step)
-                    self.proof.on_pre_optimizer_step(None, self.state, None)
+                    self.proof.before_optimizer(step + 1)
                     self.optimizer.step()
                     after(step)
-                    self.proof.on_optimizer_step(None, self.state, None, optimizer=self.optimizer)
+                    self.proof.after_optimizer(step + 1, self.optimizer)
                     self.optimizer.zero_grad()
                     self.state.global_step += 1
-                self.proof.on_train_end(None, self.state, None)
+                self.proof.end(self.state.global_step)
             except ShardtuneError as error:
                 return error.what
         return self.console.export_text()
@@ -148,6 +148,25 @@ def test_a_learning_rate_that_stays_too_small_is_said(llama: Any, tmp_path: Path
     make_a_large(llama)
     told = Loop(llama, tmp_path, lr=1e-9).run(22)
     assert "2 of 4 adapter shards" in told and "too small an update" in told
+
+
+@pytest.mark.parametrize(
+    ("kind", "lr", "proven"), [(torch.optim.SGD, 1e-4, 2), (torch.optim.SGD, 10.0, 4), (torch.optim.Adadelta, 1e-3, 2)]
+)
+def test_an_update_of_another_optimizer_that_is_too_small_for_a_is_not_taken_for_a_fault(
+    llama: Any, tmp_path: Path, kind: Any, lr: float, proven: int
+) -> None:
+    make_a_large(llama)
+    loop = Loop(llama, tmp_path)
+    loop.optimizer = kind([p for p in llama.parameters() if p.requires_grad], lr=lr)
+    assert f"{proven} of 4 adapter shards" in loop.run(5)
+
+
+def test_an_sgd_that_does_not_step_is_named(llama: Any, tmp_path: Path) -> None:
+    loop = Loop(llama, tmp_path)
+    loop.optimizer = torch.optim.SGD([p for p in llama.parameters() if p.requires_grad], lr=1.0)
+    loop.optimizer.step = lambda: None  # type: ignore[assignment]
+    assert "received a gradient and did not change in step 1" in loop.run(2)
 
 
 def test_a_run_of_one_step_says_what_is_not_proven_yet(llama: Any, tmp_path: Path) -> None:

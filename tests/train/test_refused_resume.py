@@ -29,7 +29,7 @@ def test_a_refused_resume_changes_no_file_of_the_run(
     before = contents(run)
     again = ("train", config, "--run-id", "r", "--nproc", nproc, "--resume", "latest")
     refused = shardtune(*again, "-o", "train.seed=3")
-    assert refused.returncode == 2 and f"The run is kept as it was: {run}" in refused.stderr
+    assert refused.returncode == 2 and f"The run is unchanged: {run}" in refused.stderr
     assert contents(run) == before
 
     goes_on = shardtune(*again, "-o", "train.max_steps=3")

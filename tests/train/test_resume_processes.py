@@ -131,7 +131,7 @@ def test_a_run_killed_with_kill_9_goes_on_by_itself_to_the_same_bits(
     assert not (folder / "final").exists()
     again = shardtune(*words)
     assert again.returncode == 0, again.stderr
-    assert f"going on with the unfinished run {folder.name}" in again.stdout
+    assert f"resuming the unfinished run {folder.name}" in again.stdout
     assert [path.name for path in (tmp_path / "runs").iterdir()] == [folder.name]
     whole = shardtune(*words, "--resume", "never", "--run-id", "whole")
     assert whole.returncode == 0, whole.stderr

@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from shardtune.data.collate import Collator
 from shardtune.data.tokens import IGNORED
-from shardtune.observe.samples import Answered, show_samples
+from shardtune.observe.samples import SampleAnswer, show_samples
 from shardtune.train.samples import Question, greedy, logged_answers, next_tokens, questions
 
 ALONE: Any = SimpleNamespace(world_size=1)
@@ -212,12 +212,15 @@ def test_lines_of_a_log_become_pairs_and_a_torn_line_is_passed_over() -> None:
         '{"event": "sample", "when": "after", "row": "train:2", "prompt": "q", "answer": "c", "expected": "f"}',
         '{"event": "sample", "when": "aft',
     ]
-    assert logged_answers(log) == [Answered("train:1", "p", "a", "b", "e"), Answered("train:2", "q", None, "c", "f")]
+    assert logged_answers(log) == [
+        SampleAnswer("train:1", "p", "a", "b", "e"),
+        SampleAnswer("train:2", "q", None, "c", "f"),
+    ]
 
 
 @pytest.mark.parametrize("width", [80, 120])
 def test_a_sample_takes_four_lines_of_any_width(width: int) -> None:
-    sample = Answered("train:1", "x" * 200 + " the\nend", "y" * 300, "[b]right", "[b]right")
+    sample = SampleAnswer("train:1", "x" * 200 + " the\nend", "y" * 300, "[b]right", "[b]right")
     console = Console(file=StringIO(), width=width)
     show_samples(console, [sample] * 5)
     shown = console.file.getvalue().splitlines()  # type: ignore[attr-defined]

@@ -18,7 +18,7 @@ from shardtune.train.guards.pace import OwnForward
 from shardtune.train.proof import checksum
 
 if TYPE_CHECKING:
-    from shardtune.train.trainer import ShardedSFTTrainer
+    from shardtune.train.loop import TrainingLoop
 
 _IN_A_ROW = 3  # checks at which the same rank is the slowest before it is called a straggler
 _MIN_EXCESS = 0.01  # seconds per step a straggler costs at least; milliseconds are noise
@@ -49,21 +49,21 @@ class HealthChecks:
         self._adapters: int | None = None  # checksum over all ranks at the last check; same on any number of ranks
         self._moving = False  # a step since then should have changed them
         self._mark: tuple[float, float, int] | None = None  # clock without pauses, seconds waited, step
-        self._trainer: ShardedSFTTrainer | None = None
+        self._loop: TrainingLoop | None = None
 
-    def attach(self, trainer: ShardedSFTTrainer) -> None:
-        self._trainer = trainer
-        self.forward.watch(trainer.model)
+    def attach(self, loop: TrainingLoop) -> None:
+        self._loop = loop
+        self.forward.watch(loop.model)
 
     def begin(self) -> None:
         """A loop begins, with a clock of its own."""
         self._mark = None
 
-    def step_begins(self, step: int) -> None:
+    def begin_step(self, step: int) -> None:
         if step % self.every == 0:
             self.forward.arm()
 
-    def step_ended(self, step: int, moving: bool) -> list[Alarm]:
+    def end_step(self, step: int, moving: bool) -> list[Alarm]:
         """A collective on the steps of a check. `moving`: this step should have changed the adapters."""
         self._moving = self._moving or moving
         if self._mark is None:  # after the first step: starting the data loaders does not count as starvation
@@ -78,11 +78,11 @@ class HealthChecks:
         return [alarm for alarm in alarms if alarm is not None and getattr(self.settings, alarm.guard) != "off"]
 
     def _clock(self, step: int) -> tuple[float, float, int]:
-        assert self._trainer is not None
-        return time.perf_counter() - self._trainer.paused_seconds, self._trainer.data_seconds, step
+        assert self._loop is not None
+        return time.perf_counter() - self._loop.paused_seconds, self._loop.data_seconds, step
 
     def _measure(self, step: int) -> RankHealth:
-        assert self._trainer is not None and self._mark is not None
+        assert self._loop is not None and self._mark is not None
         now, began = self._clock(step), self._mark
         waited, steps = now[1] - began[1], now[2] - began[2]
         used, capacity = self.gpu.memory() if self.gpu is not None else (0, 0)
@@ -94,7 +94,7 @@ class HealthChecks:
             waited_seconds=waited / max(1, steps),
             memory=used / capacity if capacity else None,
             throttle=list(self.gpu.throttle()) if self.gpu is not None else [],
-            adapters=_adapters_checksum(self._trainer.model) if self.settings.frozen_adapter != "off" else 0,
+            adapters=_adapters_checksum(self._loop.model) if self.settings.frozen_adapter != "off" else 0,
         )
 
     def _straggler(self, step: int, health: list[RankHealth]) -> Alarm | None:
@@ -129,7 +129,7 @@ class HealthChecks:
         return Alarm(
             "data_starvation", step, f"{_named(ranks, health)} spent {most:.0%} of the time waiting for data.",
             value=most, limit=limit, ranks=ranks,
-            fix="Set train.extra.dataloader_num_workers (2, say), or put the prepared data on a faster disk.",
+            fix="Set train.dataloader_num_workers (for example 2), or put the prepared data on a faster disk.",
         )  # fmt: skip
 
     def _full(self, step: int, health: list[RankHealth]) -> Alarm | None:

@@ -15,7 +15,6 @@ from shardtune.train.shards import local_shard
 
 if TYPE_CHECKING:
     from shardtune.parallel.processes import Processes
-    from shardtune.train.trainer import ShardedSFTTrainer
 
 
 class HostNumber:
@@ -95,30 +94,3 @@ def _buffers(gradients: list[torch.Tensor]) -> list[torch.Tensor]:
         buffer = base if base is not None and base.dim() == 1 else shard
         buffers[id(buffer)] = buffer
     return list(buffers.values())
-
-
-class Undo:
-    """The loop's counters before a step, so that the step can be skipped without a trace.
-
-    The schedule and the data advance; weights, optimizer, loss sums and token counts stay as they were.
-    """
-
-    def __init__(self, trainer: ShardedSFTTrainer) -> None:
-        self._trainer = trainer
-        self._loss_sum = trainer._tr_loss.clone()
-        self._tokens = trainer.real_tokens
-        self._told = trainer.told["train"].clone()
-        self._metrics = {name: len(values) for name, values in trainer._metrics["train"].items()}
-
-    def __call__(self) -> None:
-        """After the backward pass, before the optimizer."""
-        trainer = self._trainer
-        trainer.model.zero_grad()  # to None: the optimizer passes over a parameter without a gradient
-        trainer._tr_loss.copy_(self._loss_sum)
-        trainer.real_tokens = self._tokens
-        trainer.told["train"].copy_(self._told)
-        for name, values in trainer._metrics["train"].items():
-            del values[self._metrics.get(name, 0) :]
-        for name in [name for name, values in trainer._metrics["train"].items() if not values]:
-            del trainer._metrics["train"][name]
-        trainer._globalstep_last_logged += 1  # a line's loss is the mean of the steps that were taken

@@ -6,25 +6,14 @@ from typing import TYPE_CHECKING
 
 from shardtune.checkpoint.store import CheckpointStore
 from shardtune.train.guards.alarm import Alarm
-from shardtune.train.guards.watch import Guards
 from shardtune.train.resume import ResumePoint, resume_point
 
 if TYPE_CHECKING:
-    from shardtune.parallel.processes import Processes
-    from shardtune.plan.steps import TrainingMath
-    from shardtune.train.saving import RunFacts
-    from shardtune.train.trainer import ShardedSFTTrainer
+    from shardtune.train.loop import TrainingLoop
 
 
-def go_back(
-    alarm: Alarm,
-    guards: Guards,
-    trainer: ShardedSFTTrainer,
-    processes: Processes,
-    facts: RunFacts,
-    math: TrainingMath,
-) -> ResumePoint:
-    """Make the trainer ready to be called again, as in a new process that resumes. A collective.
+def roll_back(alarm: Alarm, loop: TrainingLoop) -> ResumePoint:
+    """Where the loop resumes from, as in a new process; its model has that checkpoint's adapter. A collective.
 
     Everything is restored from the checkpoint: adapter, optimizer, schedule, random state, sums, the guards' state.
     Steps between the checkpoint and the alarm are repeated with the same rows, bit-identical; the affected steps
@@ -34,19 +23,18 @@ def go_back(
     Raises:
         GuardStop: there is no earlier checkpoint.
     """
-    trainer.saver.finish()
-    store = trainer.saver.store
+    loop.saver.finish()
+    store, processes, guards = loop.saver.store, loop.processes, loop.guards
     if not processes.share_from_main(_set_aside(store, alarm.first_step) if processes.is_main else True):
         guards.stop(
             alarm,
             "Save checkpoints more often (train.save_steps), or remove these rows from the data and start again.",
             " Cannot roll back: there is no earlier checkpoint.",
         )
-    point = resume_point(store, trainer.model, processes, facts, math)
+    point = resume_point(store, loop.model, processes, loop.saver.facts, loop.math)
     assert point is not None
     guards.passed_over.update(range(alarm.first_step, alarm.step + 1))
     guards.report_rollback(alarm, point.step)
-    trainer.resume_from(point)
     return point
 
 

@@ -1,4 +1,4 @@
-"""What happens when a step goes wrong? One callback that asks every guard, with the same answer on all ranks."""
+"""What happens when a step goes wrong? Every guard judges it, with the same verdict on all ranks."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import math
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from rich.console import Console
-from transformers import TrainerCallback
 
 from shardtune.config.schema import GuardsSection
 from shardtune.observe.events import EventLog
@@ -15,19 +14,20 @@ from shardtune.terminal import say
 from shardtune.train.guards.alarm import Alarm, GuardStop, RollBack, format_rows
 from shardtune.train.guards.curve import Curve
 from shardtune.train.guards.health import HealthChecks
-from shardtune.train.guards.numbers import Seen, Undo, drop_if_not_finite, exchange
+from shardtune.train.guards.numbers import Seen, drop_if_not_finite, exchange
 from shardtune.train.guards.weights import non_finite_tensors
 
 if TYPE_CHECKING:
-    from transformers import TrainerControl, TrainerState
+    import torch
 
-    from shardtune.train.trainer import ShardedSFTTrainer
+    from shardtune.train.guards.numbers import HostNumber
+    from shardtune.train.loop import TrainingLoop
 
 _REPEAT_STEPS = 10  # a guard that has warned does not warn again sooner
 
 
-class Guards(TrainerCallback):
-    """Judges every step before the optimizer takes it, and every few steps the machine. The first of the callbacks.
+class Guards:
+    """Judges every step before the optimizer takes it, and every few steps the machine.
 
     Losses are read when the backward pass is queued behind them. The gradient norm is not waited for: a step's norm
     is judged while the next one is computed, or before anything is logged, evaluated or saved. Until then the device
@@ -50,48 +50,52 @@ class Guards(TrainerCallback):
         self.left_out = False  # the step that is being computed
         self.skips = self.in_a_row = self.rollbacks = 0
         self._warned: dict[str, int] = {}
-        self._trainer: ShardedSFTTrainer | None = None
+        self._loop: TrainingLoop | None = None
         self._pending: Seen | None = None
-        self._undo: Undo | None = None
 
-    def attach(self, trainer: ShardedSFTTrainer) -> None:
-        self._trainer = trainer
-        trainer.guards = self
-        self.health.attach(trainer)
+    def attach(self, loop: TrainingLoop) -> None:
+        self._loop = loop
+        self.health.attach(loop)
 
     @property
-    def trainer(self) -> ShardedSFTTrainer:
-        assert self._trainer is not None
-        return self._trainer
+    def loop(self) -> TrainingLoop:
+        assert self._loop is not None
+        return self._loop
 
     # What the loop calls, in this order.
 
-    def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+    def begin(self) -> None:
         self._pending, self.left_out = None, False
         self.health.begin()
 
-    def on_step_begin(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        step = state.global_step + 1
+    def begin_step(self, step: int) -> None:
         self.left_out = step in self.passed_over
-        self._undo = Undo(self.trainer)
-        self.trainer.micro_losses.clear()
-        self.health.step_begins(step)
+        self.health.begin_step(step)
 
-    def on_pre_optimizer_step(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+    def judge(self, step: int, losses: list[HostNumber], norm: torch.Tensor | None) -> float:
+        """Before the optimizer: `left_out` says whether it may take the step.
+
+        Args:
+            losses: Of this rank's micro-batches.
+            norm: Of the gradient over all ranks, before clipping; None for a step that was not computed.
+
+        Returns:
+            The step's loss over all ranks.
+
+        Raises:
+            RollBack, GuardStop: on every rank.
+        """
         self.settle()
-        if self.left_out:
-            self._leave_out()
-            return
-        norm = self.trainer.grad_norm
+        if norm is None:
+            return math.nan
         # The device is still busy with the backward pass when its losses are asked for: nothing stands still.
-        losses = [loss.value() for loss in self.trainer.micro_losses]
-        seen = exchange(state.global_step + 1, losses, norm, self.processes)
+        seen = exchange(step, [loss.value() for loss in losses], norm, self.processes)
         if any(micro >= 0 for micro in seen.bad) or self.waits:
             self._judge(seen)
-            return
-        if norm is not None:
-            drop_if_not_finite(self.trainer.trained, norm)
-        self._pending = seen
+        else:
+            drop_if_not_finite(self.loop.trained, norm)
+            self._pending = seen
+        return seen.loss
 
     def settle(self) -> None:
         """Judge the step whose norm was not waited for."""
@@ -99,11 +103,9 @@ class Guards(TrainerCallback):
             seen, self._pending = self._pending, None
             self._judge(seen)
 
-    def on_step_end(
-        self, args: Any, state: TrainerState, control: TrainerControl, optimizer: Any = None, **_: Any
-    ) -> None:
-        moving = not self.left_out and any(group["lr"] for group in optimizer.param_groups)
-        for alarm in self.health.step_ended(state.global_step, moving):
+    def end_step(self, step: int, *, moving: bool) -> None:
+        """`moving`: the step should have changed the adapters."""
+        for alarm in self.health.end_step(step, moving):
             self._act(alarm)
 
     def evaluated(self, step: int, loss: float) -> None:
@@ -150,12 +152,12 @@ class Guards(TrainerCallback):
 
         An adapter that became NaN later was damaged by a step, and is treated as any other non-finite loss.
         """
-        by_rank = self.processes.all_gather(non_finite_tensors(self.trainer.model))
+        by_rank = self.processes.all_gather(non_finite_tensors(self.loop.model))
         frozen, trained = (
             [(name, rank) for rank, names in enumerate(by_rank) for name, trains in names.items() if trains is which]
             for which in (False, True)
         )
-        resumed = self.trainer.resumed
+        resumed = self.loop.resumed
         if not frozen and (not trained or alarm.step > (resumed.step if resumed is not None else 0) + 1):
             return
         name, rank = (frozen or trained)[0]
@@ -174,10 +176,11 @@ class Guards(TrainerCallback):
 
     def _with_rows(self, alarm: Alarm, seen: Seen) -> Alarm:
         """The rows of the step; of a non-finite loss, those of the first such micro-batch on each rank."""
+        rows_of_step = self.loop.batches.rows_of_step
         if not alarm.ranks:
-            rows = self.trainer.rows_of_step(alarm.step)
+            rows = rows_of_step(alarm.step)
         else:
-            rows = [row for rank in alarm.ranks for row in self.trainer.rows_of_step(alarm.step, rank, seen.bad[rank])]
+            rows = [row for rank in alarm.ranks for row in rows_of_step(alarm.step, rank, seen.bad[rank])]
         return Alarm(**{**vars(alarm), "rows": tuple(rows)})
 
     def _act(self, alarm: Alarm) -> str:
@@ -204,12 +207,7 @@ class Guards(TrainerCallback):
             fix = "Earlier checkpoints are usable. Check the rows and the learning rate."
             self.stop(alarm, fix, f" {self.in_a_row} steps in a row would be skipped (guards.max_skips).")
         self._report(alarm, "skip-step", f"{alarm.sentence()} Step skipped ({self.skips} so far).")
-        self._leave_out()
-
-    def _leave_out(self) -> None:
-        assert self._undo is not None
         self.left_out = True
-        self._undo()
 
     def _roll_back(self, alarm: Alarm) -> None:
         self.rollbacks += 1

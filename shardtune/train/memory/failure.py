@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from shardtune.errors import ShardtuneError
 from shardtune.observe.events import EventLog
+from shardtune.plan.memory_advice import Answer, Model, Shortage, advise
 from shardtune.run.exit_codes import OUT_OF_MEMORY
 from shardtune.terminal import size
-from shardtune.train.memory.advice import Answer, Model, Shortage, advise
 from shardtune.train.memory.allocator import ran_out, wanted_in
 from shardtune.train.memory.ledger import Ledger, Shortfall
 

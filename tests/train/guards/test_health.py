@@ -11,7 +11,7 @@ import torch
 
 from shardtune.config.schema import GuardsSection
 from shardtune.parallel.processes import Processes
-from shardtune.train.guards import health as looks_module
+from shardtune.train.guards import health as health_module
 from shardtune.train.guards.alarm import Alarm
 from shardtune.train.guards.health import HealthChecks, RankHealth
 from shardtune.train.guards.machine import Gpu
@@ -22,9 +22,9 @@ class Ranks:
     """The health of several ranks, as if they had been exchanged: the last check of rank 0 is this process's own."""
 
     def __init__(self, processes: Processes, gpu: Gpu | None = None, **settings: Any) -> None:
-        self.trainer = SimpleNamespace(model=torch.nn.Linear(4, 4), paused_seconds=0.0, data_seconds=0.0)
+        self.loop = SimpleNamespace(model=torch.nn.Linear(4, 4), paused_seconds=0.0, data_seconds=0.0)
         self.health = HealthChecks(GuardsSection(**settings), processes, gpu, every=1)
-        self.health.attach(self.trainer)  # type: ignore[arg-type]
+        self.health.attach(self.loop)  # type: ignore[arg-type]
         self.health.begin()
         self.step = 0
 
@@ -32,9 +32,9 @@ class Ranks:
         self.step += 1
         if change:
             with torch.no_grad():
-                self.trainer.model.weight.add_(1e-3)
-        self.health.step_begins(self.step)
-        return self.health.step_ended(self.step, moving)
+                self.loop.model.weight.add_(1e-3)
+        self.health.begin_step(self.step)
+        return self.health.end_step(self.step, moving)
 
     def among(self, paces: list[float], tokens: int = 1000) -> Alarm | None:
         """A look in which the ranks had these own seconds for so many tokens."""
@@ -95,12 +95,12 @@ def test_waiting_for_data_is_a_share_of_the_time_without_pauses(
     processes: Processes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = [0.0]
-    monkeypatch.setattr(looks_module, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    monkeypatch.setattr(health_module, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
     ranks = Ranks(processes)
     assert ranks.look() == []  # the first step starts the loaders
-    clock[0], ranks.trainer.data_seconds = 10.0, 2.0
+    clock[0], ranks.loop.data_seconds = 10.0, 2.0
     assert ranks.look() == []  # 20 %
-    clock[0], ranks.trainer.data_seconds, ranks.trainer.paused_seconds = 20.0, 4.0, 5.0
+    clock[0], ranks.loop.data_seconds, ranks.loop.paused_seconds = 20.0, 4.0, 5.0
     (alarm,) = ranks.look()  # 2 of the 5 seconds that were not spent evaluating
     assert (alarm.guard, alarm.value) == ("data_starvation", pytest.approx(0.4))
     assert "spent 40% of the time waiting for data" in alarm.text
@@ -114,7 +114,7 @@ def test_adapters_that_stand_still_are_told_unless_nothing_should_move_them(proc
     (alarm,) = ranks.look(moving=True, change=False)
     assert alarm.guard == "frozen_adapter" and "No adapter weight has changed" in alarm.text
     later = Ranks(processes)
-    later.trainer.model = ranks.trainer.model
+    later.loop.model = ranks.loop.model
     later.health.restore(ranks.health.state())
     assert [a.guard for a in later.look(moving=True, change=False)] == ["frozen_adapter"]
 

@@ -27,7 +27,7 @@ def guards(tmp_path: Path) -> Iterator[Guards]:
     with join(ParallelSection(device="cpu")) as processes:
         health = HealthChecks(settings, processes, None, every=25)
         watch = Guards(settings, Console(record=True, width=200), EventLog(tmp_path, 0), processes, health)
-        watch._trainer = SimpleNamespace(model=nn.Linear(2, 2), resumed=None)  # type: ignore[assignment]
+        watch._loop = SimpleNamespace(model=nn.Linear(2, 2), resumed=None)  # type: ignore[assignment]
         yield watch
 
 
@@ -57,8 +57,8 @@ def test_a_validation_loss_that_is_no_number_stops_the_run(guards: Guards, tmp_p
 
 def test_an_adapter_that_was_no_number_when_the_run_went_on_is_told_from_one_that_became_so(guards: Guards) -> None:
     with torch.no_grad():
-        guards.trainer.model.weight[1, 1] = math.inf
-    guards.trainer.resumed = SimpleNamespace(step=4)  # type: ignore[assignment]
+        guards.loop.model.weight[1, 1] = math.inf
+    guards.loop.resumed = SimpleNamespace(step=4)  # type: ignore[assignment]
     guards._stop_if_weights_are_to_blame(Alarm("non_finite", 6, "The loss of step 6 is no number."))
     with pytest.raises(GuardStop, match="the loaded adapter: 'weight' contains NaN or Inf") as stopped:
         guards._stop_if_weights_are_to_blame(Alarm("non_finite", 5, "The loss of step 5 is no number."))
