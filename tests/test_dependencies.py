@@ -23,8 +23,6 @@ PRIVATE = {
         "_attn_implementation", "_can_record_outputs", "_from_config", "_get_dtype_plan", "_init_weights",
         "_is_distributed_loading_by_transformers", "_is_hf_initialized", "_keys_to_ignore_on_load_unexpected",
         "_no_split_modules",
-        # Of its Trainer (train/trainer.py, train/loop_state.py).
-        "_evaluate", "_globalstep_last_logged", "_last_lr", "_step_count", "_total_train_tokens", "_tr_loss",
     },
     "peft": {"_active_adapter", "_check_forward_args", "_disable_adapters", "_get_embed_scale", "_param_ndim"},
     "datasets": {"_fingerprint"},

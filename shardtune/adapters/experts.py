@@ -1,7 +1,7 @@
 """How does LoRA on parameters compute? PEFT's parameters, names and files, with low-rank products.
 
-PEFT's own forward writes `W + scaling * B A` out for all experts, each time; over a weight held in FP8 the adapter then
-has no effect and no gradient. Here its wrappers keep what they hold and what they save, and only their forward changes:
+PEFT's own forward materialises `W + scaling * B A` for all experts, each time; on a weight stored in FP8 the adapter
+then has no effect and no gradient. Here its wrappers keep their parameters and files, and only their forward changes:
 grouped products for routed experts, two products for the weight of a linear layer.
 """
 

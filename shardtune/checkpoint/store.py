@@ -191,7 +191,7 @@ class CheckpointStore:
             FileNotFoundError: it is not there (any more).
         """
         lease = None
-        with suppress(OSError):  # a read-only mount: whoever may delete there cannot be told
+        with suppress(OSError):  # a read-only mount: readers there cannot take a lease
             lease = Lease.take(self.folder / f"{_READING}{self.path(step).name}-{secrets.token_hex(4)}")
         try:
             if not self.path(step).is_dir():
@@ -230,13 +230,13 @@ class CheckpointStore:
             _delete_tree(doomed)
 
     def _is_read(self, step: int) -> bool:
-        held = False
+        is_read = False
         for lease in self.folder.glob(f"{_READING}{self.path(step).name}-*"):
             if is_held(lease):
-                held = True
+                is_read = True
             else:
                 lease.unlink(missing_ok=True)  # its reader died
-        return held
+        return is_read
 
 
 def publish(folder: Path, fill: Callable[[Path], None]) -> Path:

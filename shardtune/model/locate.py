@@ -58,10 +58,10 @@ def check_model_folder(name: str, key: str = _KEY, *, weights: bool = True) -> N
         )
     config = folder / "config.json"
     if not config.is_file():
-        held = ", ".join(sorted(p.name for p in folder.iterdir())[:8]) or "nothing"
+        contents = ", ".join(sorted(p.name for p in folder.iterdir())[:8]) or "nothing"
         raise UserInputError(
             f"'{name}' is not a model: it has no config.json.",
-            why=f"It contains: {held}.",
+            why=f"It contains: {contents}.",
             fix=f"Set {key} to a folder written by save_pretrained or downloaded from the Hub.",
         )
     try:

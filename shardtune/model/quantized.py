@@ -45,7 +45,7 @@ class Fp8Linear(nn.Linear):
 
 
 class Fp8Experts(GroupedExperts):
-    """Mixed into a class of routed experts of which one or both weights are held in FP8."""
+    """Mixed into a class of routed experts of which one or both weights are stored in FP8."""
 
 
 def use_fp8_storage(model: nn.Module, blocks: Mapping[str, fp8.Block]) -> None:

@@ -59,9 +59,9 @@ def materialize(
             for name, buffer in module._buffers.items():
                 if buffer is not None:
                     module._buffers[name] = torch.empty_like(buffer, device=buffers)
-    for name, held in tied.items():  # each name got memory of its own
+    for name, kept in tied.items():  # each name got memory of its own
         owner, _, attribute = name.rpartition(".")
-        base.get_submodule(owner)._parameters[attribute] = base.get_parameter(held)
+        base.get_submodule(owner)._parameters[attribute] = base.get_parameter(kept)
     for parameter in model.parameters():
         parameter._is_hf_initialized = True  # type: ignore[attr-defined]  # else _init_weights draws them at random
     poisoned = {name: buffer for name, buffer in base.named_buffers() if name in computed}
@@ -100,11 +100,11 @@ def local_shards(model: nn.Module, mapping: WeightMapping) -> list[LocalShard]:
         ShardtuneError: the model has a parameter that the mapping does not know.
     """
     named = [(unwrapped_name(name), tensor) for name, tensor in _tensors(model)]
-    held = dict(named)
+    by_name = dict(named)
     found = []
     for name, tensor in named:  # what trains in full is there twice, as it was and as it becomes
         weight = name.removesuffix(SCALE)
-        if name not in mapping.pieces and weight != name and weight in held:
+        if name not in mapping.pieces and weight != name and weight in by_name:
             if weight in mapping.quantised:  # otherwise filled together with the weight it belongs to
                 found.append(LocalShard(name, *local_rows(tensor), scales_of=weight))
             continue
@@ -115,7 +115,7 @@ def local_shards(model: nn.Module, mapping: WeightMapping) -> list[LocalShard]:
         if end > stored:  # an embedding that has grown for new tokens
             end, into = max(first, stored), into[: max(0, stored - first)]
         quantise = tensor.dtype == torch.float8_e4m3fn and name not in mapping.quantised
-        scale_into = local_rows(held[name + SCALE])[1] if quantise else None
+        scale_into = local_rows(by_name[name + SCALE])[1] if quantise else None
         found.append(LocalShard(name, (first, end), into, scale_into=scale_into))
     return [shard for shard in found if shard.rows[0] < shard.rows[1]]
 

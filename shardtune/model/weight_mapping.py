@@ -187,7 +187,7 @@ def scale_grid(piece: Piece) -> tuple[int, ...]:
 
 
 def tied_parameters(model: PreTrainedModel) -> dict[str, str]:
-    """Names of tied parameters, and the name under which each is held."""
+    """Names of tied parameters, and the name each is stored under."""
     first = {id(parameter): name for name, parameter in model.named_parameters()}
     every = model.named_parameters(remove_duplicate=False)
     return {name: first[id(parameter)] for name, parameter in every if first[id(parameter)] != name}
@@ -255,9 +255,9 @@ def _stacked(
 def _without_twins(whole: Mapping[str, list[Piece]], same: Mapping[str, str]) -> dict[str, list[Piece]]:
     """A tied parameter is read once, from whichever of its names is stored."""
     pieces = {name: found for name, found in whole.items() if name not in same}
-    for name, held in same.items():
-        if held not in pieces and name in whole:
-            pieces[held] = whole[name]
+    for name, kept in same.items():
+        if kept not in pieces and name in whole:
+            pieces[kept] = whole[name]
     return pieces
 
 

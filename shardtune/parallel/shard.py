@@ -172,8 +172,8 @@ def layers_of(model: nn.Module) -> list[nn.Module]:
 
 def local_bytes(model: nn.Module) -> int:
     """Bytes of parameters this process really holds (a DTensor counts its local shard)."""
-    held = (p.to_local() if isinstance(p, DTensor) else p for p in model.parameters())
-    return sum(p.numel() * p.element_size() for p in held)
+    local = (p.to_local() if isinstance(p, DTensor) else p for p in model.parameters())
+    return sum(p.numel() * p.element_size() for p in local)
 
 
 def reshard_all(model: nn.Module) -> None:
@@ -199,10 +199,10 @@ def _exempt_fp8_from_cast(model: nn.Module, precision: MixedPrecisionPolicy, ign
     exempt = 0
     for module in model.modules():
         group = module._get_fsdp_state()._fsdp_param_group if isinstance(module, FSDPModule) else None
-        for held in group.fsdp_params if group is not None else ():
-            if _is_fp8_part(held._module_info.param_name, held.sharded_param):
-                held.init_dtype_attrs = partial(  # type: ignore[method-assign]
-                    _read_policy, held.init_dtype_attrs, as_stored
+        for parameter in group.fsdp_params if group is not None else ():
+            if _is_fp8_part(parameter._module_info.param_name, parameter.sharded_param):
+                parameter.init_dtype_attrs = partial(  # type: ignore[method-assign]
+                    _read_policy, parameter.init_dtype_attrs, as_stored
                 )
                 exempt += 1
     expected = sum(_is_fp8_part(name, p) for name, p in model.named_parameters() if p not in ignored)

@@ -168,11 +168,11 @@ def _init_random(
     began: float,
     new_tokens: NewTokens | None,
 ) -> LoadStats:
-    held = init_random_base(model, seed, getattr(meta_model.model.config, "initializer_range", 0.02))
+    local_bytes = init_random_base(model, seed, getattr(meta_model.model.config, "initializer_range", 0.02))
     _init_adapters(model, seed, new_tokens, processes)
     if processes.device.type == "cuda":
         torch.cuda.synchronize(processes.device)
-    return LoadStats("random", 0, time.perf_counter() - began, held, host_peak_bytes())
+    return LoadStats("random", 0, time.perf_counter() - began, local_bytes, host_peak_bytes())
 
 
 def _load_from_rank0(own: list[LocalShard], reader: ShardReader, processes: Processes) -> None:
