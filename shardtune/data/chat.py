@@ -144,7 +144,7 @@ class ChatRenderer:
         system = row["system"] if "system" in self.columns else None
         read = read_conversation(value, system=system, tools=tools, prompt=row["prompt"] if pair else None)
         # `assistant` asks for all of its turns, those of the prompt too.
-        return replace(read, unlearnt=frozenset()) if pair and self.loss == "assistant" else read
+        return replace(read, unsupervised=frozenset()) if pair and self.loss == "assistant" else read
 
     def _refuse_boundaries(self, conversation: Conversation) -> None:
         for number, message in enumerate(conversation.messages, start=1):
@@ -189,7 +189,7 @@ class ChatRenderer:
         text, marks = self.template.render_marked(conversation.messages, conversation.tools)
         turns = [with_end_of_turn(text, mark, self.finder.end_of_turn) for mark in marks]
         said = sum(message["role"] == "assistant" for message in conversation.messages)
-        if conversation.unlearnt and len(turns) != said:
+        if conversation.unsupervised and len(turns) != said:
             raise RowProblem(
                 f"{self.template.name} marks {len(turns)} parts of a conversation with {said} assistant turns, so it "
                 "is unknown which of them are not supervised"
@@ -201,7 +201,7 @@ class ChatRenderer:
         said = [n for n, message in enumerate(conversation.messages) if message["role"] == "assistant"]
         if len(turns) != len(said):
             return [(turn, None) for turn in turns]
-        learnt = [(n, turn) for n, turn in zip(said, turns, strict=True) if n not in conversation.unlearnt]
+        learnt = [(n, turn) for n, turn in zip(said, turns, strict=True) if n not in conversation.unsupervised]
         return [(turn, conversation.messages[n]) for n, turn in learnt]
 
     def _is_empty(self, turn: str, message: Message | None) -> bool:
@@ -257,13 +257,13 @@ def chat_renderer(section: DataSection, choice: FormatChoice, tokenizer: PreTrai
     template = load_template(section, tokenizer)
     loss = loss_on(section, choice)
     added = _added_tokens(tokenizer)
-    finder = _studied(TurnFinder(template, added_tokens_pattern(added)), tokenizer)
+    finder = _with_turn_markers(TurnFinder(template, added_tokens_pattern(added)), tokenizer)
     template = replace(template, text_arguments=_wants_text_arguments(template))
     finder = replace(finder, template=template)
     _check_built_in(section, finder, added)
     chat = ChatRenderer(template, finder, choice.columns, loss, marked=_marks_hold(template))
     if loss != "all" and not chat.marked:
-        _prove(chat)
+        _check_turns_are_found(chat)
     return chat
 
 
@@ -325,7 +325,7 @@ def _added_tokens(tokenizer: PreTrainedTokenizerBase) -> list[str]:
     return list(dict.fromkeys([*tokenizer.get_added_vocab(), *tokenizer.all_special_tokens]))
 
 
-def _studied(finder: TurnFinder, tokenizer: PreTrainedTokenizerBase) -> TurnFinder:
+def _with_turn_markers(finder: TurnFinder, tokenizer: PreTrainedTokenizerBase) -> TurnFinder:
     """`finder` with what the template writes around turns: the end of a turn, and the tokens that separate turns."""
     first = finder.skeleton_of_roles(["user", "assistant", "user"], None)
     if first is None:
@@ -416,7 +416,7 @@ def _check_built_in(section: DataSection, finder: TurnFinder, added: Sequence[st
         )
 
 
-def _prove(chat: ChatRenderer) -> None:
+def _check_turns_are_found(chat: ChatRenderer) -> None:
     """Raise before training if the assistant's turns cannot be found in a small conversation."""
     said: list[Message] = [{"role": "user", "content": "Which one?"}, {"role": "assistant", "content": "That one."}]
     try:

@@ -10,7 +10,7 @@ from shardtune.config.suggestions import nearest
 from shardtune.data.histogram import share
 from shardtune.data.inspect import NAMES, stored_rows
 from shardtune.data.messages import KNOWN_ROLES
-from shardtune.data.show_rows import spread, visible
+from shardtune.data.show_rows import evenly_spaced, visible
 from shardtune.errors import UserInputError
 from shardtune.terminal import count
 
@@ -154,7 +154,7 @@ def _double_begin(prepared: Prepared, name: str, tokenizer: PreTrainedTokenizerB
     begin = tokenizer.bos_token_id
     if begin is None:
         return
-    checked = spread(len(prepared), _CHECKED)
+    checked = evenly_spaced(len(prepared), _CHECKED)
     twice = [number for number in checked if prepared.row(number)[0][:2].tolist() == [begin, begin]]
     if twice:
         yield Finding(

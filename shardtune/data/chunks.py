@@ -46,7 +46,7 @@ def rows_of(chunk: Chunk) -> Iterator[tuple[int, Row | BadRow]]:
     )
 
 
-def place(chunk: Chunk, number: int) -> str:
+def location(chunk: Chunk, number: int) -> str:
     """Where a row stands: `file:line`, or `file, row N` where a file has no lines."""
     return f"{chunk.file}:{number}" if chunk.unit == "line" else f"{chunk.file}, row {number}"
 

@@ -32,12 +32,12 @@ class Conversation:
     Attributes:
         messages: At least `role` and `content` each; no field is None.
         tools: JSON schemas of the functions on offer, or None.
-        unlearnt: Numbers of assistant messages that carry no loss (`weight: 0`, or part of a prompt).
+        unsupervised: Numbers of assistant messages that carry no loss (`weight: 0`, or part of a prompt).
     """
 
     messages: list[Message]
     tools: list[dict[str, Any]] | None = None
-    unlearnt: frozenset[int] = frozenset()
+    unsupervised: frozenset[int] = frozenset()
 
 
 def read_conversation(value: Any, *, system: Any = None, tools: Any = None, prompt: Any = None) -> Conversation:
@@ -60,11 +60,11 @@ def read_conversation(value: Any, *, system: Any = None, tools: Any = None, prom
     if isinstance(system, str) and system.strip() and messages[0]["role"] != "system":
         messages.insert(0, {"role": "system", "content": system})
     asked = len(messages) - len(entries)
-    unlearnt = {n for n, message in enumerate(messages) if n < asked and message["role"] == "assistant"}
+    unsupervised = {n for n, message in enumerate(messages) if n < asked and message["role"] == "assistant"}
     for number, message in enumerate(messages):
         if "weight" in message and _weight(message.pop("weight"), number + 1) == 0:
-            unlearnt.add(number)
-    return Conversation(messages, _tools(tools) if tools is not None else None, frozenset(unlearnt))
+            unsupervised.add(number)
+    return Conversation(messages, _tools(tools) if tools is not None else None, frozenset(unsupervised))
 
 
 def looks_like_messages(value: Any) -> bool:

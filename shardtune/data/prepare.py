@@ -13,15 +13,15 @@ import numpy as np
 
 from shardtune import __version__
 from shardtune.data.cache import cache_folder, fingerprint, prepared_once, settings_of, tokenizer_identity
-from shardtune.data.chunks import Chunk, Row, count_rows, place
-from shardtune.data.concatenate import Joining, document_edges, joining_note, joining_of
+from shardtune.data.chunks import Chunk, Row, count_rows, location
+from shardtune.data.concatenate import Concatenation, choose_concatenation, concatenation_note, document_edges
 from shardtune.data.formats import FormatChoice, choose_format, renderer, space_before_answer
 from shardtune.data.output import Document, Output, taken_rows
 from shardtune.data.prepared import SCHEMA, Prepared, PreparedWriter
 from shardtune.data.source import FileSplit, Split, bad_row_error, has_split, open_split, sources_of
 from shardtune.data.stages import Recipe, Result, Side, end_ids
 from shardtune.data.tokens import Encoder
-from shardtune.data.workers import Task, in_order
+from shardtune.data.workers import Task, process_in_order
 from shardtune.errors import UserInputError
 from shardtune.machine import usable_cores
 
@@ -189,14 +189,14 @@ def _choose(section: DataSection, tokenizer: PreTrainedTokenizerBase, split: Spl
     """What the rows of a source are, and what one should know about how they are read."""
     choice = choose_format(section, list(dict.fromkeys(name for row in sample for name in row)), sample)
     joining = _joining(section, split, sample, choice)
-    notes = [*split.notes(), space_before_answer(section, choice, sample, tokenizer), joining_note(joining)]
+    notes = [*split.notes(), space_before_answer(section, choice, sample, tokenizer), concatenation_note(joining)]
     return replace(choice, why="; ".join([choice.why, *filter(None, notes)]))
 
 
-def _joining(section: DataSection, split: Split, sample: list[Row], choice: FormatChoice) -> Joining:
+def _joining(section: DataSection, split: Split, sample: list[Row], choice: FormatChoice) -> Concatenation:
     texts = [str(row.get(choice.columns[0]) or "") for row in sample]
     lines = isinstance(split, FileSplit) and all(file.kind == "text" for file in split.files)
-    return joining_of(section, choice, texts, from_text_file=lines)
+    return choose_concatenation(section, choice, texts, from_text_file=lines)
 
 
 def _refuse_unused_template(section: DataSection, choices: Sequence[FormatChoice]) -> None:
@@ -272,7 +272,7 @@ class _Job:
         totals = [max(split.total, 1) for split in splits]
         reported, began = 0.0, time.monotonic()
         document: Document | None = None
-        results = in_order(recipes, _tasks(splits), self._worker_count(splits))
+        results = process_in_order(recipes, _tasks(splits), self._worker_count(splits))
         for number, chunk, result in results:
             if number == len(marks):  # the first of a source
                 output.finish(document)
@@ -295,7 +295,7 @@ class _Job:
         for number, bad in result.problems:
             if self.section.on_error == "stop":
                 raise bad_row_error(chunk, number, bad)
-            output.skip(side, f"{place(chunk, number)}: {bad.message}")
+            output.skip(side, f"{location(chunk, number)}: {bad.message}")
 
     def _worker_count(self, splits: Sequence[Split]) -> int:
         if self.workers is not None:

@@ -202,7 +202,7 @@ class PreparedWriter:
         self._files = {name: (folder / name).open("wb") for name in _TYPES if name != "taken.bin"}
         self._files["offsets.bin"].write(np.zeros(1, np.int64).tobytes())
         self._hashes: list[NDArray[np.uint64]] = []
-        self.tokensless: list[NDArray[np.bool_]] = []
+        self._without_end: list[NDArray[np.bool_]] = []
         self._largest = 0
 
     def add(self, rows: EncodedRows) -> None:
@@ -213,7 +213,7 @@ class PreparedWriter:
         self.rows += len(rows.lengths)
         self.tokens += len(rows.ids)
         self._hashes.append(rows.hashes)
-        self.tokensless.append(~rows.has_end)
+        self._without_end.append(~rows.has_end)
         self._largest = max(self._largest, int(rows.ids.max(initial=0)))
 
     def hashes(self) -> NDArray[np.uint64]:
@@ -246,7 +246,7 @@ class PreparedWriter:
     def _count(self, tally: dict[str, Any], taken: NDArray[np.int64] | None) -> PreparedCounts:
         lengths = np.diff(np.fromfile(self.folder / "offsets.bin", np.int64))
         learnt = np.fromfile(self.folder / "learnt.bin", np.int32)
-        endless = np.concatenate(self.tokensless) if self.tokensless else np.empty(0, np.bool_)
+        endless = np.concatenate(self._without_end) if self._without_end else np.empty(0, np.bool_)
         if taken is not None:
             lengths, learnt, endless = lengths[taken], learnt[taken], endless[taken]
         hashes = self.hashes()

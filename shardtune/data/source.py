@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardtune.config.schema import DataSection
-from shardtune.data.chunks import BadRow, Chunk, Row, count_rows, part_of, place, rows_of
+from shardtune.data.chunks import BadRow, Chunk, Row, count_rows, location, part_of, rows_of
 from shardtune.data.readers import CHUNK_ROWS, DELIMITERS, KINDS, DataFile
 from shardtune.errors import UserInputError
 
@@ -255,7 +255,7 @@ def bad_row_error(chunk: Chunk, number: int, bad: BadRow) -> UserInputError:
     from shardtune.data.show_rows import visible
 
     return UserInputError(
-        f"{place(chunk, number)} cannot be used.",
+        f"{location(chunk, number)} cannot be used.",
         why=bad.message[:1].upper() + bad.message[1:] + (f": {visible(_one_line(bad.shown))}" if bad.shown else "."),
         fix="Save the file as UTF-8 (for example: iconv -f latin1 -t utf-8), or set data.on_error: skip."
         if "UTF-8" in bad.message

@@ -27,7 +27,9 @@ _recipes: Sequence[Recipe] = ()  # of a worker process
 Task = tuple[int, Chunk]  # which recipe, what to do
 
 
-def in_order(recipes: Sequence[Recipe], tasks: Iterable[Task], workers: int) -> Iterator[tuple[int, Chunk, Result]]:
+def process_in_order(
+    recipes: Sequence[Recipe], tasks: Iterable[Task], workers: int
+) -> Iterator[tuple[int, Chunk, Result]]:
     """(recipe's number, the chunk without its content, its result) of each task, in the order of the tasks.
 
     Args:

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from shardtune.data.collate import REAL_TOKENS, SUPERVISED, TARGETS, Collator
-from shardtune.data.show_rows import spread
+from shardtune.data.show_rows import evenly_spaced
 from shardtune.data.tokens import IGNORED
 from shardtune.observe.samples import SampleAnswer, show_samples
 from shardtune.parallel.shard import reshard_all
@@ -120,7 +120,7 @@ def questions(prepared: Prepared, name: str, number: int, tokens: int, bos: int 
     plain text) is continued from its middle.
     """
     found = []
-    for row in spread(len(prepared), number) if number else ():
+    for row in evenly_spaced(len(prepared), number) if number else ():
         ids, labels = prepared.row(row)
         carries_loss = np.append(labels != IGNORED, False)
         first = int(carries_loss.argmax())

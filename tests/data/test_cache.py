@@ -41,7 +41,7 @@ def test_the_second_start_reads_nothing_but_the_files_content(
 ) -> None:
     section = data(tmp_path / "a.jsonl")
     first = made(section, words)
-    monkeypatch.setattr("shardtune.data.prepare.in_order", None)
+    monkeypatch.setattr("shardtune.data.prepare.process_in_order", None)
     second = made(section, words)
     assert (first.from_cache, second.from_cache) == (False, True)
     assert second.folder == first.folder

@@ -77,7 +77,7 @@ def test_messages_kept_as_json_text_are_read() -> None:
 def test_turns_of_a_prompt_and_of_weight_0_are_not_learnt() -> None:
     answer = {"role": "assistant", "content": "A"}
     read = read_conversation([answer, ASK, {**answer, "weight": 0}], prompt=[ASK, answer, ASK])
-    assert read.unlearnt == {1, 5}
+    assert read.unsupervised == {1, 5}
     assert read.messages == [ASK, answer, ASK, answer, ASK, answer]
 
 

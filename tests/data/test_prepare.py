@@ -508,11 +508,11 @@ def test_small_data_starts_no_workers_and_large_data_one_per_core(
 
     def spy(recipes: Any, tasks: Any, workers: int) -> Any:
         asked.append(workers)
-        return in_order(recipes, tasks, 1)
+        return process_in_order(recipes, tasks, 1)
 
-    from shardtune.data.workers import in_order
+    from shardtune.data.workers import process_in_order
 
-    monkeypatch.setattr("shardtune.data.prepare.in_order", spy)
+    monkeypatch.setattr("shardtune.data.prepare.process_in_order", spy)
     monkeypatch.setattr("shardtune.data.prepare.usable_cores", lambda: 7)
     for count in (1900, 2100):
         made(

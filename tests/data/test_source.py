@@ -13,7 +13,7 @@ import pyarrow
 import pytest
 
 from shardtune.config.schema import DataSection, SourceSection
-from shardtune.data.chunks import BadRow, Chunk, place, rows_of
+from shardtune.data.chunks import BadRow, Chunk, location, rows_of
 from shardtune.data.readers import DataFile
 from shardtune.data.source import Source, bad_row_error, check_dataset_path, has_split, open_split, sources_of
 from shardtune.errors import UserInputError
@@ -29,7 +29,7 @@ def read(name: object, split: str = "train", config_name: str | None = None) -> 
     """(place, row) of all rows."""
     opened = open_split(Source(str(name), config_name=config_name), split, "data.val_split")
     opened.sample(5)
-    return [(place(chunk, number), row) for chunk in opened.chunks() for number, row in rows_of(chunk)]
+    return [(location(chunk, number), row) for chunk in opened.chunks() for number, row in rows_of(chunk)]
 
 
 def texts(name: object, split: str = "train") -> list[object]:
