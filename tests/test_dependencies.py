@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,6 +29,19 @@ PRIVATE = {
     "datasets": {"_fingerprint"},
 }  # fmt: skip
 STANDARD_LIBRARY = {"_current_frames", "_exit", "_run_exitfuncs"}
+# Modules whose distribution has another name, or that come with a dependency.
+DISTRIBUTIONS = {"yaml": "PyYAML", "jinja2": "Jinja2", "pynvml": "nvidia-ml-py"}
+BROUGHT = {
+    "annotated_types": "pydantic", "fsspec": "datasets", "huggingface_hub": "transformers", "packaging": "transformers",
+    "pyarrow": "datasets", "pydantic_core": "pydantic", "tokenizers": "transformers", "triton": "torch",
+}  # fmt: skip
+
+
+def test_whatever_is_imported_is_a_dependency() -> None:
+    imported = {name for path in (ROOT / "shardtune").rglob("*.py") for name in _modules_imported(path)}
+    foreign = imported - set(sys.stdlib_module_names) - {"shardtune"}
+    wanted = {re.split(r"[<>=]", one)[0] for one in _dependencies()}
+    assert {name for name in foreign if BROUGHT.get(name, DISTRIBUTIONS.get(name, name)) not in wanted} == set()
 
 
 def test_every_private_name_of_a_library_is_known() -> None:
@@ -45,12 +59,23 @@ def test_every_private_name_of_a_library_is_known() -> None:
 
 @pytest.mark.parametrize("library", PRIVATE)
 def test_a_library_whose_private_names_are_used_is_pinned_to_the_tested_minor(library: str) -> None:
-    wanted = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"]
     tested = re.search(rf"^{library}==(\d+)\.(\d+)", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.M)
     assert tested is not None
     ceiling = f"<{tested[1]}.{int(tested[2]) + 1}"
-    (requirement,) = [one for one in wanted if re.match(rf"{library}\b", one)]
+    (requirement,) = [one for one in _dependencies() if re.match(rf"{library}\b", one)]
     assert requirement.endswith(ceiling)
+
+
+def _dependencies() -> list[str]:
+    return list(tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"])
+
+
+def _modules_imported(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield (node.module or "").split(".")[0]
 
 
 def _attributes_defined(tree: ast.Module) -> Iterator[str]:

@@ -159,7 +159,7 @@ def test_a_full_disk_is_told_and_training_goes_on(
     assert CheckpointStore(folder / "checkpoints", None).steps() == [2, 8, 10]
     told = " ".join(capsys.readouterr().out.split())
     assert "checkpoint of step 4" in told and "No space left on device" in told and "2 in a row" in told
-    assert "the last good one is of step 2" in told
+    assert "the last good one is step 2" in told
     assert_same(folder, undisturbed)
 
 
