@@ -25,7 +25,7 @@ class LocalShard:
     """The rows of one parameter that this rank holds.
 
     Args:
-        name: The parameter's name in the bare model, without what adapters and sharding put around it.
+        name: The parameter's name in the base model, without the prefixes of PEFT and FSDP.
         rows: The range of its first dimension.
         into: Where they go.
         scales_of: The weight whose grid of scales this is.
@@ -97,7 +97,7 @@ def local_shards(model: nn.Module, mapping: WeightMapping) -> list[LocalShard]:
     """What this rank has to load: every parameter and stored buffer except the adapters.
 
     Raises:
-        ShardtuneError: the model has a parameter that the mapping does not know.
+        ShardtuneError: the model has a parameter that the mapping does not contain.
     """
     named = [(unwrapped_name(name), tensor) for name, tensor in _tensors(model)]
     by_name = dict(named)
@@ -129,7 +129,7 @@ def load_shards(own: list[LocalShard], reader: ShardReader) -> None:
 
 
 def read_jobs(own: list[LocalShard], reader: ShardReader) -> list[ReadJob]:
-    """What has to be read for these local_shards, scales not counted."""
+    """What has to be read for these shards, scales not counted."""
     weights = [shard for shard in own if shard.scales_of is None]
     return [job for shard in weights for job in reader.jobs(shard.name, shard.rows, shard.into, shard.scale_into)]
 
