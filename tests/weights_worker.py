@@ -17,7 +17,7 @@ from shardtune.model.weight_loading import unwrapped_name
 from shardtune.observe.host_meter import host_peak_bytes
 from shardtune.parallel.processes import Processes, join
 from shardtune.parallel.shard import shard_model
-from shardtune.train.choices import fp8_blocks
+from shardtune.train.build import fp8_blocks
 from shardtune.train.weights import find_checkpoint, load_sharded_weights
 
 

@@ -35,7 +35,8 @@ One YAML describes a run. Only `model.model_name_or_path` and `data.dataset_name
   `train.samples` shows are those the model gets.
 - **Numbers and words**: `1e-4` is a number; only `true` and `false` are truth values, so `eval_strategy: no` is the
   word (a setting that is true or false still takes yes/no/on/off).
-- `shardtune config show CONFIG` prints every value with where it came from; `config validate` checks; `config schema`
+- `shardtune config show CONFIG` prints every value with where it came from, `config show --resolved` what each `auto`
+  comes to on this machine, and why; `config validate` checks; `config schema`
   prints the JSON Schema for your editor.
 """
 

@@ -26,6 +26,13 @@ if TYPE_CHECKING:
     from shardtune.config.accelerate_file import Translation, Verdict
 
 
+_NO_EFFECT_ON_CPU = {
+    "parallel.offload_params": ", so parameters are in host memory anyway",
+    "train.tf32": ", and TF32 is a mode of GPUs",
+    "train.torch_empty_cache_steps": ", whose memory torch does not cache",
+}
+
+
 @dataclass(frozen=True)
 class Origin:
     """Where a value came from: the kind of source, and the spot in it (`run.yaml:3:5`, `-o train.seed=1`)."""
@@ -50,23 +57,27 @@ class ResolvedConfig:
     notices: tuple[str, ...] = ()
     verdicts: tuple[Verdict, ...] = ()
 
-    def on_cpu(self) -> ResolvedConfig:
-        """This config on a device that computes in host memory: settings that move tensors there are said to do
-        nothing. Their values stay, for a machine with a GPU."""
-        if not self.config.parallel.offload_params:
+    def on_device(self, device: str) -> ResolvedConfig:
+        """This config on a kind of device, with notices for settings that do nothing there. Their values stay, for a
+        machine with a GPU."""
+        if device != "cpu":
             return self
-        why = "the device is a CPU, so parameters are in host memory anyway."
-        notice = f"parallel.offload_params has no effect: {why}"
+        given = [path for path in _NO_EFFECT_ON_CPU if self.value(path) not in (None, False)]
+        notices = [f"{path} has no effect: the device is a CPU{_NO_EFFECT_ON_CPU[path]}." for path in given]
+        sets = {f"{path} = true": f"The device is a CPU{_NO_EFFECT_ON_CPU[path]}." for path in given}
         verdicts = tuple(
-            replace(one, verdict="no effect", why=f"{why[0].upper()}{why[1:]}", sets="")
-            if one.sets == "parallel.offload_params = true"
-            else one
+            replace(one, verdict="no effect", why=sets[one.sets], sets="") if one.sets in sets else one
             for one in self.verdicts
         )
-        return replace(self, notices=tuple(dict.fromkeys([*self.notices, notice])), verdicts=verdicts)
+        return replace(self, notices=tuple(dict.fromkeys([*self.notices, *notices])), verdicts=verdicts)
+
+    def value(self, path: str) -> object:
+        """The value of `section.key`."""
+        section, _, key = path.partition(".")
+        return getattr(getattr(self.config, section), key)
 
     def with_auto(self, path: str, value: object, why: str) -> ResolvedConfig:
-        """This config after an `auto` was settled: the value set, and the reason kept as its origin.
+        """This config after an `auto` was resolved: the value set, and the reason kept as its origin.
 
         Example:
             >>> resolved.with_auto("train.bf16", True, "the model is held in bfloat16").config.train.bf16
@@ -118,7 +129,7 @@ def load_config(
     told = [*notices(checked.config, given), *_unread_launch_settings(checked.config, environ)]
     verdicts = translation.verdicts if translation is not None else ()
     resolved = ResolvedConfig(checked.config, _origins(checked), tuple(told), verdicts)
-    return resolved.on_cpu() if checked.config.parallel.device == "cpu" else resolved
+    return resolved.on_device(checked.config.parallel.device)
 
 
 def _written(leaves: Mapping[str, Node]) -> dict[str, dict[str, Any]]:

@@ -20,8 +20,8 @@ from torch.nn import functional as F
 
 _CHUNK_BYTES = 512 << 20  # of logits in the hidden states' dtype
 
-Derived = tuple[float, float, float, float]  # a token's loss, and its derivatives by log_sum, label and mean
-Terms = Callable[[Any, Any, Any, Any, float], Any]  # (log_sum, label, probability, mean, factor): Derived, or tensors
+# (log_sum, label, probability, mean, factor) -> (loss, its derivatives by log_sum, label and mean); see TokenLoss.
+Terms = Callable[[Any, Any, Any, Any, float], tuple[Any, Any, Any, Any]]
 
 
 @dataclass(frozen=True)
@@ -32,10 +32,11 @@ class TokenLoss:
         description: A few words for people.
         eager: `(logits, labels, factor)`: logits (n, V) in float32 to losses (n,), differentiated by autograd. It
             defines what the loss means.
-        terms: The fused form. From log Σ exp z, z[y], the label's probability and the mean of z of a row: the loss, and
-            its derivatives by the first, the second and the mean. The gradient of the logits follows from them:
-            `by_log_sum · softmax(z) + by_label · onehot(y) + by_mean / V`. It is called with tensors (n,), and compiled
-            by Triton for single rows, which allows operators and annotations by builtin types alone.
+        terms: The fused form. From log Σ exp z, z[y], the label's probability and the mean of z of a row, all of z
+            minus its largest value, which keeps small losses exact: the loss, and its derivatives by the first, the
+            second and the mean. The gradient of the logits is `by_log_sum · softmax(z) + by_label · onehot(y) + by_mean
+            / V`. It is called with tensors (n,), and compiled by Triton for single rows, which allows operators and
+            annotations by builtin types alone.
         factor: A number of the loss's own.
         uses_mean: Whether `terms` looks at the mean, which is not computed otherwise.
     """
@@ -109,17 +110,17 @@ def loss_and_gradient(logits: Tensor, labels: Tensor, token_loss: TokenLoss) -> 
     top = values.amax(dim=-1)
     weights = (values - top[:, None]).exp()
     total = weights.sum(dim=-1)
-    log_sum = total.log() + top
-    label = values.gather(-1, labels[:, None])[:, 0]
-    mean = values.mean(dim=-1) if token_loss.uses_mean else 0.0
-    entropy = log_sum - (weights * values).sum(dim=-1) / total
+    log_sum = total.log()  # of logits that are shifted so that the largest is 0
+    label = values.gather(-1, labels[:, None])[:, 0] - top
+    mean = values.mean(dim=-1) - top if token_loss.uses_mean else 0.0
+    entropy = log_sum + top - (weights * values).sum(dim=-1) / total
     probability = (label - log_sum).exp()
     loss, by_log_sum, by_label, by_mean = token_loss.terms(log_sum, label, probability, mean, token_loss.factor)
     gradient = weights * (by_log_sum / total)[:, None]
     gradient[torch.arange(len(labels), device=logits.device), labels] += by_label
     if token_loss.uses_mean:
         gradient += (by_mean * torch.ones_like(loss))[:, None] / logits.shape[-1]
-    token_stats = torch.stack([entropy.sum(), (label == top).float().sum()])
+    token_stats = torch.stack([entropy.sum(), (label == 0).float().sum()])
     return loss.sum(), token_stats, gradient.to(logits.dtype)
 
 

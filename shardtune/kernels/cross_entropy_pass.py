@@ -66,10 +66,12 @@ def _take_loss(  # type: ignore[no-untyped-def]
         if USES_MEAN:
             plain += tl.sum(tl.where(inside, value, 0.0), axis=0)
         top = higher
-    log_sum = tl.log(total) + top
-    loss, by_log_sum, by_label, by_mean = TERMS(log_sum, chosen, tl.exp(chosen - log_sum), plain / COLUMNS, factor)
+    log_sum = tl.log(total)  # of logits that are shifted so that the largest is 0
+    label_logit = chosen - top
+    mean = plain / COLUMNS - top
+    loss, by_log_sum, by_label, by_mean = TERMS(log_sum, label_logit, tl.exp(label_logit - log_sum), mean, factor)
     tl.store(stats + row, loss)
-    tl.store(stats + rows + row, log_sum - weighted / total)
+    tl.store(stats + rows + row, log_sum + top - weighted / total)
     tl.store(stats + 2 * rows + row, (chosen == top).to(tl.float32))
     for start in range(0, COLUMNS, SPAN):
         place = start + tl.arange(0, SPAN)

@@ -25,11 +25,6 @@ def register() -> None:
     AttentionInterface.register(NAME, varlen_attention)
 
 
-def usable(device: torch.device, dtype: torch.dtype) -> bool:
-    """torch's kernel is flash attention: CUDA, half precision."""
-    return device.type == "cuda" and dtype in (torch.bfloat16, torch.float16)
-
-
 def varlen_attention(
     module: torch.nn.Module,
     query: torch.Tensor,

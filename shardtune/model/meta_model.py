@@ -147,7 +147,7 @@ def _build(
     if hasattr(config, "quantization_config"):
         del config.quantization_config  # we read the codes ourselves; Trainer refuses a model that says it is quantised
     dtype = _DTYPES.get(section.torch_dtype) or _own_dtype(config, stored)
-    # Ours are put in place when it is known how rows are laid out (train/attention.py).
+    # Ours are put in place when it is known how rows are laid out (train/build.py).
     ours = section.attn_implementation in ("auto", varlen.NAME, whole_rows.NAME)
     # None: sdpa where the architecture has it, else eager (gpt-oss, Gemma 2).
     settings: dict[str, Any] = {"dtype": dtype, "attn_implementation": None if ours else section.attn_implementation}

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
     from shardtune.config.schema import RunConfig, TrainSection
     from shardtune.plan.steps import TrainingMath
-    from shardtune.train.context import RunContext, Training
+    from shardtune.train.context import RunContext
+    from shardtune.train.loop import Training
 
 
 def check_callbacks(train: TrainSection) -> None:
@@ -72,13 +73,14 @@ def callback_handler(
     training: Training, profiler: TrainerCallback, optimizer: Any, scheduler: Any, loader: Any
 ) -> CallbackHandler:
     """What transformers' `Trainer` would call, in its order; the profiler first, so that trackers get its numbers."""
-    train, context = training.config.train, training.context
+    setup, context = training.setup, training.context
+    train = setup.config.train
     trackers = [kind() for kind in get_reporting_integration_callbacks(train.report_to)]
     for tracker in trackers:
         _survive_disk_errors(context, tracker)
     own = [kind() for kind in users_callbacks(train.callbacks)]
     handler = CallbackHandler(
-        [profiler, DefaultFlowCallback(), *trackers, *own], training.model, training.tokenizer, optimizer, scheduler
+        [profiler, DefaultFlowCallback(), *trackers, *own], setup.model, setup.tokenizer, optimizer, scheduler
     )
     handler.train_dataloader = loader
     return handler

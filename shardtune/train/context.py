@@ -22,26 +22,16 @@ from shardtune.run.node_facts import STORE_VARIABLE, NodeFacts, differences, dig
 from shardtune.run.which_run import choose_run
 
 if TYPE_CHECKING:
-    from peft import PeftModel
-    from transformers import PreTrainedTokenizerBase
-
     from shardtune.config.schema import RunConfig
-    from shardtune.plan.steps import TrainingMath
-    from shardtune.run.stop_request import StopRequest
-    from shardtune.train.losses import Loss
-    from shardtune.train.memory.ledger import Ledger
-    from shardtune.train.saving import CheckpointSaver
-    from shardtune.train.watchdog import Watchdog
 
 
 @dataclass(frozen=True)
 class Data:
-    """What the steps of a run are made of: rows or packs of rows, how a batch is laid out, and what it costs."""
+    """What the steps of a run are made of: rows or packs of rows, and how a batch is laid out."""
 
     train: Documents
     val: Documents | None
     collator: Collator
-    loss: Loss | None = None
 
     @property
     def tokens(self) -> int:
@@ -59,23 +49,6 @@ class RunContext:
     asked: RunConfig  # the config as it was given, before any `auto` was settled
     temporary: bool = False  # the folder goes when this process ends
     held_files: dict[str, str] = field(default_factory=dict)  # as events are held: until the run goes on
-
-
-@dataclass(frozen=True)
-class Training:
-    """What the training loop works with: everything is built, sharded and loaded."""
-
-    context: RunContext
-    config: RunConfig  # no `auto` is left in it
-    model: PeftModel
-    tokenizer: PreTrainedTokenizerBase
-    data: Data
-    math: TrainingMath
-    loss: Loss
-    saver: CheckpointSaver
-    stop: StopRequest
-    watchdog: Watchdog
-    ledger: Ledger
 
 
 def open_run(asked: RunConfig, processes: Processes, run_id: str | None, at_end: ExitStack) -> RunContext:

@@ -26,7 +26,7 @@ from shardtune.parallel.exchange import tensor_from_spec, tensor_spec
 from shardtune.run.evaluation import adapter_folder
 from shardtune.run.exit_codes import DONE, INTERRUPTED, PREEMPTED
 from shardtune.train.batches import eval_loader
-from shardtune.train.context import Data, RunContext
+from shardtune.train.context import RunContext
 from shardtune.train.validation import EvaluationStopped, validate
 from shardtune.train.watchdog import EVALUATING
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from shardtune.parallel.processes import Processes
     from shardtune.run.evaluation import Evaluation
     from shardtune.run.stop_request import StopRequest
-    from shardtune.train.losses import Loss
+    from shardtune.train.setup import Setup
     from shardtune.train.watchdog import Watchdog
 
 _SAME = ("peft_type", "bias", "use_dora", "trainable_token_indices")  # of the others, names and shapes tell
@@ -69,29 +69,19 @@ def temporary_run(asked: RunConfig, processes: Processes, evaluation: Evaluation
     return RunContext(processes, folder, console, EventLog(folder, processes.rank), asked, temporary=True)
 
 
-def evaluate_only(
-    context: RunContext,
-    config: RunConfig,
-    model: PeftModel,
-    loss: Loss,
-    data: Data,
-    adapter: GivenAdapter | None,
-    stop: StopRequest,
-    watchdog: Watchdog,
-    *,
-    as_json: bool,
-) -> int:
+def evaluate_only(context: RunContext, setup: Setup, stop: StopRequest, watchdog: Watchdog, *, as_json: bool) -> int:
     """Evaluate once and print the result; returns the exit code.
 
     Without an adapter the fresh ones of the config are on the model, which change nothing: their B is zero.
     """
+    config, data, adapter = setup.config, setup.data, setup.adapter
     assert data.val is not None
     if adapter is not None:
-        load_adapter(model, adapter.tensors)
+        load_adapter(setup.model, adapter.tensors)
     processes = context.processes
     try:
         found = validate(
-            model, loss, eval_loader(data, config.train, processes), processes,
+            setup.model, setup.loss, eval_loader(data, config.train, processes), processes,
             before_batch=lambda: watchdog.enter(EVALUATING), stopped=lambda: processes.agree(stop.requested),
         )  # fmt: skip
     except EvaluationStopped:

@@ -6,6 +6,7 @@ import math
 import os
 import time
 from contextlib import nullcontext, suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -43,9 +44,26 @@ from shardtune.train.validation import EvaluationStopped, Validation, validate
 from shardtune.train.watchdog import BATCH, ENDING, EVALUATING, SAVING, STEP
 
 if TYPE_CHECKING:
-    from shardtune.train.context import Training
+    from shardtune.run.stop_request import StopRequest
+    from shardtune.train.context import RunContext
     from shardtune.train.losses import LossOutput
+    from shardtune.train.memory.ledger import Ledger
     from shardtune.train.resume import ResumePoint
+    from shardtune.train.saving import CheckpointSaver
+    from shardtune.train.setup import Setup
+    from shardtune.train.watchdog import Watchdog
+
+
+@dataclass(frozen=True)
+class Training:
+    """What the loop works with."""
+
+    context: RunContext
+    setup: Setup  # with its weights loaded
+    saver: CheckpointSaver
+    stop: StopRequest
+    watchdog: Watchdog
+    ledger: Ledger
 
 
 class TrainingLoop:
@@ -62,10 +80,11 @@ class TrainingLoop:
     """
 
     def __init__(self, training: Training, resumed: ResumePoint | None) -> None:
+        setup = training.setup
         self.training, self.resumed = training, resumed
-        self.config, self.model, self.loss = training.config, training.model, training.loss
+        self.config, self.model, self.loss, self.math = setup.config, setup.model, setup.loss, setup.math
         self.processes, self.watchdog, self.ledger = training.context.processes, training.watchdog, training.ledger
-        self.saver, self.math = training.saver, training.math
+        self.saver = training.saver
         console, events, train = training.context.console, training.context.events, self.config.train
         device = self.processes.device
         self.stopped = False
@@ -73,7 +92,7 @@ class TrainingLoop:
         self.learning_rate = 0.0  # of the last step
         self.paused_seconds = self.data_seconds = 0.0
         self.trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
-        self.batches = TrainBatches(training.data, train, self.processes)
+        self.batches = TrainBatches(setup.data, train, self.processes)
         self.metrics = Metrics(self.processes)
         health = HealthChecks(self.config.guards, self.processes, gpu_of(device), train.debug_freq)
         self.guards = Guards(self.config.guards, console, events, self.processes, health)
@@ -313,7 +332,7 @@ class TrainingLoop:
         found: Validation | None = None
         with suppress(EvaluationStopped):
             found = validate(
-                self.model, self.loss, eval_loader(self.training.data, self.config.train, self.processes),
+                self.model, self.loss, eval_loader(self.training.setup.data, self.config.train, self.processes),
                 self.processes, before_batch=self._before_eval_batch, stopped=self.stop_now,
             )  # fmt: skip
         seconds = time.perf_counter() - began

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from shardtune.config import optimizers
+from shardtune.config.optimizers import OPTIMIZERS as SPECS
 from shardtune.config.schema import TrainSection
 from shardtune.train.shards import local_shard
 
@@ -25,7 +25,7 @@ _NOT_DECAYED = re.compile(r"bias|layernorm|rmsnorm|(?:^|\.)norm(?:$|\.)|_norm(?:
 class LocalShards(torch.optim.Optimizer):
     """Lets an elementwise optimizer of torch, of which this is a mixin, step on this rank's shards.
 
-    What it keeps is sharded like the parameters, and looks to everybody else as that of torch's own class.
+    Its state is made of tensors sharded like the parameters, the same as that of torch's own class.
     """
 
     def _init_group(
@@ -65,13 +65,13 @@ def _shard_class(name: str) -> Callable[..., torch.optim.Optimizer]:
     return ShardSGD if kind is torch.optim.SGD else type(f"Shard{name}", (LocalShards, kind), {})
 
 
-_CLASSES = {name: _shard_class(name) for name in {spec.torch_class for spec in optimizers.OPTIMIZERS.values()}}
-OPTIMIZERS = {name: _CLASSES[spec.torch_class] for name, spec in optimizers.OPTIMIZERS.items()}
+_CLASSES = {name: _shard_class(name) for name in {spec.torch_class for spec in SPECS.values()}}
+OPTIMIZERS = {name: _CLASSES[spec.torch_class] for name, spec in SPECS.items()}
 
 
 def build_optimizer(model: nn.Module, train: TrainSection, device: torch.device) -> torch.optim.Optimizer:
     """The optimizer of what trains in `model`, at the peak learning rate. The config has been checked."""
-    name, spec = train.optim, optimizers.OPTIMIZERS[train.optim]
+    name, spec = train.optim, SPECS[train.optim]
     settings: dict[str, Any] = spec.arguments.model_validate(train.optim_args).model_dump()
     if spec.uses_adam_settings:
         settings |= {"betas": (train.adam_beta1, train.adam_beta2), "eps": train.adam_epsilon}
@@ -87,8 +87,8 @@ def _groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     others: list[nn.Parameter] = []
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
-            plain = id(parameter) in of_norms or _NOT_DECAYED.search(name.lower())
-            (others if plain else decayed).append(parameter)
+            exempt = id(parameter) in of_norms or _NOT_DECAYED.search(name.lower())
+            (others if exempt else decayed).append(parameter)
     return [{"params": decayed, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
 
 

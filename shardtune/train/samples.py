@@ -25,7 +25,7 @@ from shardtune.parallel.shard import reshard_all
 if TYPE_CHECKING:
     from shardtune.data.prepared import Prepared
     from shardtune.parallel.processes import Processes
-    from shardtune.train.context import Training
+    from shardtune.train.loop import Training
 
 
 @dataclass(frozen=True)
@@ -45,10 +45,11 @@ class Samples:
     """
 
     def __init__(self, training: Training, stopped: Callable[[], bool]) -> None:
-        self.context, self.model, self.collator = training.context, training.model, training.data.collator
-        self.section, self.tokenizer, self.watchdog = training.config.train, training.tokenizer, training.watchdog
+        setup = training.setup
+        self.context, self.model, self.collator = training.context, setup.model, setup.data.collator
+        self.section, self.tokenizer, self.watchdog = setup.config.train, setup.tokenizer, training.watchdog
         self.stopped = stopped
-        data, section = training.data, self.section
+        data, section = setup.data, self.section
         name, rows = ("validation", data.val) if data.val is not None else ("train", data.train)
         self.questions = questions(
             rows.prepared, name, section.samples, section.sample_tokens, self.tokenizer.bos_token_id

@@ -11,14 +11,15 @@ from shardtune.terminal import count, percent, size
 
 if TYPE_CHECKING:
     from shardtune.adapters.coverage import Coverage
-    from shardtune.config import ResolvedConfig
     from shardtune.config.schema import TrainSection
-    from shardtune.data.order import Documents
     from shardtune.data.prepared import PreparedCounts
     from shardtune.model.meta_model import MetaModel
     from shardtune.parallel.processes import Processes
     from shardtune.parallel.shard import Sharding
     from shardtune.plan.steps import TrainingMath
+    from shardtune.train.build import Fused
+    from shardtune.train.context import Data
+    from shardtune.train.resolve import ResolvedRun
     from shardtune.train.weights import LoadStats
 
 
@@ -37,16 +38,13 @@ def data_line(counts: PreparedCounts) -> str:
     return text + (f" ({told})" if told else "")
 
 
-def packing_line(documents: Documents, resolved: ResolvedConfig, *, filled: bool) -> str:
-    """Args:
-    filled: Sequences are padded to data.max_length, so that compiled code sees one shape.
-    """
-    capacity = resolved.config.data.max_length
+def packing_line(data: Data, run: ResolvedRun) -> str:
+    documents, capacity = data.train, run.config.data.max_length
     if documents.packs is None:
-        to = f"{capacity:,}: layers are compiled for one shape" if filled else "the longest of its batch"
-        origin = resolved.origins.get("train.packing")
-        why = f" ({origin.where})" if origin is not None and origin.source == "auto" else ""
-        return f"off{why}: one row per sequence, padded to {to}"
+        one_shape = data.collator.fill_to is not None
+        to = f"{capacity:,}: layers are compiled for one shape" if one_shape else "the longest of its batch"
+        why = run.reason("train.packing")
+        return f"off{f' ({why})' if why is not None else ''}: one row per sequence, padded to {to}"
     used = documents.packs.efficiency(documents.prepared.lengths, capacity)
     rows, sequences = len(documents.prepared), len(documents)
     return f"{rows:,} rows in {sequences:,} sequences of {capacity:,}, {used:.1%} of the places used"
@@ -77,30 +75,22 @@ def sharding_line(sharding: Sharding, processes: Processes) -> str:
     )
 
 
-def kernels_line(resolved: ResolvedConfig, lora: tuple[int, int], experts: tuple[int, int]) -> str:
-    """Which fused code runs, and where its eager twin does, why.
-
-    Args:
-        lora: Linear layers with LoRA that compute in one operator, of how many.
-        experts: Layers whose routed experts compute as grouped products, of how many.
-    """
-    train = resolved.config.train
-    fast = [_some_of("LoRA on", *lora, "PEFT's own")] * (lora[1] > 0)
-    fast += [_some_of("experts of", *experts, "transformers' own")] * (experts[0] > 0)
+def kernels_line(run: ResolvedRun, fused: Fused) -> str:
+    """Which fused code runs, and where its eager twin does, why."""
+    train = run.config.train
+    fast = [_some_of("LoRA on", *fused.lora, "PEFT's own")] * (fused.lora[1] > 0)
+    fast += [_some_of("experts of", *fused.experts, "transformers' own")] * (fused.experts[0] > 0)
     fast += ["loss"] * bool(train.fused_loss) + ["compiled layers"] * bool(train.compile)
     names = {"fused_lora": "LoRA", "fused_experts": "experts", "fused_loss": "loss", "compile": "layers"}
-    if not experts[1]:
+    if not fused.experts[1]:
         del names["fused_experts"]
-    twins = []
-    for key, name in names.items():
-        if not getattr(train, key):
-            origin = resolved.origins.get(f"train.{key}")
-            why = origin.where if origin is not None and origin.source == "auto" else f"train.{key} is false"
-            twins.append(f"{name} ({why})")
-    told = [f"fused: {', '.join(fast)}"] if fast else []
-    if twins:
-        told.append(f"eager: {', '.join(twins)}")
-    return "; ".join([*told, f"attention: {resolved.config.model.attn_implementation}"])
+    twins = [
+        f"{name} ({run.reason(f'train.{key}') or f'train.{key} is false'})"
+        for key, name in names.items()
+        if not getattr(train, key)
+    ]
+    parts = [f"fused: {', '.join(fast)}"] * bool(fast) + [f"eager: {', '.join(twins)}"] * bool(twins)
+    return "; ".join([*parts, f"attention: {run.config.model.attn_implementation}"])
 
 
 def _some_of(what: str, here: int, of: int, else_by: str) -> str:

@@ -48,7 +48,7 @@ def test_offloading_is_said_to_have_no_effect_where_the_device_is_a_cpu(files: P
     (notice,) = [notice for notice in resolved.notices if "offload" in notice]
     assert notice.startswith("parallel.offload_params has no effect")
     assert resolved.config.parallel.offload_params is True  # the same file may go to a machine with a GPU
-    assert resolved.on_cpu() == resolved
+    assert resolved.on_device("cpu") == resolved
 
 
 def test_a_path_in_the_yaml_is_relative_to_it_and_one_on_the_command_line_to_the_current_folder(files: Path) -> None:

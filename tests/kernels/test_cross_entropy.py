@@ -71,6 +71,17 @@ def test_large_logits_do_not_overflow(token_loss: TokenLoss) -> None:
 
 
 @every_loss
+def test_the_loss_of_a_token_that_is_all_but_certain_is_exact(token_loss: TokenLoss) -> None:
+    logits = torch.zeros(1, 50)
+    logits[0, 3] = 1000.0 + 10.0
+    logits[0, 4:] = 1000.0
+    label = torch.tensor([3])
+    loss, _, _ = cross_entropy.loss_and_gradient(logits.clone(), label, token_loss)
+    meant = token_loss.eager(logits.double(), label, token_loss.factor)
+    assert loss.item() == pytest.approx(meant.item(), rel=1e-3)
+
+
+@every_loss
 @pytest.mark.parametrize("rows_at_once", [8, 1000])
 def test_rows_that_stand_in_for_some_of_the_head_train_and_the_others_count_as_before(
     rows_at_once: int, token_loss: TokenLoss, monkeypatch: pytest.MonkeyPatch

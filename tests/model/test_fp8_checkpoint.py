@@ -21,7 +21,7 @@ from shardtune.model.quantized import use_fp8_storage
 from shardtune.model.safetensors_headers import read_headers
 from shardtune.model.shard_reader import ShardReader
 from shardtune.model.weight_loading import load_shards, local_shards, materialize
-from shardtune.train.choices import fp8_blocks
+from shardtune.train.build import fp8_blocks
 
 FORMS = ["scalar", "one", "blocks", "rows"]
 

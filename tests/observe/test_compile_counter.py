@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shardtune.observe import compiling
+from shardtune.observe import compile_counter
 from shardtune.observe.compile_counter import CompileCounter
 
 
@@ -12,7 +12,7 @@ from shardtune.observe.compile_counter import CompileCounter
 def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """What the compiler has made so far, at its last place."""
     box = [0]
-    monkeypatch.setattr(compiling, "graphs_compiled", lambda: box[-1])
+    monkeypatch.setattr(compile_counter, "graphs_compiled", lambda: box[-1])
     return box
 
 

@@ -78,5 +78,5 @@ def test_the_steps_are_those_the_trainer_will_make_of_the_data_order() -> None:
 
 
 def test_the_plan_needs_no_torch() -> None:
-    code = "import sys; import shardtune.plan.steps; sys.exit('torch' in sys.modules)"
+    code = "import sys; import shardtune.plan.steps, shardtune.plan.schedule; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=240).returncode == 0

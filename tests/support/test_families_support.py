@@ -9,6 +9,7 @@ import fast_path
 import pytest
 import torch
 from expert_toys import quantise
+from resolving import resolved_for
 from support.twins import (
     TYPES,
     adapted,
@@ -34,11 +35,9 @@ from shardtune.model.meta_model import MetaModel
 from shardtune.model.quantized import use_fp8_storage
 from shardtune.model.weight_mapping import WeightMapping
 from shardtune.parallel.activation_checkpointing import apply_selective_checkpointing
-from shardtune.train.attention import resolve_packing
-from shardtune.train.choices import fp8_blocks, fuse, resolve_kernels
+from shardtune.train.build import fp8_blocks, fuse
 from shardtune.train.losses.fused import use_fused_loss
 
-CPU = torch.device("cpu")
 # What takes a second for each: a few of them in the fast tests.
 FEW_FAST = [kind if kind in ("llama", "deepseek_v3") else pytest.param(kind, marks=pytest.mark.slow) for kind in TYPES]
 # Layers that take the keys and values of another one.
@@ -66,10 +65,8 @@ def test_a_run_computes_the_loss_and_gradients_of_plain_transformers_and_peft(ki
     """With everything `auto` chooses on this machine: packing, fused LoRA, fused loss, grouped experts."""
     meant = one_by_one(as_peft_computes(adapted(toy(kind))))
     base = toy(kind)
+    train = resolved_for(any_config(tmp_path), base).config.train
     model, family = adapted(base), family_of(base)
-    resolved = resolve_kernels(any_config(tmp_path), base, family, CPU)
-    resolved = resolve_packing(resolved, base, family, CPU, filled=0.5)
-    train = resolved.config.train
     fuse(model, train)
     if train.fused_loss:
         use_fused_loss(base, causal=family.why_not("packing", base.config) is None)
@@ -89,10 +86,10 @@ def test_where_they_would_not_packing_is_off_and_asking_for_it_is_refused(kind: 
     model = toy(kind)
     family = family_of(model)
     reason = family.unsupported["packing"]
-    settled = resolve_packing(any_config(tmp_path), model, family, CPU, filled=0.5)
-    assert settled.config.train.packing is False and settled.origins["train.packing"].where == reason
+    resolved = resolved_for(any_config(tmp_path), model)
+    assert resolved.config.train.packing is False and resolved.reason("train.packing") == reason
     with pytest.raises(UserInputError, match="not known to keep the documents") as refused:
-        resolve_packing(any_config(tmp_path, "train.packing=true"), model, family, CPU, filled=0.5)
+        resolved_for(any_config(tmp_path, "train.packing=true"), model)
     assert refused.value.why.lower() == f"{reason}.".lower()
     with torch.no_grad():  # the reason is a fact: they do read each other
         alone = sum(loss_from_logits(model, batch_of("padded", [[one]])) for one in documents())

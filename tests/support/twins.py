@@ -136,5 +136,8 @@ def any_config(folder: Path, *overrides: str) -> Any:
     from shardtune.config import load_config
 
     file = folder / "run.yaml"
-    file.write_text("model: {model_name_or_path: toy, torch_dtype: float32}\ndata: {dataset_name_or_path: rows}\n")
+    file.write_text(
+        "model: {model_name_or_path: toy, torch_dtype: float32}\ndata: {dataset_name_or_path: rows}\n"
+        "lora: {r: 2, target_modules: all-linear}\n"
+    )
     return load_config(file, list(overrides))

@@ -64,6 +64,14 @@ def test_what_is_not_sharded_is_stepped_on_as_torch_does(name: str) -> None:
         torch.testing.assert_close(mine, theirs)
 
 
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_step_without_gradients_changes_nothing(name: str) -> None:
+    model = nn.Linear(4, 4)
+    before = [parameter.clone() for parameter in model.parameters()]
+    build_optimizer(model, TrainSection(optim=name), CPU).step()
+    assert all(map(torch.equal, before, model.parameters()))
+
+
 def test_biases_and_norms_are_not_decayed_as_in_transformers(toy_model: Path) -> None:
     lora = LoraSection(target_modules="q_proj", modules_to_save=["lm_head", "input_layernorm"], bias="all")
     model, *_ = add_lora(LlamaForCausalLM.from_pretrained(toy_model), lora)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn import functional as F
 
-from shardtune.kernels.cross_entropy import Derived, TokenLoss
+from shardtune.kernels.cross_entropy import TokenLoss
 
 
 def eager(logits: Tensor, labels: Tensor, _factor: float) -> Tensor:
@@ -13,7 +13,9 @@ def eager(logits: Tensor, labels: Tensor, _factor: float) -> Tensor:
     return nll * (-nll.detach()).exp()
 
 
-def terms(log_sum: float, label: float, probability: float, mean: float, factor: float) -> Derived:
+def terms(
+    log_sum: float, label: float, probability: float, mean: float, factor: float
+) -> tuple[float, float, float, float]:
     return probability * (log_sum - label), probability, -probability, 0.0
 
 

@@ -82,11 +82,13 @@ def test_evaluation_is_the_negative_log_likelihood_whatever_is_trained(fused: bo
 @pytest.mark.parametrize("fused", [True, False])
 def test_the_models_own_code_sees_no_keyword_of_ours_and_the_batch_is_left_as_it_was(fused: bool) -> None:
     model, loss = built("llama", fused=fused)
-    seen: set[str] = set()
-    for module in (model.get_base_model().model, *model.get_base_model().model.layers):
+    base, seen, labels = model.get_base_model(), set(), []
+    base.register_forward_pre_hook(lambda _m, _a, kwargs: labels.append(kwargs["labels"]), with_kwargs=True)
+    for module in (base.model, *base.model.layers):
         module.register_forward_pre_hook(lambda _m, _a, kwargs: seen.update(kwargs), with_kwargs=True)
     batch = batch_of("padded", [[one] for one in documents()])
     names = set(batch)
     loss(model, batch)
+    assert labels == [None]  # with labels a model computes a loss of its own as well
     assert seen and not seen & {"labels", "supervised", "targets", "token_loss"}
     assert set(batch) == names

@@ -20,10 +20,10 @@ from shardtune.train.losses.fused import use_fused_loss
 def test_compiled_and_recomputed_layers_give_the_same_loss_and_gradients(
     recomputed: str, compiled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from shardtune.parallel.recompute import apply_selective_checkpointing
     from transformers import MixtralForCausalLM
 
     from shardtune.model.experts import use_grouped_experts
+    from shardtune.parallel.activation_checkpointing import apply_selective_checkpointing
     from shardtune.parallel.shard import compile_layers
 
     monkeypatch.setattr(torch, "compile", lambda f: COMPILE(f, backend="aot_eager"))
