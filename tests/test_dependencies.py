@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,13 +24,24 @@ PRIVATE = {
         "_attn_implementation", "_can_record_outputs", "_from_config", "_get_dtype_plan", "_init_weights",
         "_is_distributed_loading_by_transformers", "_is_hf_initialized", "_keys_to_ignore_on_load_unexpected",
         "_no_split_modules",
-        # Of its Trainer (train/trainer.py, train/loop_state.py).
-        "_evaluate", "_globalstep_last_logged", "_last_lr", "_step_count", "_total_train_tokens", "_tr_loss",
     },
     "peft": {"_active_adapter", "_check_forward_args", "_disable_adapters", "_get_embed_scale", "_param_ndim"},
     "datasets": {"_fingerprint"},
 }  # fmt: skip
 STANDARD_LIBRARY = {"_current_frames", "_exit", "_run_exitfuncs"}
+# Modules whose distribution has another name, or that come with a dependency.
+DISTRIBUTIONS = {"yaml": "PyYAML", "jinja2": "Jinja2", "pynvml": "nvidia-ml-py"}
+BROUGHT = {
+    "annotated_types": "pydantic", "fsspec": "datasets", "huggingface_hub": "transformers", "packaging": "transformers",
+    "pyarrow": "datasets", "pydantic_core": "pydantic", "tokenizers": "transformers", "triton": "torch",
+}  # fmt: skip
+
+
+def test_whatever_is_imported_is_a_dependency() -> None:
+    imported = {name for path in (ROOT / "shardtune").rglob("*.py") for name in _modules_imported(path)}
+    foreign = imported - set(sys.stdlib_module_names) - {"shardtune"}
+    wanted = {re.split(r"[<>=]", one)[0] for one in _dependencies()}
+    assert {name for name in foreign if BROUGHT.get(name, DISTRIBUTIONS.get(name, name)) not in wanted} == set()
 
 
 def test_every_private_name_of_a_library_is_known() -> None:
@@ -47,12 +59,23 @@ def test_every_private_name_of_a_library_is_known() -> None:
 
 @pytest.mark.parametrize("library", PRIVATE)
 def test_a_library_whose_private_names_are_used_is_pinned_to_the_tested_minor(library: str) -> None:
-    wanted = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"]
     tested = re.search(rf"^{library}==(\d+)\.(\d+)", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.M)
     assert tested is not None
     ceiling = f"<{tested[1]}.{int(tested[2]) + 1}"
-    (requirement,) = [one for one in wanted if re.match(rf"{library}\b", one)]
+    (requirement,) = [one for one in _dependencies() if re.match(rf"{library}\b", one)]
     assert requirement.endswith(ceiling)
+
+
+def _dependencies() -> list[str]:
+    return list(tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"])
+
+
+def _modules_imported(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield (node.module or "").split(".")[0]
 
 
 def _attributes_defined(tree: ast.Module) -> Iterator[str]:

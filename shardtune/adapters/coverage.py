@@ -97,7 +97,7 @@ def coverage_of(adapted: PeftModel, resolution: Resolution) -> Coverage:
         size = sum(saved.values())
         rows.append(TargetRow("in full", len({name.rpartition(".")[0] for name in saved}), size, 0, size, size))
     in_full = sum(row.parameters for row in rows[len(resolution.targets) :])
-    # The scales of a weight held in float8 are how it is stored, not more of the model; nor is what a layer that
+    # The scales of a weight stored in float8 are how it is stored, not more of the model; nor is what a layer that
     # trains in full was before.
     counted = {
         name: p.numel() for name, p in adapted.named_parameters()

@@ -1,7 +1,7 @@
 """How does LoRA on parameters compute? PEFT's parameters, names and files, with low-rank products.
 
-PEFT's own forward writes `W + scaling * B A` out for all experts, each time; over a weight held in FP8 the adapter then
-has no effect and no gradient. Here its wrappers keep what they hold and what they save, and only their forward changes:
+PEFT's own forward materialises `W + scaling * B A` for all experts, each time; on a weight stored in FP8 the adapter
+then has no effect and no gradient. Here its wrappers keep their parameters and files, and only their forward changes:
 grouped products for routed experts, two products for the weight of a linear layer.
 """
 
@@ -41,8 +41,8 @@ def use_grouped_products(model: PeftModel) -> int:
         check_experts(experts)
         if wrapper.parameter_name not in WEIGHTS:
             raise ShardtuneError(
-                f"{type(experts).__name__}.{wrapper.parameter_name} has an adapter that cannot be computed.",
-                fix=f"Of fused experts, {' and '.join(WEIGHTS)} can be adapted.",
+                f"{type(experts).__name__}.{wrapper.parameter_name} has an adapter that is not supported.",
+                fix=f"Of fused experts, only {' and '.join(WEIGHTS)} can be adapted.",
             )
     for wrapper in wrappers:
         wrapper.__class__ = GroupedParamWrapper
@@ -73,7 +73,7 @@ class _ProductWrapper(ParamWrapper):
         if self.get_param().dtype == CODES:
             # PEFT would add the adapter to the codes as if they were values.
             raise ShardtuneError(
-                f"An adapter cannot be merged into {self.parameter_name} while it is held in FP8.",
+                f"An adapter cannot be merged into {self.parameter_name} while it is stored in FP8.",
                 fix="Merge into the model in bf16 (model.base_precision: bf16).",
             )
         super().merge(safe_merge=safe_merge, adapter_names=adapter_names)

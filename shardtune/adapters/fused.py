@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def use_fused_lora(model: PeftModel) -> tuple[int, int]:
-    """Switch every plain LoRA layer on a linear layer, also one held in FP8, to one operator; call it before sharding.
+    """Switch every plain LoRA layer on a linear layer (FP8 or not) to one operator; call it before sharding.
 
     A layer with a variant such as DoRA, or on anything else, keeps PEFT's own forward.
 

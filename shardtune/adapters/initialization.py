@@ -73,17 +73,17 @@ def init_new_tokens(model: PeftModel, new: NewTokens, group: dist.ProcessGroup) 
     for layer in model.modules():
         if not isinstance(layer, TrainableTokensLayer) or layer.tied_adapter is not None:
             continue  # a tied head has the embedding's
-        (first, end), held = local_rows(layer.base_layer.weight)
-        sums = torch.zeros(1 + len(new.ids), held.shape[1], dtype=torch.float64)  # exact enough for any world size
-        for part in held[: max(0, new.known - first)].split(_PIECE):
+        (first, end), local = local_rows(layer.base_layer.weight)
+        sums = torch.zeros(1 + len(new.ids), local.shape[1], dtype=torch.float64)  # exact enough for any world size
+        for part in local[: max(0, new.known - first)].split(_PIECE):
             sums[0] += part.double().sum(dim=0).cpu()
         for index, (token, number) in enumerate(new.numbers.items(), start=1):
             if first <= number < end and not new.is_unknown(token):
-                sums[index] = held[number - first].double()
+                sums[index] = local[number - first].double()
         dist.all_reduce(sums, group=group)
         mean, rows = (sums[0] / new.known).float(), sums[1:].float()
         rows[[new.is_unknown(token) for token in new.numbers]] = mean
-        held[max(0, new.stored - first) :] = mean.to(held)  # rows that no file has
+        local[max(0, new.stored - first) :] = mean.to(local)  # rows that no file has
         _put(rows, layer.trainable_tokens_delta["default"])
 
 

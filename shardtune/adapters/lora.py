@@ -63,10 +63,10 @@ def add_lora(
 
 
 def _refuse_dora_on_float8(model: PreTrainedModel, section: LoraSection, sites: Iterable[str]) -> None:
-    held = [name for name in sites if section.use_dora and isinstance(model.get_submodule(name), Fp8Linear)]
-    if held:
+    fp8 = [name for name in sites if section.use_dora and isinstance(model.get_submodule(name), Fp8Linear)]
+    if fp8:
         raise UserInputError(
-            f"lora.use_dora: '{held[0]}' is held in FP8, and DoRA needs the length of its rows in every pass.",
+            f"lora.use_dora: '{fp8[0]}' is stored in FP8, and DoRA needs the norms of its rows in every forward pass.",
             fix="Set model.base_precision: bf16, or lora.use_dora: false.",
         )
 

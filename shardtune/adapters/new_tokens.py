@@ -35,8 +35,8 @@ def token_indices(model: PreTrainedModel, ids: Sequence[int]) -> dict[str, list[
     if getattr(model.get_output_embeddings(), "bias", None) is not None:
         raise UserInputError(
             f"model.new_tokens: {type(model).__name__} cannot learn new tokens.",
-            why="Its output head has a bias, which PEFT leaves out where rows of the head train.",
-            fix="Use words that the tokenizer has for what the new tokens should mark.",
+            why="Its output head has a bias, which PEFT ignores when rows of the head train.",
+            fix="Use existing tokens of the tokenizer instead of new ones.",
         )
     names = {id(module): name for name, module in model.named_modules()}
     places = [names[id(model.get_input_embeddings())]]
@@ -47,7 +47,7 @@ def token_indices(model: PreTrainedModel, ids: Sequence[int]) -> dict[str, list[
 
 
 def use_token_rows(model: PeftModel) -> None:
-    """Switch every layer of new tokens to looking up and multiplying their rows alone; call it before sharding."""
+    """Switch PEFT's layers of new tokens to compute with the new rows alone; call it before sharding."""
     for wrapper in model.modules():
         if not isinstance(wrapper, TrainableTokensWrapper):
             continue

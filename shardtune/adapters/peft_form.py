@@ -1,4 +1,4 @@
-"""How is PEFT told what to adapt? The shortest config that means just these sites, and the check that it did."""
+"""How is PEFT configured to adapt exactly these sites? The shortest config that does, and the check that it did."""
 
 from __future__ import annotations
 
@@ -134,10 +134,10 @@ def check_as_meant(adapted: PeftModel, section: LoraSection, sites: dict[str, Si
     other = sorted(name for name in set(meant) & set(done) if not _alike(meant[name], done[name]))
     if missing or surplus or other:
         raise ShardtuneError(
-            "PEFT put other adapters on the model than lora.target_modules means.",
-            why=f"Missing: {missing[:5] or 'none'}; not asked for: {surplus[:5] or 'none'}; of another rank or scale: "
+            "PEFT's adapters do not match lora.target_modules.",
+            why=f"Missing: {missing[:5] or 'none'}; unexpected: {surplus[:5] or 'none'}; with another rank or scale: "
             f"{other[:5] or 'none'}.",
-            fix="Please report this with the config; naming the modules in full avoids it.",
+            fix="Please report this with the config; full module names avoid it.",
         )
 
 

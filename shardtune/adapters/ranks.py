@@ -70,8 +70,8 @@ def check_patterns(sites: Iterable[Site], section: LoraSection) -> None:
             if not found:
                 raise UserInputError(
                     f"lora.{setting}: '{key}' matches nothing that gets an adapter.",
-                    why="A key is the end of a name, or a regular expression: q_proj, layers.0.self_attn.q_proj.",
-                    fix="Correct it, or add what it names to lora.target_modules.",
+                    why="A key is the end of a name (q_proj, layers.0.self_attn.q_proj) or a regular expression.",
+                    fix="Correct it, or add the module to lora.target_modules.",
                 )
 
 

@@ -35,17 +35,19 @@ def saved_modules(model: PreTrainedModel, section: LoraSection, adapted: Collect
         named = [name for name in leaves if matches(entry, name)]
         if not named:
             last = ", ".join(dict.fromkeys(name.rpartition(".")[2] for name in leaves))
-            raise _refusal(entry, "matches no layer of the model", f"Layers there are: {last}.")
+            raise _refusal(entry, "matches no layer of the model", f"Its layers are: {last}.")
         for name in named:
             if name in adapted:
-                raise _refusal(name, "gets an adapter as well", "Take it out of lora.target_modules, or out of here.")
+                raise _refusal(
+                    name, "also gets an adapter (lora.target_modules)", "Remove it from one of the two lists."
+                )
             if isinstance(leaves[name], Fp8Linear):
-                raise _refusal(name, "is held in FP8, which does not train", "Set model.base_precision: bf16.")
+                raise _refusal(name, "is stored in FP8, which cannot be trained", "Set model.base_precision: bf16.")
             if name.rpartition(".")[2] in _tied(model):
                 raise _refusal(
                     name,
-                    "is one matrix with the other end of the model (tie_word_embeddings), and would be torn from it",
-                    "Use model.new_tokens for tokens that the model shall learn.",
+                    "is tied to the other embedding (tie_word_embeddings), and would be untied",
+                    "Use model.new_tokens for tokens the model should learn.",
                 )
         found += [name for name in named if name not in found]
     return found

@@ -1,4 +1,4 @@
-"""What should the user know about how his LoRA targets were understood? One sentence for each such thing."""
+"""What should the user know about how the LoRA targets were resolved? One sentence each."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ def _inspected(family: Family, sites: dict[str, Site], readings: list[Reading]) 
         parts = {"attention": family.attention, "mlp": (*family.mlp, *family.shared_experts), "experts": family.experts}
         found = "; ".join(f"{part} = {_last_parts(names)}" for part, names in parts.items() if names)
         yield (
-            f"{family.name} has no family file (docs/families.md); its layers were inspected: {found or 'no parts'}. "
-            "The line trains says what gets adapters (-v: part by part). Packing, compiled layers, the fused loss and "
-            "grouped experts are off, because they were never compared with transformers for this architecture."
+            f"{family.name} has no family file (docs/families.md); its layers were inspected: {found or 'none found'}. "
+            "The line `trains` lists what gets adapters (-v: in detail). Packing, torch.compile, the fused loss and "
+            "grouped experts are off, because they have not been tested for this architecture."
         )
         yield from (f"{family.name}: {doubt}" for doubt in family.doubts)
     elif any(reading.is_word or reading.translated for reading in readings):
         others = (site.below for site in sites.values() if site.role == "other" and site.below)
         unknown = _last_parts(name for name in others if name not in family.other)
         if unknown:
-            yield f"The family file of {family.name} does not know {unknown}: only all-linear or its name reaches it."
+            yield f"The family file of {family.name} does not list {unknown}: select it by its name or all-linear."
 
 
 def _translated(family: Family, readings: list[Reading]) -> Iterator[str]:
@@ -57,7 +57,7 @@ def _translated(family: Family, readings: list[Reading]) -> Iterator[str]:
             grouped.setdefault(reading.translated, []).append(reading.entry)
     if grouped:
         said = "; ".join(f"{', '.join(names)} → {', '.join(meant)}" for meant, names in grouped.items())
-        yield f"lora.target_modules names what other architectures have; in {family.name} it means {said}."
+        yield f"lora.target_modules uses names of other architectures; in {family.name} they resolve to {said}."
 
 
 def _left_untouched(
@@ -71,19 +71,18 @@ def _left_untouched(
     share = size / sum(p.numel() for p in model.parameters())
     for owner in (model.get_submodule(site.name.rpartition(".")[0]) for site in left if site.is_parameter):
         if (why := why_not_grouped(owner)) is not None:
-            known = family.unfit.get("fused_experts", f"they have {why}")
+            known = family.unsupported.get("fused_experts", f"they have {why}")
             yield (
-                f"The routed experts get no adapter: {compact(size)} parameters, {share:.0%} of the model, stay as "
-                f"they are. {type(owner).__name__} cannot be adapted: {known}. lora.experts: false leaves them without "
-                "this notice."
+                f"The routed experts get no adapter: {compact(size)} parameters, {share:.0%} of the model, stay "
+                f"frozen. {type(owner).__name__} cannot be adapted: {known}. lora.experts: false silences this notice."
             )
             return
     rank = section.expert_r or section.r
     adapters = sum(rank * (site.size // site.shape[-2] + site.size // site.shape[-1]) for site in left)
     yield (
         f"The routed experts get no adapter, because lora.experts is not set: {compact(size)} parameters, {share:.0%} "
-        f"of the model, stay as they are. lora.experts: true adapts them too ({compact(adapters)} trainable parameters "
-        f"at rank {rank}); false leaves them without this notice."
+        f"of the model, stay frozen. lora.experts: true adapts them too ({compact(adapters)} trainable parameters at "
+        f"rank {rank}); false silences this notice."
     )
 
 
@@ -93,7 +92,7 @@ def _without_effect(
     adapted = any(site.role == "experts" for site in taken.values())
     if section.experts is True and not adapted:
         if any(site.role == "experts" for site in sites.values()):
-            yield "lora.experts has no effect: no entry of lora.target_modules reaches the experts; add mlp or experts."
+            yield "lora.experts has no effect: no entry of lora.target_modules selects the experts; add mlp or experts."
         else:
             yield f"lora.experts has no effect: {family.name} has no routed experts."
     for key in ("expert_r", "expert_alpha"):
@@ -102,8 +101,8 @@ def _without_effect(
     for reading in readings:
         if section.experts is False and not reading.taken:
             yield (
-                f"lora.target_modules: '{reading.entry}' has no effect: in {family.name} it means the routed experts, "
-                "and lora.experts is false."
+                f"lora.target_modules: '{reading.entry}' has no effect: in {family.name} it selects the routed "
+                "experts, and lora.experts is false."
             )
 
 

@@ -1,4 +1,4 @@
-"""What is said when LoRA targets cannot be had as they are written?"""
+"""Which errors do invalid LoRA targets raise?"""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def nothing_named() -> UserInputError:
     return UserInputError(
-        "lora.target_modules is empty: nothing would train.", fix="Use [attention, mlp], all-linear, or name modules."
+        "lora.target_modules is empty: nothing would train.", fix="Use [attention, mlp], all-linear, or module names."
     )
 
 
@@ -29,14 +29,14 @@ def nothing_trains(entries: list[str], family: Family, section: LoraSection) -> 
     says = "is false" if section.experts is False else "is not set"
     return UserInputError(
         f"lora.target_modules ({', '.join(entries)}) would train nothing.",
-        why=f"In {family.name} that means the routed experts alone, and lora.experts {says}.",
+        why=f"In {family.name} that selects only the routed experts, and lora.experts {says}.",
         fix="Set lora.experts: true (with lora_dropout: 0), or add attention to lora.target_modules.",
     )
 
 
 def contradiction(entry: str) -> UserInputError:
     return UserInputError(
-        f"lora.target_modules: '{entry}' names the routed experts, but lora.experts is false.",
+        f"lora.target_modules: '{entry}' selects the routed experts, but lora.experts is false.",
         fix=f"Remove lora.experts: false, or '{entry}'.",
     )
 
@@ -44,18 +44,18 @@ def contradiction(entry: str) -> UserInputError:
 def no_such_layer(unknown: set[int], there: set[int]) -> UserInputError:
     names = ", ".join(map(str, sorted(unknown))) or "none"
     return UserInputError(
-        f"lora.layers_to_transform names layers that the model does not have: {names}.",
+        f"lora.layers_to_transform lists layers that the model does not have: {names}.",
         why=f"Its decoder layers are {min(there)} to {max(there)}."
         if there
         else "Its decoder layers are not numbered.",
-        fix="Name some of these, or remove lora.layers_to_transform.",
+        fix="Choose from these, or remove lora.layers_to_transform.",
     )
 
 
 def nothing_excluded(entry: str) -> UserInputError:
     return UserInputError(
         f"lora.exclude_modules: '{entry}' matches nothing that could get an adapter.",
-        fix="Correct it, or remove it. (Embeddings, norms and the output head never get one.)",
+        fix="Correct or remove it. (Embeddings, norms and the output head never get one.)",
     )
 
 
@@ -67,8 +67,8 @@ def check_dora(sites: Mapping[str, Site], section: LoraSection) -> None:
 
 def no_dora(name: str) -> UserInputError:
     return UserInputError(
-        f"lora.use_dora: '{name}' is a fused tensor or a router, which PEFT has no DoRA for.",
-        fix="Leave it out of lora.target_modules, or set lora.use_dora: false and a higher r with use_rslora: true.",
+        f"lora.use_dora: '{name}' is a fused tensor or a router, for which PEFT does not support DoRA.",
+        fix="Remove it from lora.target_modules, or set lora.use_dora: false and a higher r with use_rslora: true.",
     )
 
 
@@ -80,12 +80,11 @@ def check_ranks(sites: Mapping[str, Site], section: LoraSection) -> None:
     site, rank = min(over, key=lambda pair: pair[0].largest_rank)
     key = rank_setting(site, section)
     shape = " × ".join(str(side) for side in site.shape)
-    others = f" ({len(over) - 1} more are too small as well.)" if len(over) > 1 else ""
+    others = f" ({len(over) - 1} more layers are too small as well.)" if len(over) > 1 else ""
     raise UserInputError(
-        f"{key} is {rank}, but '{site.name}' is {shape}: a larger rank than {site.largest_rank} adds nothing there."
-        + others,
+        f"{key} is {rank}, but '{site.name}' is {shape}: a rank above {site.largest_rank} adds nothing there." + others,
         why="The update B·A of a matrix has at most the rank of its smaller side.",
-        fix=f"Set {key} to {site.largest_rank} or less, or leave it out of lora.target_modules.",
+        fix=f"Set {key} to {site.largest_rank} or less, or remove the layer from lora.target_modules.",
     )
 
 
@@ -99,7 +98,7 @@ def no_dropout(name: str, dropout: float) -> UserInputError:
     return UserInputError(
         f"lora.lora_dropout is {dropout:g}, but '{name}' can only be adapted without dropout.",
         why=NO_DROPOUT[0].upper() + NO_DROPOUT[1:] + " (PEFT's target_parameters).",
-        fix="Set lora.lora_dropout: 0, or leave it out of lora.target_modules.",
+        fix="Set lora.lora_dropout: 0, or remove the layer from lora.target_modules.",
     )
 
 
@@ -108,7 +107,7 @@ def no_match(model: PreTrainedModel, entry: str, sites: Iterable[Site]) -> UserI
     sites = list(sites)
     linear = Counter(site.name.rpartition(".")[2] for site in sites if not site.is_parameter)
     tensors = Counter(".".join(site.name.split(".")[-2:]) for site in sites if site.is_parameter)
-    there = f"Linear layers there are: {_listing(linear)}."
+    there = f"Its linear layers are: {_listing(linear)}."
     if tensors:
         there += f" Fused experts and routers: {_listing(tensors)}."
     if entry in TARGET_WORDS:
@@ -129,12 +128,10 @@ def _what_it_is(model: PreTrainedModel, entry: str) -> str:
     if not other:
         return ""
     if other[0] is model.get_output_embeddings():
-        return (
-            f"'{entry}' is the output head; TRL's loss multiplies by its weight directly, so an adapter never trains."
-        )
+        return f"'{entry}' is the output head; the loss reads its weight directly, so an adapter would never train."
     if isinstance(other[0], nn.Linear):
-        return f"'{entry}' is never called: the model reads its weight directly, so an adapter never trains."
-    return f"'{entry}' names {len(other)} module(s) of class {type(other[0]).__name__}, which is not a linear layer."
+        return f"'{entry}' is never called: the model reads its weight directly, so an adapter would never train."
+    return f"'{entry}' matches {len(other)} module(s) of class {type(other[0]).__name__}, which is not a linear layer."
 
 
 def _nearest(entry: str, known: list[str]) -> str:

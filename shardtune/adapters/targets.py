@@ -124,7 +124,7 @@ def _read(model: PreTrainedModel, entry: str, sites: dict[str, Site], family: Fa
         matched = [site for site in sites.values() if site.role in _ROLES[entry]]
         return _with_experts(model, entry, matched, sites, section, named=entry == "experts")
     literal = [site for site in sites.values() if any(matches(entry, name) for name in site.names)]
-    meant = family.meanings.get(entry)
+    meant = family.aliases.get(entry)
     if meant is not None:
         reached = [site for site in sites.values() if site in literal or site.below in meant]
         reading = _with_experts(model, entry, reached, sites, section, named=False)

@@ -1,4 +1,4 @@
-"""How does a sharded adapter become a standard PEFT folder, and come back? Only what trains is ever gathered."""
+"""How is a sharded adapter saved as a standard PEFT folder, and loaded? Only what trains is ever gathered."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WEIGHTS = "adapter_model.safetensors"
 
 
 class AdapterMismatchError(ShardtuneError):
-    """Tensors of other names or shapes than what the model trains."""
+    """The names or shapes of the tensors are not those the model trains."""
 
 
 def gather_adapter(model: PeftModel, *, keep: bool = True) -> dict[str, torch.Tensor]:
@@ -91,7 +91,7 @@ def read_adapter(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def load_adapter(model: PeftModel, tensors: dict[str, torch.Tensor]) -> None:
-    """Put whole tensors (as `read_adapter` gives them, the same on every rank) into a sharded model.
+    """Load whole tensors (as `read_adapter` returns them, the same on every rank) into a sharded model.
 
     Raises:
         AdapterMismatchError: as `check_adapter_matches` does.
@@ -115,10 +115,10 @@ def check_adapter_matches(model: PeftModel, tensors: dict[str, torch.Tensor]) ->
         other = [name for name, p in trainable.items() if tensors[name].shape != p.shape]
         if other:
             shapes = f"{list(tensors[other[0]].shape)} instead of {list(trainable[other[0]].shape)}"
-            why = f"{len(other)} tensors have another shape, such as {other[0]}: {shapes}."
+            why = f"{len(other)} tensors have another shape, for example {other[0]}: {shapes}."
     if why:
         raise AdapterMismatchError(
-            "The adapter does not fit the model.", why=why, fix="Load it with the lora settings it was trained with."
+            "The adapter does not match the model.", why=why, fix="Load it with the lora settings it was trained with."
         )
 
 

@@ -1,4 +1,4 @@
-"""Can the disk be written while training goes on? One save in flight, and what became of it told at a step boundary."""
+"""How are checkpoints written while training continues? One save at a time, its outcome reported at a step boundary."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a save: its path, or the error; and its seconds beside training (0 if it was waited for)."""
+    """The outcome of a save: its path or the error, and its seconds in the background (0 if training waited)."""
 
     step: int
     path: Path | None

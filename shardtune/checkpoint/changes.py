@@ -1,4 +1,4 @@
-"""What may a run change when it goes on from a checkpoint? A verdict for every setting, in one table."""
+"""Which settings may change when a run resumes? A verdict for every setting, in one table."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ class Verdict:
 
 
 _FREE, _BATCH = Verdict("free"), Verdict("batch")
-_DATA = Verdict("refused", "other rows, or another order: the position in the data would mean nothing")
+_DATA = Verdict("refused", "the rows or their order change, so the position in the data is no longer valid")
 _MODEL = Verdict("refused", "the adapter was trained on another model")
-_SHAPE = Verdict("refused", "the adapter's tensors, or what they are multiplied by, would change")
-_ROUNDING = Verdict("notice", "the same mathematics with other rounding: losses go on slightly differently")
-_RATE = Verdict("notice", "from here on the learning rate follows the new schedule, at the step it stands at")
-_LENGTH = Verdict("notice", "the schedule is stretched or shortened to the new length, so the learning rate jumps here")
+_SHAPE = Verdict("refused", "the adapter's tensors or their scaling would change")
+_ROUNDING = Verdict("notice", "same computation, different rounding: losses continue slightly differently")
+_RATE = Verdict("notice", "from here on the learning rate follows the new schedule")
+_LENGTH = Verdict("notice", "the schedule is rescaled to the new length, so the learning rate jumps here")
 _OPTIMIZER = Verdict("notice", "the optimizer uses the new value from here on")
 _STOPPING = Verdict("notice", "early stopping uses the new value from here on")
 _OBJECTIVE = Verdict("notice", "training minimizes the new objective from here on")
-_GUARD = Verdict("notice", "guards judge and act by the new value from here on")
+_GUARD = Verdict("notice", "guards use the new value from here on")
 
 VERDICTS: dict[str, Verdict] = {
     "model.model_name_or_path": _MODEL,
@@ -47,7 +47,7 @@ VERDICTS: dict[str, Verdict] = {
     "model.new_tokens": _DATA,
     "model.torch_dtype": _ROUNDING,
     "model.base_precision": Verdict(
-        "notice", "the frozen weights are held differently: an FP8 checkpoint's same values, any other's rounded"
+        "notice", "the frozen weights are stored differently: the same values for an FP8 checkpoint, rounded for others"
     ),
     "model.weights": _MODEL,
     "model.load": _FREE,
@@ -58,7 +58,7 @@ VERDICTS: dict[str, Verdict] = {
     "model.trust_remote_code": _FREE,
     "lora.r": _SHAPE,
     "lora.lora_alpha": _SHAPE,
-    "lora.lora_dropout": Verdict("notice", "other noise on the adapters' input from here on"),
+    "lora.lora_dropout": Verdict("notice", "different dropout on the adapters' input from here on"),
     "lora.target_modules": _SHAPE,
     "lora.exclude_modules": _SHAPE,
     "lora.layers_to_transform": _SHAPE,
@@ -108,7 +108,7 @@ VERDICTS: dict[str, Verdict] = {
     "train.lr_scheduler_kwargs": _RATE,
     "train.warmup_ratio": _RATE,
     "train.warmup_steps": _RATE,
-    "train.weight_decay": Verdict("notice", "weights shrink at the new rate from here on"),
+    "train.weight_decay": Verdict("notice", "the new weight decay applies from here on"),
     "train.max_grad_norm": Verdict("notice", "gradients are clipped at the new norm from here on"),
     "train.loss": _OBJECTIVE,
     "train.label_smoothing_factor": _OBJECTIVE,
@@ -205,7 +205,7 @@ VERDICTS: dict[str, Verdict] = {
     "cluster.namespace": _FREE,
     "cluster.env": _FREE,
 }
-_UNKNOWN = Verdict("refused", "nothing is known about continuing a run with another value of it")
+_UNKNOWN = Verdict("refused", "resuming with a different value is not supported")
 # Beside the sections of kept settings: digests of values that are kept as references.
 DIGESTS = "value_digests"
 # A longer run is still the same run: a preempted job may come back with more steps; so may one that a guard or early
@@ -227,7 +227,7 @@ class Change:
     def __str__(self) -> str:
         if self.old == self.new:  # both as they were written
             text = self.new if isinstance(self.new, str) else _show(self.new)
-            return f"{self.path}: {text} has another value ({self.verdict.meaning})"
+            return f"{self.path}: {text} resolves to another value ({self.verdict.meaning})"
         return f"{self.path}: {_show(self.old)} → {_show(self.new)} ({self.verdict.meaning})"
 
 

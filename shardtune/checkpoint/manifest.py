@@ -32,7 +32,7 @@ Kind = Literal["missing", "truncated", "longer", "changed", "not a plain file", 
 class Damage:
     """One file of a checkpoint that is not as its manifest says.
 
-    An `extra` file is told but spoils nothing: only what the manifest names is ever read.
+    An `extra` file is reported but harmless: only files in the manifest are ever read.
     """
 
     file: str
@@ -94,7 +94,7 @@ def write_manifest(folder: Path, step: int, about: Mapping[str, Any]) -> None:
 
 
 def amend_manifest(folder: Path, **about: Any) -> None:
-    """Say more about a checkpoint that is there already; in one rename, so that a reader sees the old words or the new.
+    """Add to the manifest of an existing checkpoint; in one rename, so that a reader sees the old one or the new.
 
     Raises:
         ManifestError: what it said so far cannot be trusted.
@@ -120,7 +120,7 @@ def read_manifest(folder: Path) -> Manifest:
         body = json.loads(_manifest_bytes(folder / NAME))
         said = body.pop("self")
         if said != _body_digest(body):
-            raise ManifestError(Damage(NAME, "changed", "its own checksum does not fit"))
+            raise ManifestError(Damage(NAME, "changed", "its own checksum does not match"))
         if body["format"] != FORMAT:
             raise ManifestError(Damage(NAME, "unreadable", f"format {body['format']}; this version reads {FORMAT}"))
         files = {name: FileEntry(int(e["size"]), str(e["sha256"])) for name, e in body["files"].items()}
@@ -175,7 +175,7 @@ def _compare(folder: Path, name: str, entry: FileEntry, contents: bool) -> Damag
                 kind: Kind = "truncated" if size < entry.size else "longer"
                 return Damage(name, kind, f"{size:,} bytes instead of {entry.size:,}")
             if contents and _digest(file) != entry.sha256:
-                return Damage(name, "changed", "its checksum does not fit")
+                return Damage(name, "changed", "its checksum does not match")
     except OSError as error:
         return _damage_of(name, error)
     return None
@@ -192,7 +192,7 @@ def _damage_of(name: str, error: OSError) -> Damage:
 def _check_name(name: str) -> None:
     """A manifest comes from a disk others may write to: a name in it leads nowhere but into its own folder."""
     if not isinstance(name, str) or not all(_PART.fullmatch(part) for part in name.split("/")):
-        raise ManifestError(Damage(NAME, "changed", f"it names a file outside its folder: {name!r}"))
+        raise ManifestError(Damage(NAME, "changed", f"it lists a file outside its folder: {name!r}"))
 
 
 def _manifest_bytes(path: Path) -> bytes:

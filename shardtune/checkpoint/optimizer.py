@@ -1,4 +1,4 @@
-"""What has the optimizer learnt? Whole tensors by parameter name, so that any number of processes can load them."""
+"""How is the optimizer's state saved and loaded? Whole tensors by parameter name, for any number of processes."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def gather_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, *, keep
 
 
 def load_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, torch.Tensor]) -> None:
-    """Put what `gather_optimizer` gave into a fresh optimizer. A collective; ranks but 0 may give `meta` tensors.
+    """Load the result of `gather_optimizer` into a new optimizer. A collective; ranks other than 0 may pass `meta`.
 
-    Learning rate, betas and the like stay as the optimizer has them: they are the config's.
+    Learning rate, betas and the like stay as the optimizer has them: they come from the config.
 
     Raises:
         ShardtuneError: the state is not of this model and optimizer.
@@ -40,17 +40,17 @@ def load_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: 
         parameter = parameters.get(name)
         if parameter is None or (whole.dim() and whole.shape != parameter.shape):
             raise ShardtuneError(
-                "The saved optimizer state does not fit the model.",
-                why=f"'{name}' is {'unknown' if parameter is None else f'of shape {list(whole.shape)} there'}.",
-                fix="Continue with the lora settings the run was started with.",
+                "The saved optimizer state does not match the model.",
+                why=f"'{name}' {'is unknown' if parameter is None else f'has shape {list(whole.shape)} there'}.",
+                fix="Resume with the lora settings the run was started with.",
             )
         value = shard_like(whole, parameter) if whole.dim() else whole.clone()  # steps count up in place
         state.setdefault(numbers[id(parameter)], {})[key] = value
     if state and len(state) != len(parameters):
         raise ShardtuneError(
-            "The saved optimizer state does not fit the model.",
-            why=f"It is of {len(state)} tensors, the model trains {len(parameters)}.",
-            fix="Continue with the lora settings the run was started with.",
+            "The saved optimizer state does not match the model.",
+            why=f"It covers {len(state)} tensors; the model trains {len(parameters)}.",
+            fix="Resume with the lora settings the run was started with.",
         )
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
     for number, parameter in enumerate(p for group in optimizer.param_groups for p in group["params"]):
@@ -64,9 +64,9 @@ def _named_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator
     for name, parameter in _trainable(model):
         if id(parameter) not in owned:  # gathered for a forward pass, it has no state: a resumed run would lose it
             raise ShardtuneError(
-                f"The optimizer does not know the trained parameter {name}.",
+                f"The trained parameter {name} is not in the optimizer.",
                 why="It is still gathered, or was replaced after training began.",
-                fix="Please report this; the checkpoint is not written, the ones before are good.",
+                fix="Please report this. This checkpoint is not written; earlier ones are usable.",
             )
         for key, value in sorted(optimizer.state.get(parameter, {}).items()):
             if value is None:
@@ -74,7 +74,7 @@ def _named_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator
             if not isinstance(value, torch.Tensor) or (value.dim() and not isinstance(value, DTensor)):
                 raise ShardtuneError(
                     f"{type(optimizer).__name__} keeps state that cannot be saved: '{key}' of {name}.",
-                    why="It is neither a number nor sharded like its parameter.",
+                    why="It is neither a scalar nor sharded like its parameter.",
                     fix="Use train.optim: adamw_torch.",
                 )
             yield f"{key}/{name}", value

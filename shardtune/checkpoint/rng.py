@@ -1,4 +1,4 @@
-"""Where do the random numbers stand? Every generator a step may draw from, as one small safetensors blob per rank."""
+"""How is random state saved and loaded? Every generator a step may draw from, as one safetensors blob per rank."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def pack_rng(device: torch.device) -> bytes:
 
 
 def load_rng(blob: bytes, device: torch.device) -> None:
-    """Set every generator to where `pack_rng` found it."""
+    """Set every generator to the state that `pack_rng` saved."""
     tensors = load(blob)
     about: dict[str, Any] = json.loads(tensors["about"].numpy().tobytes())
     torch.set_rng_state(tensors["torch_cpu"])

@@ -1,4 +1,4 @@
-"""What does a checkpoint hold? Everything a run needs to go on as if nothing had happened; no pickle in it."""
+"""What does a checkpoint contain? Everything a run needs to resume bit-identically; no pickle."""
 
 from __future__ import annotations
 

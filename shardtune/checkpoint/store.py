@@ -50,9 +50,9 @@ class UnreadableStoreError(ShardtuneError, OSError):
 
     def __init__(self, folder: Path, error: OSError) -> None:
         super().__init__(
-            f"The checkpoints in {folder} cannot be listed.",
+            f"Cannot list the checkpoints in {folder}.",
             why=f"{error.strerror or error} (as user {os.geteuid()}).",
-            fix="Look at the disk and at who may read the folder.",
+            fix="Check the disk and the permissions of the folder.",
         )
 
 
@@ -162,11 +162,11 @@ class CheckpointStore:
         found = verify(self.path(step), contents=contents)
         manifest = self.manifest(step)
         if manifest is not None and manifest.step != step:
-            found.append(Damage("manifest.json", "wrong step", f"it is of step {manifest.step}"))
+            found.append(Damage("manifest.json", "wrong step", f"its manifest is of step {manifest.step}"))
         return found
 
     def newest_intact(self) -> tuple[int | None, list[DamagedCheckpoint]]:
-        """The newest checkpoint of which every byte is right, and the newer ones that were passed over."""
+        """The newest intact checkpoint (every checksum matches), and the newer ones that were passed over."""
         damaged: list[DamagedCheckpoint] = []
         for step in reversed(self.steps()):
             found = tuple(damage for damage in self.verify(step) if damage.is_fatal)
@@ -176,7 +176,7 @@ class CheckpointStore:
         return None, damaged
 
     def set_aside(self, step: int, why: str = "damaged") -> Path:
-        """Take a checkpoint out of the line, so that it neither counts nor is found again; kept to look at."""
+        """Rename a checkpoint so that it is neither used nor counted again; kept for inspection."""
         self._update_pointers(without=step)
         aside = self.folder / f"{why}-{self.path(step).name}-{secrets.token_hex(2)}"
         self.path(step).rename(aside)
@@ -191,7 +191,7 @@ class CheckpointStore:
             FileNotFoundError: it is not there (any more).
         """
         lease = None
-        with suppress(OSError):  # a read-only mount: whoever may delete there cannot be told
+        with suppress(OSError):  # a read-only mount: readers there cannot take a lease
             lease = Lease.take(self.folder / f"{_READING}{self.path(step).name}-{secrets.token_hex(4)}")
         try:
             if not self.path(step).is_dir():
@@ -230,13 +230,13 @@ class CheckpointStore:
             _delete_tree(doomed)
 
     def _is_read(self, step: int) -> bool:
-        held = False
+        is_read = False
         for lease in self.folder.glob(f"{_READING}{self.path(step).name}-*"):
             if is_held(lease):
-                held = True
+                is_read = True
             else:
                 lease.unlink(missing_ok=True)  # its reader died
-        return held
+        return is_read
 
 
 def publish(folder: Path, fill: Callable[[Path], None]) -> Path:

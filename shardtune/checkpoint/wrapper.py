@@ -49,7 +49,7 @@ def write_for_wrapper(model: PeftModel, tensors: dict[str, torch.Tensor], folder
         "key_mapping": {
             f"^{re.escape(_OUTER + text)}": _OUTER + whole for text, whole in wrapper.served.items() if text != whole
         },
-        "made_from": "the adapter in the folder above, which fits the text model alone",
+        "made_from": "the adapter in the parent folder, which fits the text model alone",
     }
     (out / "key_mapping.json").write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
 

@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.5
 _REMEMBERED = 32 * 2**20  # files from this size on are not hashed again while they look untouched
-_SETTLED_SECONDS = 5.0  # a file younger than this may change once more within its clock's tick
+_SETTLED_SECONDS = 5.0  # a file younger than this may still change within one timestamp
 _RENDERING = 2  # raised when the same rows and settings become other tokens within a version
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 _NOT_WRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENOENT)
@@ -122,9 +122,9 @@ def prepared_once(
         if error.errno not in _NOT_WRITABLE:
             raise
         raise UserInputError(
-            f"Prepared data cannot be written to '{folder.parent}'.",
+            f"Cannot write prepared data to '{folder.parent}'.",
             why=str(error),
-            fix="Set data.cache_dir (or $SHARDTUNE_CACHE) to a folder with space that may be written to.",
+            fix="Set data.cache_dir (or $SHARDTUNE_CACHE) to a writable folder with free space.",
         ) from error
     return False
 
@@ -139,7 +139,9 @@ def _lock(file: Path, waiting: Callable[[], None]) -> Iterator[bool]:
                 break
             except OSError as error:
                 if error.errno in _NO_LOCKS:
-                    log.warning("%s: this disk has no locks, so several processes may prepare the same", file.parent)
+                    log.warning(
+                        "%s: this file system has no locks; several processes may prepare the same data", file.parent
+                    )
                     yield False
                     return
                 if error.errno not in (errno.EAGAIN, errno.EACCES):
@@ -206,4 +208,4 @@ def _remember(memory: Path, digest: str) -> None:
         staging.write_text(digest, encoding="ascii")
         staging.replace(memory)
     except OSError as error:  # it only saves time
-        log.info("%s is not remembered: %s", memory, error)
+        log.info("the hash in %s is not cached: %s", memory, error)

@@ -28,7 +28,7 @@ _THINKING = re.compile("think|thought|reason", re.IGNORECASE)
 _KEPT_SKELETONS = 2048  # a few kilobytes each; tools that differ in every row would otherwise fill the memory
 _FIX = (
     f"Set data.chat_template to one of {', '.join(BUILT_IN)}, or to a copy of the template with {{% generation %}} … "
-    "{% endgeneration %} around what the assistant says and its end-of-turn token; or data.train_on: all."
+    "{% endgeneration %} around the assistant's text and its end-of-turn token; or set data.train_on: all."
 )
 
 
@@ -74,7 +74,7 @@ class ChatTemplate:
                 **self.variables,
             )
         except (TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
-            raise RowProblem(f"{self.name} refuses it: {error}") from error
+            raise RowProblem(f"{self.name} rejects it: {error}") from error
         texts, indices = rendered
         return texts[0], indices[0] if marks else []
 
@@ -144,7 +144,7 @@ class ChatRenderer:
         system = row["system"] if "system" in self.columns else None
         read = read_conversation(value, system=system, tools=tools, prompt=row["prompt"] if pair else None)
         # `assistant` asks for all of its turns, those of the prompt too.
-        return replace(read, unlearnt=frozenset()) if pair and self.loss == "assistant" else read
+        return replace(read, unsupervised=frozenset()) if pair and self.loss == "assistant" else read
 
     def _refuse_boundaries(self, conversation: Conversation) -> None:
         for number, message in enumerate(conversation.messages, start=1):
@@ -154,8 +154,8 @@ class ChatRenderer:
             for token in self.finder.boundaries:
                 if token in said:
                     raise RowProblem(
-                        f"message {number} ({message['role']}) holds {token}, which would be read as the token that "
-                        "separates turns; take it out or write it in another way"
+                        f"message {number} ({message['role']}) contains {token}, which would be read as the token that "
+                        "separates turns; remove it or write it differently"
                     )
 
     def _found_turns(self, conversation: Conversation) -> tuple[str, list[Span]]:
@@ -171,8 +171,8 @@ class ChatRenderer:
         if turns is None:
             roles = ", ".join(message["role"] for message in messages)
             raise RowProblem(
-                f"{self.template.name} does not show which part of this conversation the assistant says "
-                f"(roles: {roles}); one with {{% generation %}} marks does (data.chat_template)"
+                f"{self.template.name} does not show which part of this conversation is the assistant's "
+                f"(roles: {roles}); use one with {{% generation %}} marks (data.chat_template)"
             )
         return text, turns
 
@@ -189,10 +189,10 @@ class ChatRenderer:
         text, marks = self.template.render_marked(conversation.messages, conversation.tools)
         turns = [with_end_of_turn(text, mark, self.finder.end_of_turn) for mark in marks]
         said = sum(message["role"] == "assistant" for message in conversation.messages)
-        if conversation.unlearnt and len(turns) != said:
+        if conversation.unsupervised and len(turns) != said:
             raise RowProblem(
-                f"{self.template.name} marks {len(turns)} parts of a conversation in which the assistant speaks {said} "
-                "times, so the turns that are not to be learnt are not known"
+                f"{self.template.name} marks {len(turns)} parts of a conversation with {said} assistant turns, so it "
+                "is unknown which of them are not supervised"
             )
         return text, turns
 
@@ -201,7 +201,7 @@ class ChatRenderer:
         said = [n for n, message in enumerate(conversation.messages) if message["role"] == "assistant"]
         if len(turns) != len(said):
             return [(turn, None) for turn in turns]
-        learnt = [(n, turn) for n, turn in zip(said, turns, strict=True) if n not in conversation.unlearnt]
+        learnt = [(n, turn) for n, turn in zip(said, turns, strict=True) if n not in conversation.unsupervised]
         return [(turn, conversation.messages[n]) for n, turn in learnt]
 
     def _is_empty(self, turn: str, message: Message | None) -> bool:
@@ -252,18 +252,18 @@ def chat_renderer(section: DataSection, choice: FormatChoice, tokenizer: PreTrai
 
     Raises:
         UserInputError: no template, a template that does not compile, or one in whose output the assistant's turns
-            cannot be told apart (not asked when all is learnt).
+            cannot be found (not checked when all is supervised).
     """
     template = load_template(section, tokenizer)
     loss = loss_on(section, choice)
     added = _added_tokens(tokenizer)
-    finder = _studied(TurnFinder(template, added_tokens_pattern(added)), tokenizer)
+    finder = _with_turn_markers(TurnFinder(template, added_tokens_pattern(added)), tokenizer)
     template = replace(template, text_arguments=_wants_text_arguments(template))
     finder = replace(finder, template=template)
     _check_built_in(section, finder, added)
     chat = ChatRenderer(template, finder, choice.columns, loss, marked=_marks_hold(template))
     if loss != "all" and not chat.marked:
-        _prove(chat)
+        _check_turns_are_found(chat)
     return chat
 
 
@@ -284,7 +284,7 @@ def load_template(section: DataSection, tokenizer: PreTrainedTokenizerBase) -> C
     else:
         raise UserInputError(
             "The data are conversations, but the tokenizer has no chat template.",
-            why="A base model does not say how a conversation is written.",
+            why="A base model does not define how a conversation is rendered.",
             fix=f"Set data.chat_template to a .jinja file or to one of {', '.join(BUILT_IN)}.",
         )
     _check_syntax({source, tool_source}, name)
@@ -299,8 +299,8 @@ def _read_template(asked: str) -> str:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UserInputError(
-            f"The chat template '{asked}' cannot be read.",
-            why=f"It is none of the built-in names, and as a file: {error}",
+            f"Cannot read the chat template '{asked}'.",
+            why=f"It is not a built-in name, and as a file: {error}",
             fix=f"Set data.chat_template to a .jinja file or to one of {', '.join(BUILT_IN)}.",
         ) from error
 
@@ -316,7 +316,7 @@ def _check_syntax(sources: set[str], name: str) -> None:
             raise UserInputError(
                 f"{name[0].upper()}{name[1:]} does not compile.",
                 why=str(error),
-                fix="Correct it, or set data.chat_template.",
+                fix="Fix it, or set data.chat_template.",
             ) from error
 
 
@@ -325,7 +325,7 @@ def _added_tokens(tokenizer: PreTrainedTokenizerBase) -> list[str]:
     return list(dict.fromkeys([*tokenizer.get_added_vocab(), *tokenizer.all_special_tokens]))
 
 
-def _studied(finder: TurnFinder, tokenizer: PreTrainedTokenizerBase) -> TurnFinder:
+def _with_turn_markers(finder: TurnFinder, tokenizer: PreTrainedTokenizerBase) -> TurnFinder:
     """`finder` with what the template writes around turns: the end of a turn, and the tokens that separate turns."""
     first = finder.skeleton_of_roles(["user", "assistant", "user"], None)
     if first is None:
@@ -356,8 +356,8 @@ def _opening(template: Renders) -> tuple[str, bool]:
     plain, prompted = (template.render(asked, None, prompt=prompt) for prompt in (False, True))
     if prompted != plain:
         return (prompted[len(plain) :] if prompted.startswith(plain) else ""), True
-    told = template.render([*asked, {"role": "assistant", "content": "\ue000"}], None)
-    header = told[len(plain) : told.find("\ue000")] if told.startswith(plain) else ""
+    answered = template.render([*asked, {"role": "assistant", "content": "\ue000"}], None)
+    header = answered[len(plain) : answered.find("\ue000")] if answered.startswith(plain) else ""
     # Mistral's blank before an answer is part of the answer: nothing opens a turn there.
     return (header, False) if header.strip() else ("", True)
 
@@ -400,9 +400,7 @@ def _marks_hold(template: ChatTemplate) -> bool:
         inside = any(a <= start and start + len(message["content"]) <= b for a, b in marks)
         touched = any(a < start + len(message["content"]) and start < b for a, b in marks)
         if start < 0 or (message["role"] == "assistant" and not inside) or (message["role"] == "user" and touched):
-            log.warning(
-                "The {%% generation %%} marks of %s point to the wrong text; turns are found without.", template.name
-            )
+            log.warning("The {%% generation %%} marks of %s are at the wrong text and are not used.", template.name)
             return False
     return True
 
@@ -412,13 +410,13 @@ def _check_built_in(section: DataSection, finder: TurnFinder, added: Sequence[st
     if section.chat_template in BUILT_IN and end not in added:
         raise UserInputError(
             f"The chat template '{section.chat_template}' does not fit this tokenizer.",
-            why=f"It ends a turn with {end or 'nothing'}, which is none of the tokenizer's special tokens: the model "
-            "would learn to write it letter by letter, and nothing would stop on it.",
+            why=f"It ends a turn with {end or 'nothing'}, which is not a special token of this tokenizer: the model "
+            "would learn to spell it out, and generation would not stop on it.",
             fix="Use a template of the model's own family, or a tokenizer that has the token.",
         )
 
 
-def _prove(chat: ChatRenderer) -> None:
+def _check_turns_are_found(chat: ChatRenderer) -> None:
     """Raise before training if the assistant's turns cannot be found in a small conversation."""
     said: list[Message] = [{"role": "user", "content": "Which one?"}, {"role": "assistant", "content": "That one."}]
     try:
@@ -426,16 +424,16 @@ def _prove(chat: ChatRenderer) -> None:
         found = [text[start:end] for start, end in turns]
     except RowProblem as problem:
         raise UserInputError(
-            "Which tokens the assistant says cannot be told.", why=f"On a small conversation: {problem}", fix=_FIX
+            "Cannot determine which tokens are the assistant's.", why=f"On a test conversation: {problem}", fix=_FIX
         ) from problem
     if len(found) != 1 or "That one." not in found[0] or "Which one?" in found[0]:
         raise UserInputError(
-            "Which tokens the assistant says cannot be told.",
-            why=f"{chat.template.name} puts a small conversation in an order that hides it: {text[:200]!r}",
+            "Cannot determine which tokens are the assistant's.",
+            why=f"{chat.template.name} renders a test conversation ambiguously: {text[:200]!r}",
             fix=_FIX,
         )
     if not chat.finder.end_of_turn:
         log.warning(
-            "%s writes no token at the end of the assistant's turn: the model does not learn when to stop.",
+            "%s ends the assistant's turn without a token: the model does not learn when to stop.",
             chat.template.name,
         )

@@ -1,4 +1,4 @@
-"""What in the data would spoil a training? Refusals and warnings, told before the first step."""
+"""What in the data would harm training? Errors and warnings, reported before the first step."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from shardtune.config.suggestions import nearest
 from shardtune.data.histogram import share
 from shardtune.data.inspect import NAMES, stored_rows
 from shardtune.data.messages import KNOWN_ROLES
-from shardtune.data.show_rows import spread, visible
+from shardtune.data.show_rows import evenly_spaced, visible
 from shardtune.errors import UserInputError
 from shardtune.terminal import count
 
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
     from shardtune.data.prepared import Prepared, PreparedCounts
 
 _MANY = 0.2  # of the rows: repeated, or cut
-_SOME_EMPTY = 0.01  # of the rows: sets have a blank one here and there; more is a column that is not what it seems
+_SOME_EMPTY = 0.01  # of the rows: a few blank ones are common; more suggests that the wrong column is read
 _LEAKED = 0.5  # of the validation rows: then validation measures memory
-_LOOKED_AT = 2000  # rows whose beginning is read: a second begin token is the template's doing, so in all or none
+_CHECKED = 2000  # rows whose beginning is read: a second begin token comes from the template, so in all rows or none
 _PLACES = 3
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Something about the data that its owner should know. An error refuses the training."""
+    """A problem in the data. An error stops the run before training."""
 
     level: Literal["error", "warning"]
     what: str
@@ -38,23 +38,23 @@ class Finding:
 
 
 def enforce(findings: list[Finding]) -> list[Finding]:
-    """Raise one error that tells all refusals; otherwise return the warnings."""
+    """Raise one error with all problems of level error; otherwise return the warnings."""
     errors = [finding for finding in findings if finding.level == "error"]
     if len(errors) == 1:
         raise UserInputError(errors[0].what, why=errors[0].why, fix=errors[0].fix)
     if errors:
-        told = "".join(f"\n- {f.what}\n    why: {f.why}\n    fix: {f.fix}" for f in errors)
-        raise UserInputError(f"The data cannot be trained on, for {len(errors)} reasons:{told}")
+        reasons = "".join(f"\n- {f.what}\n    why: {f.why}\n    fix: {f.fix}" for f in errors)
+        raise UserInputError(f"The data cannot be trained on, for {len(errors)} reasons:{reasons}")
     return [finding for finding in findings if finding.level == "warning"]
 
 
 @dataclass(frozen=True)
 class ModelLimits:
-    """What the model can read; None where that is not known, and is not checked.
+    """The model's limits; None where unknown, and then not checked.
 
     Attributes:
         vocabulary: Rows of its embedding.
-        positions: Longest row it was made for.
+        positions: Longest row it was trained for.
     """
 
     vocabulary: int | None
@@ -116,7 +116,7 @@ def _unsupervised(counts: PreparedCounts, name: str) -> Iterator[Finding]:
     if not counts.supervised:
         yield Finding(
             "error",
-            f"No {NAMES[name]} row has a token that carries loss.",
+            f"No {NAMES[name]} row has a supervised token.",
             f"{counts.read:,} rows were read; {counts.dropped_unsupervised:,} had no supervised token within "
             f"max_length, {counts.dropped_short:,} were empty.",
             "Check data.train_on, data.format and the template; raise data.max_length if prompts fill it.",
@@ -125,16 +125,15 @@ def _unsupervised(counts: PreparedCounts, name: str) -> Iterator[Finding]:
     if counts.without_assistant:
         yield Finding(
             "warning",
-            f"{_rows(counts.without_assistant, name)} left out: no assistant turn in them carries loss.",
-            "Nothing is learnt from a conversation in which the assistant does not speak.",
-            "Check the roles in these rows, or set data.train_on: all to learn every turn.",
+            f"{_rows(counts.without_assistant, name)} dropped: no supervised assistant turn.",
+            "A conversation without an assistant turn has nothing to train on.",
+            "Check the roles in these rows, or set data.train_on: all to train on every turn.",
         )
     if counts.dropped_unsupervised > counts.without_assistant:
         yield Finding(
             "warning",
-            f"{_rows(counts.dropped_unsupervised - counts.without_assistant, name)} left out: no token of theirs is "
-            "supervised.",
-            "Nothing is learnt from them: they have no answer, or their prompt fills max_length.",
+            f"{_rows(counts.dropped_unsupervised - counts.without_assistant, name)} dropped: no supervised token.",
+            "They have no answer, or the prompt alone fills max_length.",
             "Check these rows, or raise data.max_length.",
         )
 
@@ -143,10 +142,10 @@ def _unknown_tokens(counts: PreparedCounts, name: str, vocabulary: int | None) -
     if vocabulary is not None and counts.largest_id >= vocabulary:
         yield Finding(
             "error",
-            f"The {NAMES[name]} data holds token {counts.largest_id}, but the model has embeddings for {vocabulary} "
-            "tokens only.",
-            "The tokenizer is not the one this model was made for, or tokens were added to it afterwards.",
-            "Set model.tokenizer_name_or_path to the model's own tokenizer; name tokens that the model shall learn in "
+            f"The {NAMES[name]} data contains token id {counts.largest_id}, but the model has only {vocabulary} "
+            "embeddings.",
+            "The tokenizer does not belong to this model, or tokens were added to it.",
+            "Set model.tokenizer_name_or_path to the model's own tokenizer; list tokens the model should learn in "
             "model.new_tokens.",
         )
 
@@ -155,16 +154,15 @@ def _double_begin(prepared: Prepared, name: str, tokenizer: PreTrainedTokenizerB
     begin = tokenizer.bos_token_id
     if begin is None:
         return
-    looked_at = spread(len(prepared), _LOOKED_AT)
-    twice = [number for number in looked_at if prepared.row(number)[0][:2].tolist() == [begin, begin]]
+    checked = evenly_spaced(len(prepared), _CHECKED)
+    twice = [number for number in checked if prepared.row(number)[0][:2].tolist() == [begin, begin]]
     if twice:
         yield Finding(
             "error",
-            f"{len(twice):,} of {len(looked_at):,} {NAMES[name]} rows looked at begin with {tokenizer.bos_token} "
-            "twice.",
-            f"The data or the template writes it and the tokenizer adds it (first in row {twice[0]}). The model has "
-            "never seen that.",
-            f"Take {tokenizer.bos_token} out of the data, data.prompt_template or data.chat_template.",
+            f"{len(twice):,} of {len(checked):,} {NAMES[name]} rows checked begin with {tokenizer.bos_token} twice.",
+            f"The data or the template contains it and the tokenizer adds another (first in row {twice[0]}). The model "
+            "was not pretrained on that.",
+            f"Remove {tokenizer.bos_token} from the data, data.prompt_template or data.chat_template.",
         )
 
 
@@ -174,7 +172,7 @@ def _skipped(counts: PreparedCounts, name: str) -> Iterator[Finding]:
             "warning",
             f"{_rows(counts.skipped_errors, name)} skipped as unreadable (data.on_error: skip).",
             "The first: " + "; ".join(visible(" ".join(place.split())) for place in counts.errors[:_PLACES]),
-            "Repair them, or set data.on_error: stop to be told at the first.",
+            "Fix them, or set data.on_error: stop to stop at the first one.",
         )
 
 
@@ -185,12 +183,12 @@ def _empty(prepared_set: PreparedSet, counts: PreparedCounts, name: str) -> Iter
     choice = prepared_set.choice
     column = f"The column '{choice.columns[-1 if choice.name.startswith('prompt') else 0]}'"
     if len(prepared_set.about.get("sources", ())) > 1:
-        column = "The text, the answer or the conversation"
+        column = "The text, answer or conversation column"
     yield Finding(
         "warning",
-        f"{_rows(empty.rows, name)} ({share(empty.rows, counts.read)}) left out as empty.",
-        f"{column} is missing, null or blank there; first in {visible(empty.first)}.",
-        "Check how the column is named and filled in these rows, or take them out.",
+        f"{_rows(empty.rows, name)} ({share(empty.rows, counts.read)}) dropped as empty.",
+        f"{column} is missing, null or blank; first in {visible(empty.first)}.",
+        "Check the column's name and content in these rows, or remove the rows.",
     )
 
 
@@ -200,16 +198,16 @@ def _remarked(counts: PreparedCounts, name: str) -> Iterator[Finding]:
         if remark.kind == "empty turn":
             yield Finding(
                 "warning",
-                f"{rows} with an assistant turn of which nothing is rendered.",
-                "Its content is null or empty (or the template drops it). Learnt, it would teach the model to say "
-                f"nothing, so it carries no loss unless data.train_on is all. {first}",
-                "Check these turns, or take them out.",
+                f"{rows} with an assistant turn that renders to nothing.",
+                "Its content is null or empty (or the template drops it). Training on it would teach the model to "
+                f"answer nothing, so it is not supervised unless data.train_on is all. {first}",
+                "Check these turns, or remove them.",
             )
         elif remark.kind == "lost tool calls":
             yield Finding(
                 "warning",
                 f"{rows} with tool calls that the chat template does not render.",
-                "The model does not learn to call these tools; a turn with nothing else in it carries no loss. "
+                "The model does not learn to call these tools; a turn that has only tool calls is not supervised. "
                 f"{first}",
                 "Set data.chat_template to one that renders tool_calls, or write the calls into the content.",
             )
@@ -218,7 +216,7 @@ def _remarked(counts: PreparedCounts, name: str) -> Iterator[Finding]:
             yield Finding(
                 "warning",
                 f"{rows} with a message of the unknown role '{visible(remark.detail)}'.",
-                f"It may be rendered, but carries no loss unless data.train_on is all. {first}",
+                f"It may be rendered, but is not supervised unless data.train_on is all. {first}",
                 f"Did you mean '{meant}'?" if meant else f"The known roles are {', '.join(KNOWN_ROLES)}.",
             )
 
@@ -232,9 +230,9 @@ def _no_end(prepared_set: PreparedSet) -> Iterator[Finding]:
         yield Finding(
             "warning" if meant else "error",
             "No training row has a supervised end-of-sequence token.",
-            "The model never learns to stop: it writes on until it is cut off.",
+            "The model never learns to stop generating.",
             "Set data.append_eos: true; for chat, check that the template ends the assistant's turn with the "
-            "tokenizer's end token; raise data.max_length if rows lose their end.",
+            "tokenizer's end token; raise data.max_length if rows are truncated.",
         )
     elif not _setting(prepared_set.train, "concatenate", False):  # a stretch of a corpus may hold no end
         lost = counts.cut + counts.split
@@ -242,9 +240,9 @@ def _no_end(prepared_set: PreparedSet) -> Iterator[Finding]:
             "warning",
             f"{_rows(counts.without_eos, 'train')} ({share(counts.without_eos, counts.rows)}) without a supervised "
             "end-of-sequence token.",
-            f"{count(lost, 'row')} cut or split at data.max_length, which takes the end off."
+            f"{count(lost, 'row')} truncated or split at data.max_length, which removes the end."
             if lost
-            else "Their text ends without.",
+            else "Their text ends without one.",
             "Raise data.max_length." if lost else "Set data.append_eos: true, or check the end of these rows.",
         )
 
@@ -256,11 +254,11 @@ def _leaked(prepared_set: PreparedSet) -> Iterator[Finding]:
     held_out = isinstance(prepared_set.about.get("settings", {}).get("val_split"), float)
     yield Finding(
         "error" if leaked > _LEAKED * rows else "warning",
-        f"{leaked:,} of {rows:,} validation rows also stand in the training data ({share(leaked, rows)}).",
-        "The validation loss then measures what was memorised, and falls while the model gets worse on new text.",
-        "Raise data.max_length: these rows differ only in what is cut off, or in columns whose text is the same."
+        f"{leaked:,} of {rows:,} validation rows are also in the training data ({share(leaked, rows)}).",
+        "The validation loss then measures memorisation, and falls even while the model gets worse on new text.",
+        "Raise data.max_length: these rows differ only in what is truncated, or in columns that are not read."
         if held_out
-        else "Take them out of one of the two splits, or hold out a share of the training rows instead "
+        else "Remove them from one of the two splits, or hold out a share of the training rows instead "
         "(data.val_split: 0.05): rows with the same content then stay on one side.",
     )
 
@@ -270,9 +268,9 @@ def _repeated(prepared: Prepared) -> Iterator[Finding]:
     if repeated > _MANY * stored:
         yield Finding(
             "warning",
-            f"{_rows(repeated, 'train')} ({share(repeated, stored)}) the same as an earlier one.",
-            "They are learnt that many times more often, and by heart.",
-            "Remove the repetitions, unless they are meant as a weight.",
+            f"{_rows(repeated, 'train')} ({share(repeated, stored)}) identical to an earlier row.",
+            "Duplicated rows weigh more in training and are memorised.",
+            "Remove the duplicates, unless they are meant as a weight.",
         )
 
 
@@ -280,11 +278,11 @@ def _cut(prepared: Prepared) -> Iterator[Finding]:
     cut, stored = prepared.counts.cut, stored_rows(prepared)
     if cut > _MANY * stored:
         p95 = prepared.manifest.get("uncut_p95")  # of the rows' lengths before they were cut
-        enough = f"Set data.max_length: {p95}, into which 95 % of the rows fit" if p95 else "Raise data.max_length"
+        enough = f"Set data.max_length: {p95}, which fits 95 % of the rows" if p95 else "Raise data.max_length"
         yield Finding(
             "warning",
-            f"{_rows(cut, 'train')} ({share(cut, stored)}) cut at data.max_length.",
-            f"What stood behind is not learnt, nor where to stop: only {share(stored - cut, stored)} of the rows fit.",
+            f"{_rows(cut, 'train')} ({share(cut, stored)}) truncated at data.max_length.",
+            f"Their ends are not trained on, nor where to stop: only {share(stored - cut, stored)} of the rows fit.",
             f"{enough}, or set data.long_rows: split or drop.",
         )
 
@@ -294,8 +292,8 @@ def _beyond_positions(prepared_set: PreparedSet, positions: int | None) -> Itera
     if positions is not None and max_length > positions:
         yield Finding(
             "warning",
-            f"data.max_length is {max_length:,}, but the model was made for rows of at most {positions:,} tokens.",
-            "Positions beyond that were never trained (max_position_embeddings in its config.json, with rope scaling).",
+            f"data.max_length is {max_length:,}, but the model supports rows of at most {positions:,} tokens.",
+            "Positions beyond that were never trained (max_position_embeddings in its config.json, with RoPE scaling).",
             f"Set data.max_length: {positions} or less, or use a model with a longer context.",
         )
 
@@ -307,8 +305,8 @@ def _never_seen(prepared: Prepared, new_tokens: Mapping[str, int]) -> Iterator[F
         yield Finding(
             "warning",
             f"model.new_tokens: {names} {'is' if len(missing) == 1 else 'are'} in no training row.",
-            "Nothing is learnt of a token that never occurs; its rows stay close to where they start.",
-            "Check how it is written in the data and the templates, or take it out of model.new_tokens.",
+            "A token that never occurs is not trained: its embedding stays close to its initial value.",
+            "Check how it is written in the data and the templates, or remove it from model.new_tokens.",
         )
 
 

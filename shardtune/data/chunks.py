@@ -46,7 +46,7 @@ def rows_of(chunk: Chunk) -> Iterator[tuple[int, Row | BadRow]]:
     )
 
 
-def place(chunk: Chunk, number: int) -> str:
+def location(chunk: Chunk, number: int) -> str:
     """Where a row stands: `file:line`, or `file, row N` where a file has no lines."""
     return f"{chunk.file}:{number}" if chunk.unit == "line" else f"{chunk.file}, row {number}"
 
@@ -97,8 +97,8 @@ def _utf8(line: bytes) -> str | BadRow:
 
 
 def _undecodable(error: UnicodeDecodeError, line: bytes) -> BadRow:
-    told = f"not UTF-8: byte 0x{line[error.start]:02x} at column {error.start + 1}"
-    return BadRow(told, line[:SHOWN].decode("utf-8", "replace"))
+    problem = f"not UTF-8: byte 0x{line[error.start]:02x} at column {error.start + 1}"
+    return BadRow(problem, line[:SHOWN].decode("utf-8", "replace"))
 
 
 def _json_row(line: str | BadRow) -> Row | BadRow:

@@ -20,11 +20,13 @@ if TYPE_CHECKING:
     from shardtune.config.schema import DataSection
     from shardtune.data.formats import FormatChoice
 
-Joining = Literal["no", "lines", "documents"]
+Concatenation = Literal["no", "lines", "documents"]
 _PIECE = 4096  # characters tokenised at once: some tokenizers mark the start of every text they are given
 
 
-def joining_of(section: DataSection, choice: FormatChoice, texts: Sequence[str], *, from_text_file: bool) -> Joining:
+def choose_concatenation(
+    section: DataSection, choice: FormatChoice, texts: Sequence[str], *, from_text_file: bool
+) -> Concatenation:
     """How rows are joined, by `data.concatenate` and a sample of their texts.
 
     `auto` joins what is a line of a text rather than a text: rows of a .txt file, or single lines of which most still
@@ -38,8 +40,8 @@ def joining_of(section: DataSection, choice: FormatChoice, texts: Sequence[str],
     if choice.name != "text":
         if section.concatenate is True:
             raise UserInputError(
-                f"data.concatenate is true, but the rows are of the format {choice.name}.",
-                why=f"Only a text corpus can be cut anywhere. The format was chosen by: {choice.why}.",
+                f"data.concatenate is true, but the data format is {choice.name}.",
+                why=f"Only plain text can be concatenated and cut anywhere. The format was chosen by: {choice.why}.",
                 fix="Set data.concatenate: auto, or data.format: text.",
             )
         return "no"
@@ -53,14 +55,14 @@ def joining_of(section: DataSection, choice: FormatChoice, texts: Sequence[str],
     return "lines" if section.concatenate == "auto" and lines and torn else "no"
 
 
-def joining_note(joining: Joining) -> str:
+def concatenation_note(joining: Concatenation) -> str:
     """What the format line says about it."""
     if joining == "no":
         return ""
-    ends = "an end token only where a file ends" if joining == "lines" else "an end token behind each row"
+    ends = "an end token only at the end of a file" if joining == "lines" else "an end token after each row"
     return (
-        "rows are joined into one corpus and cut into stretches of data.max_length, with "
-        f"{ends} (set data.concatenate: false to train on each row by itself)"
+        "rows are concatenated and cut into sequences of data.max_length, with "
+        f"{ends} (set data.concatenate: false to train on each row separately)"
     )
 
 
@@ -86,7 +88,7 @@ def document_edges(section: DataSection, tokenizer: PreTrainedTokenizerBase) -> 
     return before, [end] if section.append_eos and end is not None else []
 
 
-class Joiner:
+class Concatenator:
     """Cuts a stream of tokens into stretches of exactly `length`; the last of a source may be shorter."""
 
     def __init__(self, length: int) -> None:

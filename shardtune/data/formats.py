@@ -30,7 +30,7 @@ class Rendered:
         text: All of it.
         spans: Character ranges of `text` that carry loss: sorted, disjoint, half open.
         special: The text already holds its special tokens (chat): the tokenizer adds none, and no end is appended.
-        remarks: What the owner of the row should know; counted, and told as findings.
+        remarks: What the user should know about the row; counted, and reported as findings.
     """
 
     text: str
@@ -133,11 +133,11 @@ def space_before_answer(
         )
         if whole[: len(before)] != before:
             return (
-                "the space before the answer becomes part of the answer's first token, so at inference a prompt must "
-                "end without it"
+                "the space before the answer is part of the answer's first token, so prompts at inference must end "
+                "without it"
             )
         if before != without:
-            return "the space before the answer is a token of its own, so at inference a prompt must end with it"
+            return "the space before the answer is a separate token, so prompts at inference must end with it"
         return ""
     return ""
 
@@ -182,7 +182,7 @@ def _text(row: Mapping[str, Any], column: str) -> str | None:
         return None  # how pandas writes an empty cell
     if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
         return str(value)
-    raise RowProblem(f"the column '{column}' holds a {type(value).__name__}, not text: {str(value)[:80]}")
+    raise RowProblem(f"column '{column}' contains a {type(value).__name__}, not text: {str(value)[:80]}")
 
 
 def _detected(section: DataSection, columns: Sequence[str], sample: Sequence[Mapping[str, Any]]) -> FormatChoice:
@@ -199,10 +199,10 @@ def _detected(section: DataSection, columns: Sequence[str], sample: Sequence[Map
     if any(name in columns for name in _CHAT_COLUMNS):
         return _asked(section, "chat", columns, sample)  # which says what is wrong with it
     raise UserInputError(
-        "The format of the data is not clear.",
+        "Cannot detect the data format.",
         why="None of these was found: a column of messages ('messages' or 'conversations'), the columns 'prompt' and "
         f"'completion', a column '{_TEXT}'. The columns are: {_listed(columns)}.",
-        fix=f"Name what is to be learnt: {_suggestion(columns)}, or data.text_field, or data.messages_field.",
+        fix=f"Set what to train on: {_suggestion(columns)}, data.text_field, or data.messages_field.",
     )
 
 
@@ -246,9 +246,9 @@ def _asked(
 ) -> FormatChoice:
     if section.prompt_template is not None and name != "prompt":
         raise UserInputError(
-            f"data.format is {name}, but data.prompt_template is given.",
-            why="A template makes the text of the format prompt; here it would have no effect.",
-            fix="Take one of the two out.",
+            f"data.format is {name}, but data.prompt_template is set.",
+            why="It applies to data.format: prompt only; here it would have no effect.",
+            fix="Remove one of the two.",
         )
     if name == "text":
         column = section.text_field or _TEXT
@@ -259,7 +259,7 @@ def _asked(
     if name == "prompt":
         if section.prompt_template is None:
             raise UserInputError(
-                "data.format is prompt, but data.prompt_template is not given.", fix=f"Set {_suggestion(columns)}."
+                "data.format is prompt, but data.prompt_template is not set.", fix=f"Set {_suggestion(columns)}."
             )
         needed = Template.parse(section.prompt_template).columns
         _require_columns(needed, columns, "data.prompt_template")
@@ -277,9 +277,9 @@ def _no_text_column(columns: Sequence[str], sample: Sequence[Mapping[str, Any]])
     return UserInputError(
         f"data.format is text, but the data has no column '{_TEXT}'.",
         why=f"Its columns are: {_listed(columns)}.",
-        fix=f"The column '{messages}' holds messages: set data.format: chat and data.messages_field: {messages}."
+        fix=f"The column '{messages}' contains messages: set data.format: chat and data.messages_field: {messages}."
         if messages
-        else "Set data.text_field to the column that holds the text.",
+        else "Set data.text_field to the column with the text.",
     )
 
 
@@ -293,26 +293,26 @@ def _chat_choice(section: DataSection, columns: Sequence[str], sample: Sequence[
         raise UserInputError(
             "data.format is chat, but no column of messages was found.",
             why=f"Looked for 'messages' and 'conversations'. The columns are: {_listed(columns)}.",
-            fix="Set data.messages_field to the column that holds the messages.",
+            fix="Set data.messages_field to the column with the messages.",
         )
     _require_columns([column], columns, "data.messages_field")
     value = _first(column, sample)
     if value is not None and not _holds_messages(column, sample):
         raise UserInputError(
-            f"The column '{column}' does not hold messages.",
+            f"The column '{column}' does not contain messages.",
             why=f"The first is a {type(value).__name__}: {str(value)[:80]}",
-            fix='Each row wants a list such as [{"role": "user", "content": "…"}, {"role": "assistant", …}] '
+            fix='Each row must be a list such as [{"role": "user", "content": "…"}, {"role": "assistant", …}] '
             '(or "from" and "value"); set data.messages_field or data.format.',
         )
     sharegpt = _is_sharegpt(value)
     extra = [name for name in (*(["system"] if sharegpt else []), "tools") if name in columns]
-    why = f"column '{column}' holds messages in the {'ShareGPT' if sharegpt else 'OpenAI'} form"
+    why = f"column '{column}' contains messages in {'ShareGPT' if sharegpt else 'OpenAI'} format"
     return FormatChoice("chat", why + _with_extra(extra), (column, *extra))
 
 
 def _pair_of_messages(columns: Sequence[str]) -> FormatChoice:
     extra = [name for name in ("tools",) if name in columns]
-    why = "columns 'prompt' and 'completion' hold messages"
+    why = "columns 'prompt' and 'completion' contain messages"
     return FormatChoice("chat", why + _with_extra(extra), (*_PAIR, *extra))
 
 
@@ -330,9 +330,9 @@ def _check_loss(section: DataSection, choice: FormatChoice) -> None:
     }[choice.name]
     if section.train_on not in fits:
         raise UserInputError(
-            f"data.train_on is {section.train_on}, which rows of the format {choice.name} do not have.",
+            f"data.train_on: {section.train_on} does not apply to the data format {choice.name}.",
             why=f"The format was chosen by: {choice.why}.",
-            fix=f"Set data.train_on to {' or '.join(fits)}, or data.format to what the rows are.",
+            fix=f"Set data.train_on to {' or '.join(fits)}, or data.format to the format of the rows.",
         )
 
 
@@ -342,7 +342,7 @@ def _require_columns(needed: Sequence[str], columns: Sequence[str], key: str) ->
         raise UserInputError(
             f"The data has no column {', '.join(repr(m) for m in missing)}, which {key} names.",
             why=f"Its columns are: {_listed(columns)}.",
-            fix=f"Set {key.split(':')[0]} to what the data holds.",
+            fix=f"Set {key.split(':')[0]} to match the data.",
         )
 
 
@@ -355,14 +355,14 @@ def _require_text(choice: FormatChoice, sample: Sequence[Mapping[str, Any]]) -> 
         date = hasattr(value, "isoformat")
         messages = _holds_messages(column, sample)
         raise UserInputError(
-            f"The column '{column}' holds values of the type {type(value).__name__}, not text.",
+            f"The column '{column}' contains values of type {type(value).__name__}, not text.",
             why=f"The first is {str(value)[:80]}."
-            + (" Where all strings of a JSON column look like dates, they are read as dates." if date else ""),
-            fix="Store the text as it is to be learnt, in a column of strings (parquet and csv keep dates as written)."
+            + (" A JSON column whose strings all look like dates is read as dates." if date else ""),
+            fix="Store the text in a column of strings (parquet and csv keep dates as written)."
             if date
             else f"These are messages: set data.format: chat and data.messages_field: {column}."
             if messages
-            else "Name a column of strings in data.text_field or data.prompt_template.",
+            else "Set a column of strings in data.text_field or data.prompt_template.",
         )
 
 
@@ -386,8 +386,8 @@ def _is_sharegpt(value: Any) -> bool:
 def _suggestion(columns: Sequence[str]) -> str:
     """A template out of the columns that are there, where they are called as most sets call them."""
     asked = next((c for c in ("instruction", "question", "input", "query", "prompt") if c in columns), None)
-    told = next((c for c in ("response", "output", "answer", "completion", "target") if c in columns), None)
-    example = f"{{{asked}}}\\n\\n{{{told}}}" if asked and told else "{question}\\n\\n{answer}"
+    answer = next((c for c in ("response", "output", "answer", "completion", "target") if c in columns), None)
+    example = f"{{{asked}}}\\n\\n{{{answer}}}" if asked and answer else "{question}\\n\\n{answer}"
     return f'data.prompt_template (such as "{example}")'
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 PERCENTILES = (1, 25, 50, 75, 90, 95, 99)
 _LONGEST = 5
-_SAME_WORDS = 8  # from so many tokens on, what all of them begin with (a system prompt) is left out
+_SAME_WORDS = 8  # a common beginning of at least this many tokens (a system prompt) is not shown
 NAMES = {"train": "training", "val": "validation"}
 
 
@@ -88,11 +88,11 @@ class Report:
         found = [
             Fact("source", self.source),
             Fact("format", format_line(self.format_name, self.format_why)),
-            Fact("prepared", f"{self.folder} ({'found there' if self.from_cache else 'written now'})"),
+            Fact("prepared", f"{self.folder} ({'cached' if self.from_cache else 'just written'})"),
         ]
         val = next((split.counts.rows for split in self.splits if split.name == "val"), 0)
         if val:
-            found.append(Fact("overlap", f"{self.overlap:,} of {val:,} validation rows also stand in train"))
+            found.append(Fact("overlap", f"{self.overlap:,} of {val:,} validation rows are also in train"))
         return found
 
 
@@ -164,7 +164,7 @@ def split_facts(numbers: SplitNumbers) -> list[Fact]:
         Fact("length", f"shortest {numbers.shortest:,}, mean {numbers.mean:,.0f}, longest {numbers.longest:,}"),
         Fact("", ", ".join(f"p{p} {tokens:,}" for p, tokens in numbers.percentiles.items())),
         Fact("too long", _too_long(counts, numbers.stored, numbers.max_length)),
-        Fact("repeated", f"{_rows_of(counts.duplicates, numbers.stored)} the same as an earlier one"),
+        Fact("repeated", f"{_rows_of(counts.duplicates, numbers.stored)} identical to an earlier row"),
         Fact("end", _end(counts)),
         Fact("packing", packing(numbers)),
     ]
@@ -187,20 +187,20 @@ def packing(numbers: SplitNumbers) -> str:
 
 
 def _left_out(counts: PreparedCounts) -> str:
-    told = [
+    reasons = [
         f"{number:,} {words}"
         for number, words in (
-            (counts.dropped_short, "empty dropped"),
-            (counts.dropped_unsupervised, "without a supervised token dropped"),
-            (counts.skipped_errors, "unreadable skipped"),
+            (counts.dropped_short, "dropped as empty"),
+            (counts.dropped_unsupervised, "dropped without a supervised token"),
+            (counts.skipped_errors, "skipped as unreadable"),
         )
         if number
     ]
-    return f" ({', '.join(told)})" if told else ""
+    return f" ({', '.join(reasons)})" if reasons else ""
 
 
 def _too_long(counts: PreparedCounts, stored: int, max_length: int) -> str:
-    told = [
+    affected = [
         f"{count(number, 'row')} {words} ({share(number, whole)})"
         for number, words, whole in (
             (counts.cut, "cut", stored),
@@ -209,7 +209,7 @@ def _too_long(counts: PreparedCounts, stored: int, max_length: int) -> str:
         )
         if number
     ]
-    return f"{', '.join(told) or 'no row'} beyond max_length {max_length:,}"
+    return f"{', '.join(affected) or 'no row'} beyond max_length {max_length:,}"
 
 
 def _end(counts: PreparedCounts) -> str:

@@ -26,7 +26,7 @@ def write_page(report: Report, path: Path) -> None:
         raise UserInputError(
             f"The page '{path}' could not be written.",
             why=error.strerror or str(error),
-            fix="Give --html a file in a folder that exists and may be written to.",
+            fix="Pass --html a file in an existing, writable folder.",
         ) from error
 
 
@@ -61,7 +61,7 @@ def _safe(text: str) -> str:
 
 def _findings(report: Report) -> str:
     if not report.findings:
-        return '<div class="finding good"><p class="what"><span class="level">No problem found.</span></p></div>'
+        return '<div class="finding good"><p class="what"><span class="level">No problems found.</span></p></div>'
     return "\n".join(
         f'<div class="finding {f.level}"><p class="what"><span class="level">{f.level}:</span> {_safe(f.what)}</p>'
         f'<p><span class="word">why</span> {_safe(f.why)}</p><p><span class="word">fix</span> {_safe(f.fix)}</p></div>'
@@ -153,7 +153,7 @@ def _rows(report: Report) -> str:
         '<span class="item"><span class="t">not supervised</span></span>'
         '<span class="item"><span class="special">&lt;s&gt;</span> special token</span>'
         '<span class="item">⏎ newline</span> <span class="item">⇥ tab</span>'
-        '<span class="item">Point at a token for its number.</span></p>'
+        '<span class="item">Hover over a token for its id.</span></p>'
     )
     return f"<h2>Rows of {_safe(report.shown_of)}</h2>\n{legend}\n" + "\n".join(_row(row) for row in report.rows)
 
@@ -172,8 +172,8 @@ def _token(piece: Piece) -> str:
     kinds = ["t", *(["learnt"] if piece.supervised else []), *(["special"] if piece.named else [])]
     numbers = " ".join(map(str, piece.ids))
     text = _safe(piece.text).replace("⏎", '<span class="sign">⏎</span>').replace("⇥", '<span class="sign">⇥</span>\t')
-    told = f"token {numbers}{', supervised' if piece.supervised else ''}"
-    return f'<span class="{" ".join(kinds)}" title="{told}">{text}</span>'
+    title = f"token {numbers}{', supervised' if piece.supervised else ''}"
+    return f'<span class="{" ".join(kinds)}" title="{title}">{text}</span>'
 
 
 def _short(number: float) -> str:

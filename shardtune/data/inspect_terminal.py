@@ -12,7 +12,7 @@ from shardtune.data.inspect import Report, SplitNumbers, split_facts
 from shardtune.data.show_rows import ShownRow, as_text, legend
 from shardtune.terminal import say
 
-_WIDEST = 120  # of the plot: longer bars say nothing more
+_WIDEST = 120  # columns of the plot
 
 
 def print_report(console: Console, report: Report) -> None:
@@ -24,7 +24,7 @@ def print_report(console: Console, report: Report) -> None:
         print_rows(console, report.rows, report.shown_of)
     print_findings(console, report.findings)  # last, where the eye is when the prompt comes back
     if not report.findings:
-        console.print(Text.assemble(("\nok", "bold green"), ": nothing in the data speaks against training on it."))
+        console.print(Text.assemble(("\nok", "bold green"), ": no problems found in the data."))
 
 
 def print_findings(console: Console, findings: tuple[Finding, ...] | list[Finding]) -> None:

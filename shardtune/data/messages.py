@@ -32,12 +32,12 @@ class Conversation:
     Attributes:
         messages: At least `role` and `content` each; no field is None.
         tools: JSON schemas of the functions on offer, or None.
-        unlearnt: Numbers of assistant messages that carry no loss (`weight: 0`, or part of a prompt).
+        unsupervised: Numbers of assistant messages that carry no loss (`weight: 0`, or part of a prompt).
     """
 
     messages: list[Message]
     tools: list[dict[str, Any]] | None = None
-    unlearnt: frozenset[int] = frozenset()
+    unsupervised: frozenset[int] = frozenset()
 
 
 def read_conversation(value: Any, *, system: Any = None, tools: Any = None, prompt: Any = None) -> Conversation:
@@ -60,11 +60,11 @@ def read_conversation(value: Any, *, system: Any = None, tools: Any = None, prom
     if isinstance(system, str) and system.strip() and messages[0]["role"] != "system":
         messages.insert(0, {"role": "system", "content": system})
     asked = len(messages) - len(entries)
-    unlearnt = {n for n, message in enumerate(messages) if n < asked and message["role"] == "assistant"}
+    unsupervised = {n for n, message in enumerate(messages) if n < asked and message["role"] == "assistant"}
     for number, message in enumerate(messages):
         if "weight" in message and _weight(message.pop("weight"), number + 1) == 0:
-            unlearnt.add(number)
-    return Conversation(messages, _tools(tools) if tools is not None else None, frozenset(unlearnt))
+            unsupervised.add(number)
+    return Conversation(messages, _tools(tools) if tools is not None else None, frozenset(unsupervised))
 
 
 def looks_like_messages(value: Any) -> bool:
@@ -106,7 +106,7 @@ def _message(entry: Any, number: int) -> Message:
         message = _from_sharegpt(message, number)
     role = message.get("role")
     if not isinstance(role, str) or not role:
-        why = f"has the role {role!r}, which is no name" if role else "has no role"
+        why = f"has the role {role!r}, which is not a string" if role else "has no role"
         raise RowProblem(f"message {number} {why} (its fields: {', '.join(map(str, entry))})")
     if message.get("tool_calls"):
         calls = _entries(message["tool_calls"], f"the field tool_calls of message {number}")
@@ -124,7 +124,7 @@ def _from_sharegpt(message: Message, number: int) -> Message:
     role = _SHAREGPT_ROLES.get(said_by) if isinstance(said_by, str) else None
     if role is None:
         known = ", ".join(_SHAREGPT_ROLES)
-        raise RowProblem(f"message {number} is from {said_by!r}, which is none of {known}")
+        raise RowProblem(f"message {number} is from {said_by!r}, which is not one of {known}")
     message |= {"role": role, "content": message.pop("value", "")}
     if said_by in _CALLS:
         calls = _from_json(message["content"], f"message {number} is a {said_by}, but its value is not JSON")
@@ -144,14 +144,12 @@ def _content(content: Any, number: int) -> Any:
     kinds = ["text" if isinstance(p, str) else p.get("type") if isinstance(p, Mapping) else None for p in parts]
     foreign = [kind for kind in kinds if kind not in ("text", "thinking")]
     if foreign:
-        raise RowProblem(
-            f"the content of message {number} has a part of the type {foreign[0]!r}; only text is trained on"
-        )
+        raise RowProblem(f"the content of message {number} has a part of type {foreign[0]!r}; only text is supported")
     if "thinking" in kinds:
         return parts
     texts = [part if isinstance(part, str) else part.get("text", "") for part in parts]
     if not all(isinstance(text, str) for text in texts):
-        raise RowProblem(f"a text part of message {number} holds no text")
+        raise RowProblem(f"a text part of message {number} contains no text")
     return "".join(texts)
 
 
@@ -172,17 +170,17 @@ def _tool_call(call: Any, number: int) -> dict[str, Any]:
 
 
 def _tools(tools: Any) -> list[dict[str, Any]] | None:
-    entries = _entries(tools, "the column of tools") if not isinstance(tools, str) or tools.strip() else []
-    problem = "the column of tools holds text that is not JSON"
+    entries = _entries(tools, "the tools column") if not isinstance(tools, str) or tools.strip() else []
+    problem = "the tools column contains text that is not JSON"
     read = [_from_json(entry, problem) if isinstance(entry, str) else without_nulls(entry) for entry in entries]
     if not all(isinstance(entry, dict) for entry in read):
-        raise RowProblem("the column of tools holds something other than JSON schemas")
+        raise RowProblem("the tools column contains something other than JSON schemas")
     return read or None
 
 
 def _weight(weight: Any, number: int) -> int:
     if weight not in (0, 1):
-        raise RowProblem(f"message {number} has the weight {weight!r}; only 0 (not learnt) and 1 are known")
+        raise RowProblem(f"message {number} has the weight {weight!r}; only 0 (not supervised) and 1 are supported")
     return int(weight)
 
 

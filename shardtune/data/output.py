@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shardtune.data.chunks import Chunk, place
-from shardtune.data.concatenate import Joiner
+from shardtune.data.chunks import Chunk, location
+from shardtune.data.concatenate import Concatenator
 from shardtune.data.formats import RowRemark
 from shardtune.data.prepared import CountedRemark, PreparedWriter
-from shardtune.data.stages import LENGTH, Recipe, Result, Run, Side, stretches
+from shardtune.data.stages import LENGTH, Recipe, Result, Side, TokenRun, sequence_rows
 
 _ERRORS_KEPT = 10
 _REMARKS_KEPT = 20  # different ones: a column of names read as roles has as many as names
@@ -45,7 +45,7 @@ class Output:
             if remark in known:
                 known[remark] = replace(known[remark], rows=known[remark].rows + len(numbers))
             elif len(known) < _REMARKS_KEPT:
-                known[remark] = CountedRemark(remark.kind, remark.detail, len(numbers), place(chunk, numbers[0]))
+                known[remark] = CountedRemark(remark.kind, remark.detail, len(numbers), location(chunk, numbers[0]))
 
     def finish(self, document: Document | None) -> None:
         """The end of a source."""
@@ -53,10 +53,10 @@ class Output:
             self._join(document, document.end())
             self._add(document, document.joiner.rest())
 
-    def skip(self, side: Side, told: str) -> None:
+    def skip(self, side: Side, error: str) -> None:
         self._tally[side]["skipped_errors"] += 1
         if len(self._errors[side]) < _ERRORS_KEPT:
-            self._errors[side].append(told)
+            self._errors[side].append(error)
 
     def rows(self, side: Side) -> int:
         return self.writers[side].rows
@@ -90,11 +90,11 @@ class Output:
                 return length
         return None
 
-    def _join(self, document: Document, run: Run) -> None:
+    def _join(self, document: Document, run: TokenRun) -> None:
         self._add(document, document.joiner.add(run.ids, run.supervised))
 
     def _add(self, document: Document, cut: list[tuple[NDArray[np.int32], NDArray[np.uint8]]]) -> None:
-        for side, rows in stretches(cut, document.recipe, self._tally).items():
+        for side, rows in sequence_rows(cut, document.recipe, self._tally).items():
             self.writers[side].add(rows)
 
 
@@ -103,11 +103,11 @@ class Document:
 
     def __init__(self, recipe: Recipe, before: list[int], behind: list[int]) -> None:
         self.recipe = recipe
-        self.joiner = Joiner(recipe.max_length)
+        self.joiner = Concatenator(recipe.max_length)
         self.before, self.behind = (before, behind) if recipe.joining == "lines" else ([], [])
         self.file: str | None = None
 
-    def continued(self, file: str, run: Run) -> Iterator[Run]:
+    def continued(self, file: str, run: TokenRun) -> Iterator[TokenRun]:
         if file != self.file:
             if self.file is not None:
                 yield self.end()
@@ -115,12 +115,12 @@ class Document:
         self.file = file
         yield run
 
-    def end(self) -> Run:
+    def end(self) -> TokenRun:
         return _learnt(self.behind)
 
 
-def _learnt(ids: list[int]) -> Run:
-    return Run(np.array(ids, np.int32), np.ones(len(ids), np.uint8))
+def _learnt(ids: list[int]) -> TokenRun:
+    return TokenRun(np.array(ids, np.int32), np.ones(len(ids), np.uint8))
 
 
 def taken_rows(marks: Sequence[int], weights: Sequence[float], seed: int) -> NDArray[np.int64]:

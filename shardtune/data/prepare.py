@@ -13,15 +13,15 @@ import numpy as np
 
 from shardtune import __version__
 from shardtune.data.cache import cache_folder, fingerprint, prepared_once, settings_of, tokenizer_identity
-from shardtune.data.chunks import Chunk, Row, count_rows, place
-from shardtune.data.concatenate import Joining, document_edges, joining_note, joining_of
+from shardtune.data.chunks import Chunk, Row, count_rows, location
+from shardtune.data.concatenate import Concatenation, choose_concatenation, concatenation_note, document_edges
 from shardtune.data.formats import FormatChoice, choose_format, renderer, space_before_answer
 from shardtune.data.output import Document, Output, taken_rows
 from shardtune.data.prepared import SCHEMA, Prepared, PreparedWriter
 from shardtune.data.source import FileSplit, Split, bad_row_error, has_split, open_split, sources_of
 from shardtune.data.stages import Recipe, Result, Side, end_ids
 from shardtune.data.tokens import Encoder
-from shardtune.data.workers import Task, in_order
+from shardtune.data.workers import Task, process_in_order
 from shardtune.errors import UserInputError
 from shardtune.machine import usable_cores
 
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from shardtune.config.schema import DataSection
 
 SET = "set.json"
-_SAMPLE = 200  # rows looked at to choose a format
+_SAMPLE = 200  # rows read to choose a format
 _FEW_ROWS = 2000  # below this, starting workers takes longer than the work
-_TELL_SECONDS = 0.5
+_PROGRESS_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class PreparedSet:
     choice: FormatChoice  # of the first source; `about["sources"]` has each
     folder: Path
     from_cache: bool
-    overlap: int  # validation rows whose tokens also stand in train
+    overlap: int  # validation rows whose tokens are also in train
     about: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
@@ -75,9 +75,9 @@ class PreparedSet:
             overlap, has_val = int(about["overlap"]), bool(about["has_val"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UserInputError(
-                f"'{folder}' is not a whole prepared set.",
+                f"'{folder}' is not a complete prepared dataset.",
                 why=f"{SET}: {type(error).__name__}: {error}",
-                fix="Copy it again, all files of it, or prepare it anew: shardtune data prepare CONFIG",
+                fix="Copy all of its files again, or prepare it again: shardtune data prepare CONFIG",
             ) from error
         val = Prepared.open(folder / "val") if has_val else None
         return cls(Prepared.open(folder / "train"), val, choice, folder, from_cache, overlap, about)
@@ -97,7 +97,7 @@ def prepare(
     workers: int | None = None,
     progress: Progress | None = None,
 ) -> PreparedSet:
-    """The set a config describes, from the cache or made now.
+    """The prepared set of a config, from the cache or made now.
 
     `data.dataset_name_or_path` may also be a prepared set itself (a folder with set.json), for machines that have
     neither the data nor a network.
@@ -111,11 +111,11 @@ def prepare(
     Raises:
         UserInputError: the data cannot be read, or no row is left.
     """
-    tell = progress or (lambda info: None)
+    report = progress or (lambda info: None)
     given = _given_set(section, tokenizer)
     if given is not None:
         return given
-    tell(ProgressInfo("checking"))
+    report(ProgressInfo("checking"))
     train, val = _open_splits(section)
     samples = [split.sample(_SAMPLE) for split in train]
     choices = [_choose(section, tokenizer, *each) for each in zip(train, samples, strict=True)]
@@ -130,8 +130,8 @@ def prepare(
         "tokenizer_identity": tokenizer_identity(tokenizer),
         "settings": settings_of(section),
     }
-    job = _Job(section, seed, tokenizer, train, val, samples, choices, about, workers, tell)
-    from_cache = prepared_once(folder, job.fill, _is_whole, lambda: tell(ProgressInfo("waiting")))
+    job = _Job(section, seed, tokenizer, train, val, samples, choices, about, workers, report)
+    from_cache = prepared_once(folder, job.fill, _is_whole, lambda: report(ProgressInfo("waiting")))
     return PreparedSet.open(folder, from_cache=from_cache).with_formats(choices)
 
 
@@ -155,19 +155,19 @@ def _given_set(section: DataSection, tokenizer: PreTrainedTokenizerBase) -> Prep
     if found.about.get("tokenizer_identity") != tokenizer_identity(tokenizer):
         raise UserInputError(
             f"'{folder}' was prepared with another tokenizer.",
-            why=f"It was prepared with {found.about.get('tokenizer')}; its token ids mean other words to this one.",
-            fix="Use the same tokenizer (model.tokenizer_name_or_path), or prepare the data anew.",
+            why=f"It was prepared with {found.about.get('tokenizer')}; its token ids mean other tokens here.",
+            fix="Use the same tokenizer (model.tokenizer_name_or_path), or prepare the data again.",
         )
     wanted, has = settings_of(section), found.about.get("settings", {})
     differ = sorted(name for name in wanted if wanted[name] != has.get(name))
     if differ:
-        told = ", ".join(
+        changed = ", ".join(
             f"{name} {json.dumps(has.get(name))} there and {json.dumps(wanted[name])} here" for name in differ
         )
         raise UserInputError(
             f"'{folder}' was prepared with other settings.",
-            why=f"Under data: {told}.",
-            fix="Give the config the settings it was prepared with, or prepare the data anew.",
+            why=f"Under data: {changed}.",
+            fix="Use the settings it was prepared with, or prepare the data again.",
         )
     return found
 
@@ -189,22 +189,22 @@ def _choose(section: DataSection, tokenizer: PreTrainedTokenizerBase, split: Spl
     """What the rows of a source are, and what one should know about how they are read."""
     choice = choose_format(section, list(dict.fromkeys(name for row in sample for name in row)), sample)
     joining = _joining(section, split, sample, choice)
-    notes = [*split.notes(), space_before_answer(section, choice, sample, tokenizer), joining_note(joining)]
+    notes = [*split.notes(), space_before_answer(section, choice, sample, tokenizer), concatenation_note(joining)]
     return replace(choice, why="; ".join([choice.why, *filter(None, notes)]))
 
 
-def _joining(section: DataSection, split: Split, sample: list[Row], choice: FormatChoice) -> Joining:
+def _joining(section: DataSection, split: Split, sample: list[Row], choice: FormatChoice) -> Concatenation:
     texts = [str(row.get(choice.columns[0]) or "") for row in sample]
     lines = isinstance(split, FileSplit) and all(file.kind == "text" for file in split.files)
-    return joining_of(section, choice, texts, from_text_file=lines)
+    return choose_concatenation(section, choice, texts, from_text_file=lines)
 
 
 def _refuse_unused_template(section: DataSection, choices: Sequence[FormatChoice]) -> None:
     if section.chat_template is not None and all(choice.name != "chat" for choice in choices):
         raise UserInputError(
-            f"data.chat_template is given, but the rows are of the format {choices[0].name}.",
-            why=f"Only conversations are rendered with it. The format was chosen by: {choices[0].why}.",
-            fix="Take data.chat_template out, or set data.format: chat and data.messages_field.",
+            f"data.chat_template is set, but the data format is {choices[0].name}.",
+            why=f"It renders conversations only. The format was chosen by: {choices[0].why}.",
+            fix="Remove data.chat_template, or set data.format: chat and data.messages_field.",
         )
 
 
@@ -221,7 +221,7 @@ class _Job:
     choices: list[FormatChoice]  # what they are
     about: dict[str, Any]
     workers: int | None
-    tell: Progress
+    report: Progress
 
     def fill(self, folder: Path) -> None:
         share = self.section.val_split if isinstance(self.section.val_split, float) else 0.0
@@ -270,9 +270,9 @@ class _Job:
         """Read and write all splits; rows of the training side before each of them, and after the last."""
         marks: list[int] = []
         totals = [max(split.total, 1) for split in splits]
-        told, began = 0.0, time.monotonic()
+        reported, began = 0.0, time.monotonic()
         document: Document | None = None
-        results = in_order(recipes, _tasks(splits), self._worker_count(splits))
+        results = process_in_order(recipes, _tasks(splits), self._worker_count(splits))
         for number, chunk, result in results:
             if number == len(marks):  # the first of a source
                 output.finish(document)
@@ -280,12 +280,12 @@ class _Job:
                 document = self._document(recipes[number])
             self._take_problems(chunk, result, output, recipes[number].side)
             output.take(chunk, result, document)
-            if (now := time.monotonic()) - told > _TELL_SECONDS:
-                told = now
+            if (now := time.monotonic()) - reported > _PROGRESS_SECONDS:
+                reported = now
                 share = min((number + chunk.position / totals[number]) / len(totals), 1.0)
-                self.tell(ProgressInfo(step, output.read(step), output.tokens(step), share, now - began))
+                self.report(ProgressInfo(step, output.read(step), output.tokens(step), share, now - began))
         output.finish(document)
-        self.tell(ProgressInfo(step, output.read(step), output.tokens(step), 1.0, time.monotonic() - began))
+        self.report(ProgressInfo(step, output.read(step), output.tokens(step), 1.0, time.monotonic() - began))
         return [*marks, output.rows("train")]
 
     def _document(self, recipe: Recipe) -> Document | None:
@@ -295,7 +295,7 @@ class _Job:
         for number, bad in result.problems:
             if self.section.on_error == "stop":
                 raise bad_row_error(chunk, number, bad)
-            output.skip(side, f"{place(chunk, number)}: {bad.message}")
+            output.skip(side, f"{location(chunk, number)}: {bad.message}")
 
     def _worker_count(self, splits: Sequence[Split]) -> int:
         if self.workers is not None:
@@ -310,14 +310,14 @@ class _Job:
         if isinstance(share, float) and output.rows("val" if side == "train" else "train"):
             raise UserInputError(
                 f"data.val_split: {share} leaves no row for {'validation' if side == 'val' else 'training'}.",
-                why=f"{output.read('train') + output.read('val')} rows were read, each drawn by a hash of its content.",
-                fix="Choose another share, or name a split of its own.",
+                why=f"{output.read('train') + output.read('val')} rows were read; a hash of its content assigns each.",
+                fix="Choose another share, or name a separate split.",
             )
         split = self.section.train_split if side == "train" else self.section.val_split
         reasons = {
             "were empty or a single token": counts["dropped_short"],
-            "had no assistant turn that carries loss": counts["without_assistant"],
-            "had no token that carries loss within data.max_length": counts["dropped_unsupervised"]
+            "had no supervised assistant turn": counts["without_assistant"],
+            "had no supervised token within data.max_length": counts["dropped_unsupervised"]
             - counts["without_assistant"],
             "were longer than data.max_length": counts["dropped_long"],
             "could not be read": counts["skipped_errors"],
@@ -347,21 +347,21 @@ class _Job:
 
 def _advice(choice: FormatChoice, counts: Mapping[str, Any], sample: Sequence[Row]) -> str:
     if any(remark.kind == "lost tool calls" for remark in counts["remarks"]):
-        return "Set data.chat_template to one that renders tool_calls: this one leaves them out."
+        return "Set data.chat_template to one that renders tool_calls; this one omits them."
     if counts["without_assistant"]:
         from shardtune.data.messages import roles
 
         found = roles(row.get(choice.columns[choice.columns[0] == "prompt"]) for row in sample)
         return (
-            "Give each conversation a turn with the role assistant (in ShareGPT's form: gpt) that says something, or "
-            "set data.train_on: all to learn every turn."
-            + (f" The roles found are: {', '.join(found)}." if found else "")
+            "Give each conversation a non-empty turn with the role assistant (ShareGPT format: gpt), or set "
+            "data.train_on: all to train on every turn."
+            + (f" The roles in the data are: {', '.join(found)}." if found else "")
         )
     if counts["dropped_unsupervised"] or counts["dropped_long"]:
-        return "Raise data.max_length: prompts fill it, or rows are longer."
+        return "Raise data.max_length: prompts fill it, or rows exceed it."
     named = {"text": "data.text_field", "prompt": "data.prompt_template", "chat": "data.messages_field"}
     where = named.get(choice.name, "data.format")
-    return f"Check the columns that are read ({', '.join(choice.columns)}), or name others in {where}."
+    return f"Check the columns that are read ({', '.join(choice.columns)}), or set others in {where}."
 
 
 def _tasks(splits: Sequence[Split]) -> Iterator[Task]:

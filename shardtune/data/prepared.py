@@ -154,13 +154,13 @@ class Prepared:
             found = _read_packs(file, rows)
             if found is not None:
                 return found
-            log.warning("%s is damaged, of other rows or of another version: it is made again", file)
+            log.warning("%s is damaged, or was written for other rows or by another version: rebuilding it", file)
         packs = pack(self.lengths, capacity)
         content = np.concatenate([[len(packs)], packs.offsets, packs.rows]).astype(np.int64).tobytes()
         try:
             _write_whole(file, content + hashlib.sha256(rows + content).digest())
         except OSError as error:  # a prepared set on a disk that may only be read
-            log.info("packs of %s are not kept: %s", self.folder, error)
+            log.info("packs of %s are not cached: %s", self.folder, error)
         return packs
 
     def _map(self, name: str) -> NDArray[Any]:
@@ -182,15 +182,15 @@ def read_manifest(folder: Path) -> dict[str, Any]:
                 _check_file(folder / name, entry)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserInputError(
-            f"'{folder}' is not a whole prepared dataset.",
+            f"'{folder}' is not a complete prepared dataset.",
             why=f"{type(error).__name__}: {error}",
-            fix="Copy it again, all files of it, or delete it and prepare it anew: shardtune data prepare CONFIG",
+            fix="Copy all of its files again, or delete it and prepare it again: shardtune data prepare CONFIG",
         ) from error
     if version != SCHEMA:
         raise UserInputError(
             f"'{folder}' was prepared by another version of shardtune.",
-            why=f"Its files have the layout {version}; this version reads {SCHEMA}.",
-            fix="Prepare it anew: shardtune data prepare CONFIG",
+            why=f"Its files have format {version}; this version reads format {SCHEMA}.",
+            fix="Prepare it again: shardtune data prepare CONFIG",
         )
     return dict(manifest)
 
@@ -206,7 +206,7 @@ class PreparedWriter:
         self._files = {name: (folder / name).open("wb") for name in _TYPES if name != "taken.bin"}
         self._files["offsets.bin"].write(np.zeros(1, np.int64).tobytes())
         self._hashes: list[NDArray[np.uint64]] = []
-        self.tokensless: list[NDArray[np.bool_]] = []
+        self._without_end: list[NDArray[np.bool_]] = []
         self._largest = 0
 
     def add(self, rows: EncodedRows) -> None:
@@ -217,7 +217,7 @@ class PreparedWriter:
         self.rows += len(rows.lengths)
         self.tokens += len(rows.ids)
         self._hashes.append(rows.hashes)
-        self.tokensless.append(~rows.has_end)
+        self._without_end.append(~rows.has_end)
         self._largest = max(self._largest, int(rows.ids.max(initial=0)))
 
     def hashes(self) -> NDArray[np.uint64]:
@@ -250,7 +250,7 @@ class PreparedWriter:
     def _count(self, tally: dict[str, Any], taken: NDArray[np.int64] | None) -> PreparedCounts:
         lengths = np.diff(np.fromfile(self.folder / "offsets.bin", np.int64))
         learnt = np.fromfile(self.folder / "learnt.bin", np.int32)
-        endless = np.concatenate(self.tokensless) if self.tokensless else np.empty(0, np.bool_)
+        endless = np.concatenate(self._without_end) if self._without_end else np.empty(0, np.bool_)
         if taken is not None:
             lengths, learnt, endless = lengths[taken], learnt[taken], endless[taken]
         hashes = self.hashes()
@@ -287,7 +287,7 @@ def _check_file(file: Path, entry: dict[str, Any]) -> None:
     if size != entry["bytes"]:
         raise ValueError(f"{file.name} has {size} bytes instead of {entry['bytes']}")
     if entry["sha256"] is not None and _checksum(file) != entry["sha256"]:
-        raise ValueError(f"{file.name} has other bytes than were written")
+        raise ValueError(f"the checksum of {file.name} does not match")
 
 
 def _checksum(file: Path) -> str:

@@ -23,9 +23,9 @@ from shardtune.errors import UserInputError
 
 CHUNK_BYTES = 256 * 1024
 CHUNK_ROWS = 512
-_LONGEST_LINE = 64 * 2**20  # what is longer is no row of a file of lines
+_LONGEST_LINE = 64 * 2**20  # anything longer is not a row of a line-based file
 _BETWEEN = re.compile(r"[ \t\r\n,]*")
-_GOES_ON = "may go on"
+_INCOMPLETE = "may continue"
 _COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 KINDS = {
     ".jsonl": "jsonl", ".json": "json", ".csv": "csv", ".tsv": "csv", ".txt": "text", ".parquet": "parquet",
@@ -36,8 +36,8 @@ DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bar
 _LINES_LOOKED_AT = 50  # of a .csv, to see its delimiter
 # What a file of text cannot begin with: (what begins so, what to do).
 _FOREIGN_BEGINNINGS = {
-    b"PAR1\x15": ("a parquet file", "Name it .parquet."),
-    b"ARROW1\0": ("an arrow file", "Name it .arrow."),
+    b"PAR1\x15": ("a parquet file", "Rename it to .parquet."),
+    b"ARROW1\0": ("an arrow file", "Rename it to .arrow."),
     b"PK\x03\x04": ("a zip archive (or .xlsx)", "Unpack it, or save the sheet as .csv."),
     b"\x1f\x8b": ("compressed with gzip", "Add .gz to its name."),
     b"\x28\xb5\x2f\xfd": ("compressed with zstd", "Add .zst to its name."),
@@ -106,9 +106,9 @@ class DataFile:
         fitting = [sign for sign in DELIMITERS if _makes_columns(lines, sign)]
         if len(fitting) > 1 and "," not in fitting:
             raise UserInputError(
-                f"'{self.name}' may be separated by {' or '.join(DELIMITERS[sign] for sign in fitting)}.",
-                why=f"Each makes columns of its header: {lines[0].strip()[:SHOWN]}",
-                fix="Save it with commas, with cells that hold one in quotes.",
+                f"The delimiter of '{self.name}' is ambiguous: {' or '.join(DELIMITERS[sign] for sign in fitting)}.",
+                why=f"Each splits its header into columns: {lines[0].strip()[:SHOWN]}",
+                fix="Save it comma-separated, with cells that contain commas in quotes.",
             )
         return "," if "," in fitting or not fitting else fitting[0]
 
@@ -116,7 +116,7 @@ class DataFile:
 def _refuse_foreign(name: str, beginning: bytes) -> None:
     for mark, (what, fix) in _FOREIGN_BEGINNINGS.items():
         if beginning.startswith(mark):
-            raise UserInputError(f"'{name}' cannot be read as its ending says: it is {what}.", fix=fix)
+            raise UserInputError(f"'{name}' does not match its extension: it is {what}.", fix=fix)
 
 
 def _raw(file: DataFile) -> Any:
@@ -192,11 +192,11 @@ def _json_values(stream: IO[str]) -> Iterator[tuple[int, Any]]:
         try:
             value, at = decoder.raw_decode(text, begin)
             if at == len(text) and not ended:
-                raise json.JSONDecodeError(_GOES_ON, text, at)  # a number might
+                raise json.JSONDecodeError(_INCOMPLETE, text, at)  # a number might
         except json.JSONDecodeError as error:
             # Where the text ends in the middle of a value, more of the file may complete it.
             more = "" if ended else stream.read(max(CHUNK_BYTES, len(text)))
-            if not more and (ended or error.msg != _GOES_ON):
+            if not more and (ended or error.msg != _INCOMPLETE):
                 if text[begin:].strip() != ("]" if listed else ""):
                     yield line + text.count("\n", begin, error.pos), _broken_json(error, text)
                 return
@@ -211,8 +211,8 @@ def _json_values(stream: IO[str]) -> Iterator[tuple[int, Any]]:
 
 def _broken_json(error: json.JSONDecodeError, text: str) -> BadRow:
     start = text.rfind("\n", 0, error.pos) + 1
-    told = f"{error.msg} (column {error.pos - start + 1}); what stands behind it in the file is not read"
-    return BadRow(told, text[start : start + SHOWN].split("\n")[0])
+    problem = f"{error.msg} (column {error.pos - start + 1}); the rest of the file is not read"
+    return BadRow(problem, text[start : start + SHOWN].split("\n")[0])
 
 
 def _csv_chunks(file: DataFile) -> Iterator[Chunk]:
@@ -257,7 +257,7 @@ def _csv_rows(reader: Any, file: DataFile, delimiter: str) -> Iterator[tuple[int
     _refuse_repeated(file.name, header or ())
     if header and header[0].lstrip().startswith("{"):
         raise UserInputError(
-            f"'{file.name}' holds JSON, not CSV.", why=f"It begins with {header[0][:SHOWN]}", fix="Name it .jsonl."
+            f"'{file.name}' holds JSON, not CSV.", why=f"It begins with {header[0][:SHOWN]}", fix="Rename it to .jsonl."
         )
     while (cells := _csv_row(reader)) is not None:
         line, before = before + 1, reader.line_num  # a quoted cell may span lines
@@ -266,9 +266,9 @@ def _csv_rows(reader: Any, file: DataFile, delimiter: str) -> Iterator[tuple[int
         elif len(cells) == len(header or ()):
             yield line, {name: cell or None for name, cell in zip(header or (), cells, strict=True)}
         elif cells:
-            told = f"{len(cells)} cells where the header names {len(header or ())}"
-            quote = f" (a cell that holds {delimiter!r} must be quoted)" if len(cells) > len(header or ()) else ""
-            yield line, BadRow(told + quote, delimiter.join(cells)[:SHOWN])
+            problem = f"{len(cells)} cells, but the header has {len(header or ())}"
+            quote = f" (a cell that contains {delimiter!r} must be quoted)" if len(cells) > len(header or ()) else ""
+            yield line, BadRow(problem + quote, delimiter.join(cells)[:SHOWN])
 
 
 def _refuse_repeated(name: str, columns: Sequence[str]) -> None:
@@ -276,7 +276,7 @@ def _refuse_repeated(name: str, columns: Sequence[str]) -> None:
     repeated = [column for column, times in Counter(columns).items() if times > 1 and column]
     if repeated:
         raise UserInputError(
-            f"'{name}' has more than one column called {repeated[0]!r}.",
+            f"'{name}' has more than one column named {repeated[0]!r}.",
             why=f"Its columns are: {', '.join(columns)}.",
             fix="Rename or remove one of them.",
         )
@@ -287,7 +287,7 @@ def _csv_row(reader: Any) -> list[str] | BadRow | None:
         cells: list[str] | None = next(reader, None)
         return cells
     except csv.Error as error:  # the reader goes on with the next line
-        return BadRow('a quoted cell (") has no end' if "unexpected end" in str(error) else str(error))
+        return BadRow('a quoted cell (") is not closed' if "unexpected end" in str(error) else str(error))
 
 
 def _parquet_chunks(file: DataFile) -> Iterator[Chunk]:

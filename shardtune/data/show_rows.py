@@ -61,7 +61,7 @@ class ShownRow:
         return f"… {self.left_out:,} tokens not shown, {self.left_out_supervised:,} of them supervised …"
 
 
-def spread(rows: int, count: int) -> list[int]:
+def evenly_spaced(rows: int, count: int) -> list[int]:
     """`count` row numbers at equal distances, the first row among them; the same ones every time."""
     count = min(rows, count)
     return [index * rows // count for index in range(count)]
@@ -71,7 +71,7 @@ def show_rows(
     prepared: Prepared, count: int, tokenizer: PreTrainedTokenizerBase, *, limit: int = TOKENS_SHOWN
 ) -> list[ShownRow]:
     """`count` rows, spread over the set."""
-    return [show_row(prepared, number, tokenizer, limit=limit) for number in spread(len(prepared), count)]
+    return [show_row(prepared, number, tokenizer, limit=limit) for number in evenly_spaced(len(prepared), count)]
 
 
 def show_row(

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardtune.config.schema import DataSection
-from shardtune.data.chunks import BadRow, Chunk, Row, count_rows, part_of, place, rows_of
+from shardtune.data.chunks import BadRow, Chunk, Row, count_rows, location, part_of, rows_of
 from shardtune.data.readers import CHUNK_ROWS, DELIMITERS, KINDS, DataFile
 from shardtune.errors import UserInputError
 
@@ -61,31 +61,29 @@ def _check_local(name: str) -> None:
     found = _local_files(name)
     if path.is_file() and not found:
         raise UserInputError(
-            f"'{name}' has the ending '{path.suffix}', which is not a known data format.",
-            fix=f"Known endings: {_ENDINGS}.",
+            f"'{name}' has the extension '{path.suffix}', which is not a supported data format.",
+            fix=f"Supported extensions: {_ENDINGS}.",
         )
     closed = next((file.name for file in found if not os.access(file.name, os.R_OK)), None)
     if closed is not None:
         raise UserInputError(
-            f"'{closed}' may not be read (as user {os.geteuid()}).", fix=f"Change its permissions, or {_KEY}."
+            f"No permission to read '{closed}' (user {os.geteuid()}).", fix=f"Change its permissions, or {_KEY}."
         )
     if found and not any(file.size() for file in found):
-        raise UserInputError(
-            f"The dataset '{name}' is empty.", why="Its files have no bytes in them.", fix=f"Check {_KEY}."
-        )
+        raise UserInputError(f"The dataset '{name}' is empty.", why="Its files have no content.", fix=f"Check {_KEY}.")
     if path.exists() or found:
         return
     if _is_glob(name):
         raise UserInputError(
             f"No data file matches '{name}'.",
-            why=f"Looked in: {Path.cwd()}. Known endings: {_ENDINGS}.",
-            fix=f"Check {_KEY}; ** stands for folders of any depth.",
+            why=f"Searched in: {Path.cwd()}. Supported extensions: {_ENDINGS}.",
+            fix=f"Check {_KEY}; ** matches folders at any depth.",
         )
     if name.startswith(("/", "./", "../", "~")) or name.count("/") > 1 or DataFile.of(name):
         raise UserInputError(
             f"The dataset '{name}' does not exist.",
-            why=f"{_KEY} is written like a local path, so the hub is not asked. Looked at: {path.absolute()}",
-            fix=f"Set {_KEY} to a file ({_ENDINGS}), a glob, a folder of such files, or a hub name.",
+            why=f"{_KEY} looks like a local path, so the Hub is not queried. Looked at: {path.absolute()}",
+            fix=f"Set {_KEY} to a file ({_ENDINGS}), a glob, a folder of such files, or a Hub name.",
         )
 
 
@@ -156,7 +154,7 @@ class FileSplit(Split):
         named = " or ".join(name for sign, name in DELIMITERS.items() if sign in signs)
         separated = [f"cells are separated by {named}"] if signs - {","} else []
         more = f" and {len(unread) - _NAMED} more" if len(unread) > _NAMED else ""
-        return separated + ([f"files that are not read: {', '.join(unread[:_NAMED])}{more}"] if unread else [])
+        return separated + ([f"files not read: {', '.join(unread[:_NAMED])}{more}"] if unread else [])
 
     def chunks(self) -> Iterator[Chunk]:
         with _reading(self.source, self.key):
@@ -257,11 +255,11 @@ def bad_row_error(chunk: Chunk, number: int, bad: BadRow) -> UserInputError:
     from shardtune.data.show_rows import visible
 
     return UserInputError(
-        f"{place(chunk, number)} cannot be used.",
+        f"{location(chunk, number)} cannot be used.",
         why=bad.message[:1].upper() + bad.message[1:] + (f": {visible(_one_line(bad.shown))}" if bad.shown else "."),
         fix="Save the file as UTF-8 (for example: iconv -f latin1 -t utf-8), or set data.on_error: skip."
         if "UTF-8" in bad.message
-        else "Correct it, or set data.on_error: skip to leave such rows out (they are counted).",
+        else "Fix it, or set data.on_error: skip to skip such rows (they are counted).",
     )
 
 
@@ -315,7 +313,9 @@ def _remote_files(url: str) -> list[DataFile]:
     files = [file for file in map(DataFile.of, names) if file]
     if not files:
         raise UserInputError(
-            f"No data file is at '{url}'.", why=f"Known endings: {_ENDINGS}.", fix=f"Name files or a glob in {_KEY}."
+            f"There is no data file at '{url}'.",
+            why=f"Supported extensions: {_ENDINGS}.",
+            fix=f"Set {_KEY} to files or a glob.",
         )
     return files
 
@@ -328,7 +328,7 @@ def _file_split(source: Source, splits: Mapping[str, list[DataFile]], split: str
     parts = ReadInstruction.from_spec(split).to_absolute(_Lengths(source, splits, key))
     names = {part.splitname for part in parts}
     if len(names) > 1:
-        raise ValueError(f"{split} joins several splits; give each as a source of its own")
+        raise ValueError(f"{split} joins several splits; list each as a separate source")
     ranges = tuple((part.from_, part.to) for part in parts if part.to > part.from_)
     if not ranges:
         raise _no_rows(source, split, key)
@@ -368,7 +368,7 @@ def _slice(loaded: Any, split: str) -> Dataset:
 
 @contextmanager
 def _reading(source: Source, key: str, split: str = "") -> Iterator[None]:
-    """What goes wrong in the libraries below, told as the user's question."""
+    """Turns errors of the libraries that read into UserInputErrors."""
     try:
         yield
     except UserInputError:
@@ -377,7 +377,7 @@ def _reading(source: Source, key: str, split: str = "") -> Iterator[None]:
         raise UserInputError(
             f"The dataset '{source.path}' cannot be opened.",
             why=_one_line(error),
-            fix="Install what it names, or copy the files to a local disk.",
+            fix="Install the missing package, or copy the files to a local disk.",
         ) from error
     except (ValueError, OSError, RuntimeError) as error:
         raise _read_error(source, split, key, error) from error
@@ -393,20 +393,20 @@ def _read_error(source: Source, split: str, key: str, error: Exception) -> UserI
     if isinstance(error, ConnectionError) or type(error).__name__ == "DatasetNotFoundError":
         return UserInputError(
             f"The dataset '{source.path}' was not found.",
-            why=f"No file or folder of that name is here, and the hub says: {_one_line(error)}",
+            why=f"There is no local file or folder of that name, and the Hub reports: {_one_line(error)}",
             fix=f"Check {_KEY} and data.dataset_config_name; without a network, use a local file or folder.",
         )
     return UserInputError(
         f"The dataset '{source.path}' could not be read.",
         why=_one_line(error.__cause__ or error),
-        fix=f"Check {_KEY}, data.dataset_config_name and {key}, and that the file is whole.",
+        fix=f"Check {_KEY}, data.dataset_config_name and {key}, and that the file is complete.",
     )
 
 
 def _no_rows(source: Source, split: str, key: str) -> UserInputError:
     return UserInputError(
         f"The split '{split}' of the dataset '{source.path}' has no rows.",
-        fix=f"Check the file, or set {key} to a larger part.",
+        fix=f"Check the file, or set {key} to a larger slice.",
     )
 
 
@@ -414,8 +414,8 @@ def _unknown_split(source: Source, split: str, key: str, found: list[str]) -> Us
     return UnknownSplit(
         f"The dataset '{source.path}' has no split '{split}'.",
         why=f"It has: {', '.join(found)}."
-        + (" A single file or a glob is one split, called train." if found == ["train"] else ""),
-        fix=f"Set {key} to one of these (a slice such as train[:90%] works too).",
+        + (" A single file or a glob is one split named train." if found == ["train"] else ""),
+        fix=f"Set {key} to one of these (slices such as train[:90%] work too).",
     )
 
 

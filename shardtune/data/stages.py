@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardtune.data.chunks import SHOWN, BadRow, Chunk, Row, rows_of
-from shardtune.data.concatenate import Joining, tokens_of_lines
+from shardtune.data.concatenate import Concatenation, tokens_of_lines
 from shardtune.data.formats import Rendered, RowProblem, RowRemark
 from shardtune.data.prepared import EncodedRows
 from shardtune.data.tokens import IGNORED, Encoder
@@ -37,7 +37,7 @@ class Recipe:
     encoder: Encoder
     tokenizer: PreTrainedTokenizerBase
     columns: tuple[str, ...]
-    joining: Joining
+    joining: Concatenation
     max_length: int
     long_rows: Literal["truncate", "drop", "split"]
     ends: tuple[int, ...]
@@ -46,7 +46,7 @@ class Recipe:
 
 
 @dataclass(frozen=True)
-class Run:
+class TokenRun:
     """The tokens of a chunk whose rows are to be joined."""
 
     ids: NDArray[np.int32]
@@ -58,7 +58,7 @@ class Result:
     """A chunk's rows as tokens, by the side they are for, and what was left out."""
 
     rows: dict[Side, EncodedRows]
-    run: Run | None
+    run: TokenRun | None
     tally: dict[Side, Counter[str]]
     problems: list[tuple[int, BadRow]]
     remarks: dict[Side, dict[RowRemark, list[int]]]  # numbers of the rows each is about
@@ -92,7 +92,7 @@ def process(recipe: Recipe, chunk: Chunk) -> Result:
             remarks[side].setdefault(RowRemark("empty row"), []).append(number)
     if recipe.joining == "lines":
         ids = tokens_of_lines([text.text for text in rendered], recipe.tokenizer)
-        return Result({}, Run(ids, np.ones(len(ids), np.uint8)), tally, problems, remarks)
+        return Result({}, TokenRun(ids, np.ones(len(ids), np.uint8)), tally, problems, remarks)
     encoded = recipe.encoder.encode(rendered) if rendered else []
     pairs = [(e.ids, e.labels) for e in encoded]
     if recipe.joining == "documents":
@@ -110,7 +110,7 @@ def is_held_out(row: Row, recipe: Recipe) -> bool:
     return _share(content.encode()) < recipe.held_out
 
 
-def stretches(
+def sequence_rows(
     cut: Sequence[tuple[NDArray[np.int32], NDArray[np.uint8]]], recipe: Recipe, tally: dict[Side, Counter[str]]
 ) -> dict[Side, EncodedRows]:
     """Stretches of a joined corpus as rows. Held out are whole stretches: single lines would tear the text apart."""
@@ -157,7 +157,7 @@ def _rendered(recipe: Recipe, row: Row) -> Rendered | BadRow:
     except RecursionError:
         return BadRow("nested too deeply")
     except UnicodeEncodeError:
-        return BadRow("its text holds half a character (a lone surrogate such as \\ud83d), which is not UTF-8")
+        return BadRow("its text contains a lone surrogate such as \\ud83d, which is not valid UTF-8")
     return rendered
 
 
@@ -165,12 +165,12 @@ def _preview(row: Row) -> str:
     return json.dumps(row, ensure_ascii=True, default=str)[:SHOWN]
 
 
-def _flat(pairs: Iterable[tuple[list[int], list[int]]]) -> Run:
+def _flat(pairs: Iterable[tuple[list[int], list[int]]]) -> TokenRun:
     ids, labels = array("i"), array("i")  # faster than numpy takes lists
     for row_ids, row_labels in pairs:
         ids.fromlist(row_ids)
         labels.fromlist(row_labels)
-    return Run(np.array(ids, np.int32), (np.array(labels) != IGNORED).astype(np.uint8))
+    return TokenRun(np.array(ids, np.int32), (np.array(labels) != IGNORED).astype(np.uint8))
 
 
 def _shaped(recipe: Recipe, pairs: list[tuple[list[int], list[int]]], tally: Counter[str]) -> EncodedRows:

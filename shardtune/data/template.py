@@ -41,7 +41,7 @@ class Template:
             raise UserInputError(
                 "data.prompt_template must name columns as {column}.",
                 why=f"Found: {', '.join('{' + name + '}' for name in written) or 'no column'}.",
-                fix='For example "{instruction}\\n\\n{response}"; double the braces {{ }} that are meant literally.',
+                fix='For example "{instruction}\\n\\n{response}"; write {{ and }} for literal braces.',
             )
         return cls(tuple((literal, name) for literal, name, _, _ in fields))
 

@@ -51,8 +51,8 @@ class Encoder:
         if self.masks and not tokenizer.is_fast:
             part = "the assistant's turns" if choice.name == "chat" else "the answer"
             raise UserInputError(
-                f"This tokenizer cannot tell which tokens belong to {part}.",
-                why=f"{type(tokenizer).__name__} does not say which characters a token stands for.",
+                f"With this tokenizer, the tokens of {part} cannot be determined.",
+                why=f"{type(tokenizer).__name__} does not report the characters of each token (offsets).",
                 fix="Use a folder with tokenizer.json (model.tokenizer_name_or_path), or set data.train_on: all.",
             )
         if choice.name != "chat" and self.append_eos and self.eos is None:

@@ -27,7 +27,9 @@ _recipes: Sequence[Recipe] = ()  # of a worker process
 Task = tuple[int, Chunk]  # which recipe, what to do
 
 
-def in_order(recipes: Sequence[Recipe], tasks: Iterable[Task], workers: int) -> Iterator[tuple[int, Chunk, Result]]:
+def process_in_order(
+    recipes: Sequence[Recipe], tasks: Iterable[Task], workers: int
+) -> Iterator[tuple[int, Chunk, Result]]:
     """(recipe's number, the chunk without its content, its result) of each task, in the order of the tasks.
 
     Args:
@@ -50,9 +52,9 @@ def in_order(recipes: Sequence[Recipe], tasks: Iterable[Task], workers: int) -> 
             yield _next(waiting)
     except (BrokenProcessPool, BrokenPipeError) as error:  # the second when one dies while it is being started
         raise ShardtuneError(
-            "A process that prepared data was killed.",
-            why="Most often the machine or the container had no memory left.",
-            fix="Give it more memory, or use fewer workers.",
+            "A worker process that was preparing data was killed.",
+            why="Usually the machine or container ran out of memory.",
+            fix="Use more memory or fewer workers.",
         ) from error
     finally:
         pool.shutdown(wait=True, cancel_futures=True)

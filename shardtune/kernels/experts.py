@@ -192,7 +192,7 @@ class _GroupedLinear(torch.autograd.Function):
 
 
 class _FrozenGroupedLinear(torch.autograd.Function):
-    """A grouped product that keeps the weight as it is held, and casts it in forward and in backward again."""
+    """A grouped product that keeps the weight as it is stored, and casts it in forward and in backward again."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, ends: Tensor, weight: Tensor) -> Tensor:

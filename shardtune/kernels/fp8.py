@@ -1,4 +1,4 @@
-"""How is a weight held in one byte? As float8 codes and a float32 scale per block of them.
+"""How is a weight stored in one byte? As float8 codes and a float32 scale per block of them.
 
 A quantised weight is `codes` (float8_e4m3fn, shape (..., R, C)), `scale` (float32, one number for each block, shape
 (..., ceil(R / rows), ceil(C / columns))) and `block` = (rows, columns). An element's value is its code times the scale

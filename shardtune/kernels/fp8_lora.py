@@ -31,7 +31,7 @@ def fp8_lora_linear(
     dropped: Tensor | None = None,
     fp8_compute: bool = False,
 ) -> Tensor:
-    """A frozen linear layer held in float8 and its adapter.
+    """A frozen linear layer stored in float8 and its adapter.
 
     Args:
         x: (..., in).

@@ -27,7 +27,7 @@ from shardtune.kernels.operators import operator
 def linear(
     x: Tensor, codes: Tensor, scale: Tensor, block: Block, bias: Tensor | None = None, fp8_compute: bool = False
 ) -> Tensor:
-    """`x @ weight.T + bias` with x (..., in) and a frozen weight (out, in) held as codes.
+    """`x @ weight.T + bias` with x (..., in) and a frozen weight (out, in) stored as codes.
 
     Args:
         fp8_compute: Round x to float8 and multiply the codes, where `why_not` has no reason against it; otherwise
@@ -41,7 +41,7 @@ def linear(
 def grouped_linear(
     x: Tensor, codes: Tensor, scale: Tensor, block: Block, ends: Tensor, fp8_compute: bool = False
 ) -> Tensor:
-    """Rows of group e of x (n, in) times `weight[e].T`, the frozen weight (E, out, in) held as codes.
+    """Rows of group e of x (n, in) times `weight[e].T`, the frozen weight (E, out, in) stored as codes.
 
     Args:
         ends: (E,) int32, where each group of rows ends. Groups may be empty and of any size.

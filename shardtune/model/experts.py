@@ -46,7 +46,7 @@ def use_grouped_experts(model: nn.Module) -> tuple[int, int]:
 
 
 def use_expert_loops(model: nn.Module, *, compiled: bool) -> int:
-    """Let all routed experts that do not compute as transformers has it (adapted, or held in FP8) go expert by expert.
+    """Compute routed experts without transformers' own forward (adapted, or stored in FP8) in a loop over experts.
 
     Args:
         compiled: The layers around them will be; a loop over groups whose sizes are not known beforehand cannot.
@@ -81,7 +81,7 @@ def grouped_class(experts: type[nn.Module], mixed_in: type[GroupedExperts]) -> t
 def expert_weight(
     experts: nn.Module, name: str, lora: tuple[Tensor, Tensor] | None = None, scaling: float = 1.0
 ) -> ExpertWeight:
-    """The weight `name` of fused experts as it is held, with the factors (E, r, in) and (E, out, r) of an adapter."""
+    """The weight `name` of fused experts as it is stored, with the factors (E, r, in) and (E, out, r) of an adapter."""
     weight = getattr(experts, name)
     blocks: dict[str, fp8.Block] = getattr(experts, "fp8_blocks", {})
     a, b = lora or (None, None)
@@ -100,10 +100,10 @@ def check_experts(experts: nn.Module) -> None:
     """
     if (why := why_not_grouped(experts)) is not None:
         raise UserInputError(
-            f"Routed experts of class {type(experts).__name__} cannot be adapted or held in FP8.",
+            f"Routed experts of class {type(experts).__name__} support neither LoRA nor FP8 storage.",
             why=f"They have {why}; supported are gated experts without bias, fused as gate_up_proj and down_proj of "
-            "(experts, out, in).",
-            fix="Leave the experts alone: lora.experts: false and model.base_precision: bf16.",
+            "shape (experts, out, in).",
+            fix="Set lora.experts: false and model.base_precision: bf16.",
         )
 
 
@@ -121,11 +121,11 @@ def why_not_grouped(experts: nn.Module) -> str | None:
 
 
 def check_fp8_dtypes(owner: nn.Module, name: str) -> None:
-    """That a weight held in FP8 arrives as codes with float32 scales when it is multiplied."""
+    """Check that a weight stored in FP8 is still codes with float32 scales when it is multiplied."""
     weight, scale = getattr(owner, name), getattr(owner, name + SCALE_SUFFIX)
     if weight.dtype != fp8.CODES or scale.dtype != torch.float32:
         raise ShardtuneError(
-            f"{type(owner).__name__}.{name} is held in FP8 but arrived as {weight.dtype} with {scale.dtype} scales.",
+            f"{type(owner).__name__}.{name} is stored in FP8 but was cast to {weight.dtype} with {scale.dtype} scales.",
             why="Something cast the model's parameters, such as .to(dtype) or a mixed-precision policy.",
             fix="Please report this with the config; model.base_precision: bf16 avoids it.",
         )

@@ -1,4 +1,4 @@
-"""How do the weights get here? Finding a checkpoint, its tokenizer, and the whole model where one process wants it."""
+"""Where is the checkpoint? Finds it and its tokenizer, and loads the whole model where one process needs it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def model_folder(section: ModelSection) -> Path:
         )
     except (OSError, ValueError, HfHubHTTPError, HFValidationError) as error:
         raise UserInputError(
-            f"'{section.model_name_or_path}' is neither a local folder nor a model the hub could give.",
+            f"'{section.model_name_or_path}' is neither a local folder nor available on the Hub.",
             why=first_line(error),
             fix="Check model.model_name_or_path and model.revision; without a network, use a local folder.",
         ) from error
@@ -91,9 +91,9 @@ def tokenizer_and_new_tokens(
     key = "model.tokenizer_name_or_path" if own else "model.model_name_or_path"
     if looks_local(source) and not Path(source).expanduser().exists():
         raise UserInputError(
-            f"The tokenizer's folder '{source}' does not exist.",
-            why=f"{key} is written like a local path, so the hub is not asked.",
-            fix=f"Set {key} to a folder with tokenizer.json, or to a hub name such as org/model.",
+            f"The tokenizer folder '{source}' does not exist.",
+            why=f"{key} looks like a local path, so the Hub is not queried.",
+            fix=f"Set {key} to a folder with tokenizer.json, or to a Hub name such as org/model.",
         )
     try:
         tokenizer = AutoTokenizer.from_pretrained(
@@ -104,7 +104,7 @@ def tokenizer_and_new_tokens(
         )
     except (OSError, ValueError, KeyError, ImportError) as error:
         raise UserInputError(
-            f"No tokenizer could be loaded from '{source}'.",
+            f"Could not load a tokenizer from '{source}'.",
             why=first_line(error),
             fix=f"Set model.tokenizer_name_or_path to a folder with tokenizer.json, or check {key}.",
         ) from error

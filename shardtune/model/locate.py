@@ -39,7 +39,7 @@ def check_model_folder(name: str, key: str = _KEY, *, weights: bool = True) -> N
 
     Raises:
         UserInputError: the path does not exist, is a file, lacks config.json or safetensors weights, or holds a kind of
-            model that is not trained here.
+            model that is not supported.
     """
     if not looks_local(name):
         return
@@ -47,40 +47,40 @@ def check_model_folder(name: str, key: str = _KEY, *, weights: bool = True) -> N
     if not folder.exists():
         raise UserInputError(
             f"The model folder '{name}' does not exist.",
-            why=f"There is a folder '{parent}', so this means a folder in it, and the hub is not asked."
+            why=f"There is a local folder '{parent}', so this is taken as a path in it and the Hub is not queried."
             if (parent := _folder_here(name))
-            else f"{key} is written like a local path, so the hub is not asked.",
-            fix=f"Set {key} to a folder with config.json and *.safetensors, or to a hub name such as org/model.",
+            else f"{key} looks like a local path, so the Hub is not queried.",
+            fix=f"Set {key} to a folder with config.json and *.safetensors, or to a Hub name such as org/model.",
         )
     if not folder.is_dir():
         raise UserInputError(
-            f"'{name}' is a file, not a model folder.", fix=f"Set {key} to the folder that holds config.json."
+            f"'{name}' is a file, not a model folder.", fix=f"Set {key} to the folder that contains config.json."
         )
     config = folder / "config.json"
     if not config.is_file():
-        held = ", ".join(sorted(p.name for p in folder.iterdir())[:8]) or "nothing"
+        contents = ", ".join(sorted(p.name for p in folder.iterdir())[:8]) or "nothing"
         raise UserInputError(
             f"'{name}' is not a model: it has no config.json.",
-            why=f"It holds: {held}.",
-            fix=f"Set {key} to a folder written by save_pretrained or downloaded from a hub.",
+            why=f"It contains: {contents}.",
+            fix=f"Set {key} to a folder written by save_pretrained or downloaded from the Hub.",
         )
     try:
         content = json.loads(config.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise UserInputError(
-            f"'{config}' is not readable JSON.", why=str(error), fix="Copy or download the model again."
+            f"'{config}' is not valid JSON.", why=str(error), fix="Copy or download the model again."
         ) from error
     if not isinstance(content, dict):
         raise UserInputError(
-            f"'{config}' does not describe a model: it holds no JSON object.", fix="Copy or download the model again."
+            f"'{config}' does not describe a model: it is not a JSON object.", fix="Copy or download the model again."
         )
     refuse_unsuitable(name, content)
     if weights and not any(next(folder.glob(pattern), None) for pattern in _WEIGHT_PATTERNS):
         other = ", ".join(sorted(p.name for p in folder.glob("*.bin"))[:3])
         raise UserInputError(
             f"'{name}' has a config.json but no safetensors weights.",
-            why=f"It has {other}, a pickle format that is not read." if other else "",
-            fix="Save the model with save_pretrained (it writes safetensors), or point to the right folder.",
+            why=f"It has {other}, a pickle format that is not supported." if other else "",
+            fix=f"Save the model with save_pretrained (which writes safetensors), or correct {key}.",
         )
 
 
@@ -97,9 +97,10 @@ def check_tokenizer_folder(section: ModelSection) -> None:
         return
     if not folder.is_dir():
         raise UserInputError(
-            f"The tokenizer's folder '{name}' does not exist.", fix="Name a folder with tokenizer.json, or a hub name."
+            f"The tokenizer folder '{name}' does not exist.",
+            fix="Set it to a folder with tokenizer.json, or to a Hub name.",
         )
     if not any(next(folder.glob(pattern), None) for pattern in _TOKENIZER_PATTERNS):
         raise UserInputError(
-            f"'{name}' holds no tokenizer.", fix="Set model.tokenizer_name_or_path to a folder with tokenizer.json."
+            f"'{name}' contains no tokenizer.", fix="Set model.tokenizer_name_or_path to a folder with tokenizer.json."
         )

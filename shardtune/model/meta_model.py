@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
 _DTYPES: dict[str, torch.dtype] = {"bfloat16": torch.bfloat16, "float32": torch.float32}
-_INSTEAD = {
-    "gptq": "whose codes are not read",
-    "awq": "whose codes are not read",
-    "bitsandbytes": "whose 4-bit and 8-bit codes are not read",
-    "compressed-tensors": "whose codes are not read",
-    "mxfp4": "whose 4-bit codes are not read",
+_UNSUPPORTED = {
+    "gptq": "whose format is not supported",
+    "awq": "whose format is not supported",
+    "bitsandbytes": "whose 4-bit and 8-bit formats are not supported",
+    "compressed-tensors": "whose formats are not supported",
+    "mxfp4": "whose 4-bit format is not supported",
 }
 
 
@@ -52,7 +52,7 @@ class MetaModel:
 
 
 def build_meta_model(section: ModelSection, folder: Path, stored: Mapping[str, StoredTensor]) -> MetaModel:
-    """The model that `folder` describes, with a place for every tensor of `stored`.
+    """The model of `folder`'s config.json, with every tensor of `stored` mapped to its parameters.
 
     Raises:
         UserInputError: the architecture is unknown to the installed library or quantised in a way that is not read, or
@@ -85,11 +85,11 @@ def _quantisation(name: str, raw: dict[str, Any]) -> dict[str, Any]:
     method = found.get("quant_method", "fp8" if found else None)
     if method not in (None, "fp8"):
         raise UserInputError(
-            f"'{name}' is quantised with {method}, {_INSTEAD.get(method, 'a format that is not read')}.",
-            why="LoRA needs gradients through the base weights; checkpoints in bf16, fp16, fp32 and FP8 (quant_method: "
-            "fp8) are read.",
-            fix="Use a checkpoint in bf16 (the original, or one that was dequantised); with model.base_precision: fp8 "
-            "it is quantised to one byte per weight while loading.",
+            f"'{name}' is quantised with {method}, {_UNSUPPORTED.get(method, 'which is not supported')}.",
+            why="LoRA needs gradients through the base weights; supported are checkpoints in bf16, fp16, fp32 and FP8 "
+            "(quant_method: fp8).",
+            fix="Use a bf16 checkpoint (the original, or a dequantised one); model.base_precision: fp8 quantises it to "
+            "one byte per weight while loading.",
         )
     return found
 
@@ -114,7 +114,7 @@ def _config(section: ModelSection, folder: Path, raw: dict[str, Any]) -> Pretrai
             else first_line(error),
             fix=f"The checkpoint was written with transformers {written}: install that version or a later one."
             if newer
-            else "Check model.model_name_or_path and its config.json; a newer transformers may know the type.",
+            else "Check model.model_name_or_path and its config.json; a newer transformers may support this type.",
         ) from error
 
 
@@ -124,8 +124,8 @@ def _unwrap(name: str, config: PretrainedConfig) -> tuple[Wrapper, PretrainedCon
     wrapper = wrapper_for(config.model_type, text.model_type)
     if wrapper is None:
         raise UserInputError(
-            f"'{name}' packages a text model ({text.model_type}) in {config.model_type}, and how is not known here.",
-            why="Only the text model is trained; its weights have to be found by name.",
+            f"'{name}' wraps a text model ({text.model_type}) in {config.model_type}, which is not supported.",
+            why="Only the text model is trained, and the names of its weights in this wrapper are not known.",
             fix="Use the text model's own checkpoint, or describe the wrapper in its family's file "
             "(shardtune/model/families).",
         )
@@ -165,7 +165,7 @@ def _build(
             f"'{section.model_name_or_path}' could not be loaded as a causal language model.",
             why=first_line(error),
             fix="Check model.model_name_or_path (a decoder-only language model is needed) and "
-            "model.attn_implementation (auto takes one that the model has).",
+            "model.attn_implementation (auto picks one that the model supports).",
         ) from error
     for pattern, kept in model._get_dtype_plan(dtype).items():  # what must stay float32 whatever the rest is
         for name, tensor in (*model.named_parameters(), *model.named_buffers()):
@@ -178,11 +178,11 @@ def _build(
 def _own_dtype(config: PretrainedConfig, stored: Mapping[str, StoredTensor]) -> torch.dtype:
     """The checkpoint's own, by its config or its files; bfloat16 for float16, which would need loss scaling."""
     named = config.dtype
-    found: torch.dtype = (getattr(torch, named) if isinstance(named, str) else named) or _commonest(stored)
+    found: torch.dtype = (getattr(torch, named) if isinstance(named, str) else named) or _most_common_dtype(stored)
     return torch.float32 if found in (torch.float32, torch.float64) else torch.bfloat16
 
 
-def _commonest(stored: Mapping[str, StoredTensor]) -> torch.dtype:
+def _most_common_dtype(stored: Mapping[str, StoredTensor]) -> torch.dtype:
     """The dtype most bytes are stored in; bfloat16 where that is float8."""
     sizes: dict[torch.dtype, int] = {}
     for tensor in stored.values():
@@ -194,7 +194,7 @@ def _commonest(stored: Mapping[str, StoredTensor]) -> torch.dtype:
 def _too_old(name: str, family: Family) -> UserInputError:
     return UserInputError(
         f"'{name}' is a {family.name} model, which needs transformers {family.min_transformers} or later.",
-        why=f"transformers {transformers.__version__} is installed; it lacks the class or computes it wrongly.",
+        why=f"transformers {transformers.__version__} is installed; it lacks the model or computes it incorrectly.",
         fix=f"pip install 'transformers>={family.min_transformers}'",
     )
 

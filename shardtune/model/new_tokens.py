@@ -37,15 +37,13 @@ class NewTokens:
     def notices(self) -> list[str]:
         """Where the tokens are, and which of them are not new."""
         last = max(self.ids)
-        told = [f"model.new_tokens: ids {', '.join(f'{number} {token}' for token, number in self.numbers.items())}"]
+        lines = [f"model.new_tokens: ids {', '.join(f'{number} {token}' for token, number in self.numbers.items())}"]
         if last >= self.stored:
-            told[0] += f"; the embedding grows from {self.stored:,} to {last + 1:,} rows"
+            lines[0] += f"; the embedding grows from {self.stored:,} to {last + 1:,} rows"
         known = [token for token in self.existing if not self.is_unknown(token)]
         if known:
-            told.append(
-                f"model.new_tokens: the model has {', '.join(known)} already: trained on from the rows it has for them."
-            )
-        return [f"{line}." for line in told]
+            lines.append(f"model.new_tokens: the model already has {', '.join(known)}; training starts from its rows")
+        return [f"{line}." for line in lines]
 
 
 def add_new_tokens(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[str]) -> NewTokens:

@@ -1,4 +1,4 @@
-"""How is a frozen base held in FP8? Linear layers and routed experts whose weights are float8 codes with scales."""
+"""How is a frozen base stored in FP8? Linear layers and routed experts whose weights are float8 codes with scales."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ class Fp8Linear(nn.Linear):
 
 
 class Fp8Experts(GroupedExperts):
-    """Mixed into a class of routed experts of which one or both weights are held in FP8."""
+    """Mixed into a class of routed experts of which one or both weights are stored in FP8."""
 
 
 def use_fp8_storage(model: nn.Module, blocks: Mapping[str, fp8.Block]) -> None:
-    """Make room for FP8 codes and scales in place of the named parameters, which lose their values.
+    """Replace the named parameters by FP8 codes and scales, without values.
 
     Afterwards a name `X` is a frozen float8_e4m3fn parameter and `X_scale_inv` a frozen float32 one of the shape
     `fp8.scale_shape(X's shape, block)`. Nothing is quantised here: until both are filled, every value is NaN, so that a
@@ -68,7 +68,7 @@ def use_fp8_storage(model: nn.Module, blocks: Mapping[str, fp8.Block]) -> None:
         weight = owner._parameters.get(attribute)
         if weight is None:
             raise ShardtuneError(
-                f"The model has no parameter {name} to hold in FP8.",
+                f"The model has no parameter {name} to store in FP8.",
                 why=f"{owner_name} is a {type(owner).__name__} with: {', '.join(owner._parameters) or 'none'}.",
             )
         _check_block(name, weight, block)
@@ -80,18 +80,18 @@ def use_fp8_storage(model: nn.Module, blocks: Mapping[str, fp8.Block]) -> None:
                 owner.__class__ = grouped_class(type(owner), Fp8Experts)  # type: ignore[arg-type]
         else:
             raise ShardtuneError(
-                f"{name} cannot be held in FP8.",
+                f"{name} cannot be stored in FP8.",
                 why=f"It belongs to a {type(owner).__name__}, which is neither a linear layer nor fused experts.",
-                fix="Leave it in the precision it has in the checkpoint.",
+                fix="Keep it in the checkpoint's precision.",
             )
         _allocate_fp8(owner, attribute, weight, block)
 
 
 def enable_fp8_compute(model: nn.Module) -> tuple[int, Counter[str]]:
-    """Let every weight held in FP8 be multiplied as it is, with activations rounded to float8, where its scales allow.
+    """Compute products of weights stored in FP8 in FP8, with activations rounded to it, where their scales allow.
 
     Returns:
-        How many weights are, and of the others how many have what stands against it.
+        How many weights do, and for the others the reasons with their counts.
     """
     count, left = 0, Counter[str]()
     for module in model.modules():
@@ -126,8 +126,8 @@ def fp8_candidates(model: nn.Module, excluded: Collection[str] = ()) -> list[str
                 names += [f"{layer_name}.{name}.{p}" for p, w in module._parameters.items() if is_fused(w)]
     if not names:
         raise ShardtuneError(
-            f"{type(model).__name__} has no linear layer or fused experts that could be held in FP8.",
-            why=f"Its decoder layers would be of class: {', '.join(sorted(kinds)) or 'none named'}.",
+            f"{type(model).__name__} has no linear layer or fused experts that could be stored in FP8.",
+            why=f"Classes of its decoder layers: {', '.join(sorted(kinds)) or 'not known'}.",
             fix="Set model.base_precision: bf16.",
         )
     return names
@@ -137,7 +137,7 @@ def _owner(model: nn.Module, owner_name: str, name: str) -> nn.Module:
     try:
         return model.get_submodule(owner_name)
     except AttributeError as error:
-        raise ShardtuneError(f"The model has no parameter {name} to hold in FP8.", why=str(error)) from error
+        raise ShardtuneError(f"The model has no parameter {name} to store in FP8.", why=str(error)) from error
 
 
 def _check_block(name: str, weight: Tensor, block: fp8.Block) -> None:
@@ -145,7 +145,7 @@ def _check_block(name: str, weight: Tensor, block: fp8.Block) -> None:
         raise ShardtuneError(
             f"{name} of shape {tuple(weight.shape)} cannot have one scale for {block[0]} × {block[1]} elements.",
             why="Blocks are cut from matrices, or from the matrix of each expert.",
-            fix="Leave the parameter in the precision it has in the checkpoint, or give a block of at least 1 × 1.",
+            fix="Keep the parameter in the checkpoint's precision, or use a block of at least 1 × 1.",
         )
 
 

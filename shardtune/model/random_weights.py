@@ -1,4 +1,4 @@
-"""What stands in for weights that are not there? Random ones on the device: for speed and memory, never for results."""
+"""How is a model run without its weights? With random ones on the device: for speed and memory, never for results."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def init_random_base(model: nn.Module, seed: int, spread: float) -> int:
     whole range, with scales that give the same spread. Each rank draws its own rows: two runs with the same seed and
     number of processes have the same weights.
     """
-    held = 0
+    local_bytes = 0
     with torch.no_grad():
         for name, tensor in _tensors(model):
             local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-            held += local.nbytes
+            local_bytes += local.nbytes
             generator = torch.Generator(local.device).manual_seed(_seed(seed, name))
             if name.endswith("_scale_inv"):
                 local.fill_(4 * spread / LARGEST_CODE)
@@ -40,7 +40,7 @@ def init_random_base(model: nn.Module, seed: int, spread: float) -> int:
                 local.fill_(0.0 if name.endswith("bias") else 1.0)
             else:
                 local.zero_()
-    return held
+    return local_bytes
 
 
 def _draw(into: Tensor, spread: float, generator: torch.Generator) -> None:

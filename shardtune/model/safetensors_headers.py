@@ -1,4 +1,4 @@
-"""What tensors lie on the disk, and where? Reads safetensors headers only, and names what is broken before training."""
+"""Which tensors does a checkpoint contain, and where? Reads safetensors headers only, and reports damage by name."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def read_headers(folder: Path) -> dict[str, StoredTensor]:
             if tensor.name in tensors:
                 raise UserInputError(
                     f"Tensor '{tensor.name}' is stored twice: in {tensors[tensor.name].file.name} and in {file.name}.",
-                    fix="Remove what does not belong to the checkpoint, or download it into an empty folder.",
+                    fix="Remove files that do not belong to the checkpoint, or download it into an empty folder.",
                 )
             tensors[tensor.name] = tensor
     if listed is not None:
@@ -85,13 +85,13 @@ def read_headers(folder: Path) -> dict[str, StoredTensor]:
 
 
 def read_header(file: Path) -> list[StoredTensor]:
-    """The tensors of one safetensors file, and the certainty that it is as long as its header says."""
+    """The tensors of one safetensors file, whose size matches its header."""
     size = file.stat().st_size
     with file.open("rb") as stream:
         start = stream.read(8)
         if start and _POINTER.startswith(start):
             raise UserInputError(
-                f"'{file}' is not the weights but git-lfs's pointer to them.", fix="Run git lfs pull in that folder."
+                f"'{file}' is a git-lfs pointer, not the weights.", fix="Run git lfs pull in that folder."
             )
         length = struct.unpack("<Q", start)[0] if len(start) == 8 else _LARGEST_HEADER + 1
         if length > min(size - 8, _LARGEST_HEADER):
@@ -104,7 +104,7 @@ def read_header(file: Path) -> list[StoredTensor]:
         raise _damaged(file, f"its header cannot be read ({error})") from error
     end = max((tensor.offset + tensor.nbytes for tensor in tensors), default=8 + length)
     if end != size:
-        raise _damaged(file, f"it has {size:,} bytes where its header describes {end:,}")
+        raise _damaged(file, f"it has {size:,} bytes, its header describes {end:,}")
     return tensors
 
 
@@ -123,7 +123,7 @@ def _read_index(index: Path) -> dict[str, str]:
         listed = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
         names = {str(name): str(file) for name, file in listed.items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserInputError(f"'{index}' is not a readable index of weights.", why=str(error), fix=_AGAIN) from error
+        raise UserInputError(f"'{index}' is not a valid safetensors index.", why=str(error), fix=_AGAIN) from error
     outside = [file for file in names.values() if Path(file).name != file]
     if outside:
         raise UserInputError(f"'{index}' names a file outside its folder: {outside[0]}.", fix=_AGAIN)
@@ -143,9 +143,9 @@ def _files_without_index(folder: Path) -> list[Path]:
     if len(files) == 1:
         return files
     raise UserInputError(
-        f"'{folder}' holds {len(files)} safetensors files and no {INDEX} that says which belong to the model.",
-        why=f"There are {_some([file.name for file in files])}.",
-        fix=f"Copy {INDEX} too, or leave only the model's files in the folder.",
+        f"'{folder}' contains {len(files)} safetensors files but no {INDEX} that lists those of the model.",
+        why=f"Files: {_some([file.name for file in files])}.",
+        fix=f"Copy {INDEX} too, or keep only the model's files in the folder.",
     )
 
 
@@ -154,13 +154,13 @@ def _compare(folder: Path, listed: dict[str, str], tensors: dict[str, StoredTens
     absent = sorted(set(listed) - set(tensors))
     unlisted = sorted(set(tensors) - set(listed))
     for names, problem in (
-        (absent, "names tensors that no file has"),
-        (elsewhere, "names another file than the one that has it for"),
-        (unlisted, "does not name tensors that the files have"),
+        (absent, "lists tensors that are in no file"),
+        (elsewhere, "lists the wrong file for"),
+        (unlisted, "does not list tensors of the files"),
     ):
         if names:
             raise UserInputError(
-                f"{INDEX} of '{folder}' disagrees with the files: it {problem}: {_some(names)}.",
+                f"{INDEX} of '{folder}' does not match the files: it {problem}: {_some(names)}.",
                 why="Files and index are from different saves, or the index was edited.",
                 fix="Copy or download index and files together.",
             )

@@ -1,4 +1,4 @@
-"""How do a rank's rows get off the disk? Sequential reads of exactly those bytes, several at once, into place."""
+"""How are a rank's rows read from disk? Sequential reads of exactly those bytes, by several threads, into place."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ class ShardReader:
         """What has to be read so that `into` holds `rows` (of the first dimension) of parameter `name`.
 
         Args:
-            scale_into: The same rows of its scales, when a weight that is not stored in float8 is to be held in it.
+            scale_into: The same rows of its scales, when a weight that is not stored in float8 is stored in it.
         """
         jobs = []
         for piece in self.mapping.pieces[name]:
@@ -173,10 +173,10 @@ class ShardReader:
             if into.device.type == "cpu" and into.dtype == job.stored.dtype:
                 self._read(job.stored, job.rows[0] * job.stored.row_bytes, _bytes_of(into))
                 continue
-            held = self._staging(job)
-            self._read(job.stored, job.rows[0] * job.stored.row_bytes, held)
+            buffer = self._staging(job)
+            self._read(job.stored, job.rows[0] * job.stored.row_bytes, buffer)
             # A GPU gets the bytes as they are stored, and multiplies out or quantises them itself.
-            value = held.view(job.stored.dtype).reshape(into.shape).to(into.device)
+            value = buffer.view(job.stored.dtype).reshape(into.shape).to(into.device)
             if job.scaled is not None:
                 value = self._dequantized(value, job.scaled, job)
             elif job.scale_into is not None:
@@ -201,11 +201,11 @@ class ShardReader:
 
     def _staging(self, job: ReadJob) -> torch.Tensor:
         """This thread's buffer, page-locked where a GPU copies from it."""
-        held: torch.Tensor | None = getattr(self._own, "buffer", None)
-        if held is None or len(held) < job.nbytes:
-            held = torch.empty(max(job.nbytes, _CHUNK), dtype=torch.uint8, pin_memory=job.into.device.type == "cuda")
-            self._own.buffer = held
-        return held[: job.nbytes]
+        buffer: torch.Tensor | None = getattr(self._own, "buffer", None)
+        if buffer is None or len(buffer) < job.nbytes:
+            buffer = torch.empty(max(job.nbytes, _CHUNK), dtype=torch.uint8, pin_memory=job.into.device.type == "cuda")
+            self._own.buffer = buffer
+        return buffer[: job.nbytes]
 
     def _read(self, stored: StoredTensor, skip: int, into: torch.Tensor) -> None:
         view = memoryview(into.numpy())  # type: ignore[arg-type]  # numpy arrays are buffers
@@ -218,9 +218,9 @@ class ShardReader:
             count = os.preadv(handle, [view], at)
             if count == 0:
                 raise ShardtuneError(
-                    f"'{stored.file}' ended inside tensor '{stored.name}'.",
-                    why="The file became shorter while it was read.",
-                    fix="Do not write to the checkpoint while a run loads it.",
+                    f"'{stored.file}' ended within tensor '{stored.name}'.",
+                    why="The file was truncated while it was being read.",
+                    fix="Do not modify the checkpoint while a run loads it.",
                 )
             at, view = at + count, view[count:]
             self.progress.add(count)

@@ -1,4 +1,4 @@
-"""Which models cannot be trained here at all? Told from config.json, without torch, before anything is started."""
+"""Which models are not supported at all? Decided from config.json, without torch, before any process is started."""
 
 from __future__ import annotations
 
@@ -30,21 +30,19 @@ def refuse_unsuitable(name: str, config: dict[str, Any]) -> None:
     kind = str(config.get("model_type", ""))
     if config.get("is_encoder_decoder") is True:
         raise UserInputError(
-            f"'{name}' is an encoder-decoder model ({kind}), which is not trained here.",
-            why="Rows are trained as one sequence whose next token is predicted; these models read one text and write "
-            "another.",
+            f"'{name}' is an encoder-decoder model ({kind}), which is not supported.",
+            why="Training predicts the next token of one sequence; these models read one text and write another.",
             fix=f"{_ALTERNATIVE}; for {kind}, transformers' Seq2SeqTrainer with PEFT.",
         )
     if kind in _ENCODERS and config.get("is_decoder") is not True:
         raise UserInputError(
             f"'{name}' is an encoder ({kind}): it does not predict the next token.",
-            why="Such a model sees the whole text and fills in or classifies it; training it on the next token would "
-            "show it the answer.",
+            why="It attends to the whole text, so next-token training would leak the answer.",
             fix=f"{_ALTERNATIVE}; for {kind}, transformers' Trainer with PEFT.",
         )
     if kind in _CONV1D:
         raise UserInputError(
-            f"'{name}' ({kind}) has no linear layers: its layers are of transformers' class Conv1D.",
+            f"'{name}' ({kind}) uses transformers' Conv1D instead of linear layers.",
             why="Adapters, sharding and FP8 work on linear layers, whose weights are (out, in); those of Conv1D are "
             "transposed.",
             fix=f"{_ALTERNATIVE}; for {kind}, PEFT's LoraConfig(fan_in_fan_out=True) in a script of your own.",

@@ -1,4 +1,4 @@
-"""How do the weights get into place? Each rank fills the rows it holds; what no file has is computed, not left over."""
+"""How are sharded weights loaded? Each rank reads the rows it holds; buffers that no file has are computed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class LocalShard:
     """The rows of one parameter that this rank holds.
 
     Args:
-        name: The parameter's name in the bare model, without what adapters and sharding put around it.
+        name: The parameter's name in the base model, without the prefixes of PEFT and FSDP.
         rows: The range of its first dimension.
         into: Where they go.
         scales_of: The weight whose grid of scales this is.
@@ -59,9 +59,9 @@ def materialize(
             for name, buffer in module._buffers.items():
                 if buffer is not None:
                     module._buffers[name] = torch.empty_like(buffer, device=buffers)
-    for name, held in tied.items():  # each name got memory of its own
+    for name, kept in tied.items():  # each name got memory of its own
         owner, _, attribute = name.rpartition(".")
-        base.get_submodule(owner)._parameters[attribute] = base.get_parameter(held)
+        base.get_submodule(owner)._parameters[attribute] = base.get_parameter(kept)
     for parameter in model.parameters():
         parameter._is_hf_initialized = True  # type: ignore[attr-defined]  # else _init_weights draws them at random
     poisoned = {name: buffer for name, buffer in base.named_buffers() if name in computed}
@@ -75,7 +75,7 @@ def materialize(
         if name in computed and bool(bad.any()):
             raise ShardtuneError(
                 f"The buffer '{name}' of {type(base).__name__} has no value.",
-                why="No file holds it, and the model's code does not compute it outside its constructor.",
+                why="It is in no file, and the model's code computes it only in its constructor.",
                 fix="Please report this with the model's name.",
             )
 
@@ -97,25 +97,25 @@ def local_shards(model: nn.Module, mapping: WeightMapping) -> list[LocalShard]:
     """What this rank has to load: every parameter and stored buffer except the adapters.
 
     Raises:
-        ShardtuneError: the model has a parameter that the mapping does not know.
+        ShardtuneError: the model has a parameter that the mapping does not contain.
     """
     named = [(unwrapped_name(name), tensor) for name, tensor in _tensors(model)]
-    held = dict(named)
+    by_name = dict(named)
     found = []
     for name, tensor in named:  # what trains in full is there twice, as it was and as it becomes
         weight = name.removesuffix(SCALE)
-        if name not in mapping.pieces and weight != name and weight in held:
+        if name not in mapping.pieces and weight != name and weight in by_name:
             if weight in mapping.quantised:  # otherwise filled together with the weight it belongs to
                 found.append(LocalShard(name, *local_rows(tensor), scales_of=weight))
             continue
         if name not in mapping.pieces:
-            raise ShardtuneError(f"No stored tensor was planned for '{name}'.", fix="Please report this.")
+            raise ShardtuneError(f"No checkpoint tensor is mapped to '{name}'.", fix="Please report this.")
         (first, end), into = local_rows(tensor)
         stored = max(piece.rows[1] for piece in mapping.pieces[name])
         if end > stored:  # an embedding that has grown for new tokens
             end, into = max(first, stored), into[: max(0, stored - first)]
         quantise = tensor.dtype == torch.float8_e4m3fn and name not in mapping.quantised
-        scale_into = local_rows(held[name + SCALE])[1] if quantise else None
+        scale_into = local_rows(by_name[name + SCALE])[1] if quantise else None
         found.append(LocalShard(name, (first, end), into, scale_into=scale_into))
     return [shard for shard in found if shard.rows[0] < shard.rows[1]]
 
@@ -123,13 +123,13 @@ def local_shards(model: nn.Module, mapping: WeightMapping) -> list[LocalShard]:
 def load_shards(own: list[LocalShard], reader: ShardReader) -> None:
     """Read this rank's shards from the files."""
     grids = [(shard.scales_of, shard) for shard in own if shard.scales_of is not None]
-    with ThreadPoolExecutor(max_workers=reader.threads) as pool:  # small reads: what costs is the way to the disk
+    with ThreadPoolExecutor(max_workers=reader.threads) as pool:  # small reads: latency dominates
         list(pool.map(lambda grid: reader.scales(grid[0], grid[1].rows, grid[1].into), grids))
     reader.run(read_jobs(own, reader))
 
 
 def read_jobs(own: list[LocalShard], reader: ShardReader) -> list[ReadJob]:
-    """What has to be read for these local_shards, scales not counted."""
+    """What has to be read for these shards, scales not counted."""
     weights = [shard for shard in own if shard.scales_of is None]
     return [job for shard in weights for job in reader.jobs(shard.name, shard.rows, shard.into, shard.scale_into)]
 

@@ -1,4 +1,4 @@
-"""Which stored tensors make up each parameter? A plan of pieces, complete or refused by name before a byte is read."""
+"""Which checkpoint tensors make up each parameter? Complete, or refused by name before any weight is read."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Block = tuple[int, int]
 
 @dataclass(frozen=True)
 class Piece:
-    """A stored tensor and where it lies in its parameter.
+    """A checkpoint tensor and its position in its parameter.
 
     Args:
         start: Index of its first element in the parameter. A stored tensor with fewer dimensions than the parameter
@@ -57,8 +57,8 @@ class Piece:
     def block(self, declared: Block | None) -> Block:
         """Rows and columns of a weight that share one scale.
 
-        `declared` (the checkpoint's `weight_block_size`) is believed where the grid of scales fits it: with ragged
-        edges the grid alone does not tell the size of a block.
+        `declared` (the checkpoint's `weight_block_size`) is used where the grid of scales fits it: with ragged edges
+        the grid alone does not determine the block size.
         """
         assert self.scale is not None
         rows, columns = self.stored.shape[-2:]
@@ -67,7 +67,7 @@ class Piece:
             return declared
         if rows % grid_rows or columns % grid_columns:
             raise UserInputError(
-                f"The scales of '{self.stored.name}' do not fit it: {list(self.scale.shape)} scales for a weight of "
+                f"The scales of '{self.stored.name}' do not match its shape: scales {list(self.scale.shape)}, weight "
                 f"{list(self.stored.shape)}.",
                 why=f"weight_block_size is {list(declared) if declared else 'not given'} in config.json.",
                 fix="Copy or download config.json and the weights together.",
@@ -108,7 +108,7 @@ class WeightMapping:
         starts = {piece.start[-2] % block[0] for piece in self.pieces[name]} if len(self.pieces[name]) > 1 else {0}
         if len(blocks) > 1 or starts != {0}:
             raise UserInputError(
-                f"'{name}' cannot be kept in float8: its parts have scales over different blocks ({sorted(blocks)}).",
+                f"'{name}' cannot stay in float8: its parts have different block sizes ({sorted(blocks)}).",
                 fix="Set model.base_precision: bf16 to dequantise while loading.",
             )
         return block
@@ -122,11 +122,11 @@ def map_weights(
     ignore: Collection[str] = (),
     declared_block: Block | None = None,
 ) -> WeightMapping:
-    """Plan how `stored` fills `model` (which may live on the meta device).
+    """Map the checkpoint tensors `stored` to the parameters of `model` (which may be on the meta device).
 
     Args:
-        prefixes: For a text model inside a wrapper: stored prefix → the text model's. Other names are left out.
-        ignore: Regular expressions of stored names that are not meant to be read (`model.ignore_tensors`).
+        prefixes: For a text model inside a wrapper: stored prefix → the text model's. Other names are skipped.
+        ignore: Regular expressions of stored names that are not read (`model.ignore_tensors`).
         declared_block: `weight_block_size` of the checkpoint's quantization_config.
 
     Raises:
@@ -180,14 +180,14 @@ def scale_grid(piece: Piece) -> tuple[int, ...]:
     if not lead and len(shape) == 1 and shape[0] == piece.stored.shape[0]:
         return (shape[0], 1)  # one per row
     raise UserInputError(
-        f"The scales of '{piece.stored.name}' do not fit it: {list(shape)} scales for a weight of "
+        f"The scales of '{piece.stored.name}' do not match its shape: scales {list(shape)}, weight "
         f"{list(piece.stored.shape)}.",
         fix="Copy or download the checkpoint again, or use one in bf16.",
     )
 
 
 def tied_parameters(model: PreTrainedModel) -> dict[str, str]:
-    """Names of tied parameters, and the name under which each is held."""
+    """Names of tied parameters, and the name each is stored under."""
     first = {id(parameter): name for name, parameter in model.named_parameters()}
     every = model.named_parameters(remove_duplicate=False)
     return {name: first[id(parameter)] for name, parameter in every if first[id(parameter)] != name}
@@ -235,8 +235,8 @@ def _stacked(
     if kinds not in ([(MergeModulelist, 0)], [(MergeModulelist, 0), (Concatenate, 1)]):
         words = ", ".join(kind.__name__ for kind, _ in kinds)
         raise ShardtuneError(
-            f"{type(model).__name__} rearranges '{sources[0][1]}' while loading ({words}), which is not built here.",
-            why="Each rank reads only its own rows, so a rearrangement has to be known row by row.",
+            f"{type(model).__name__} rearranges '{sources[0][1]}' while loading ({words}), which is not supported.",
+            why="Each rank reads only its own rows, so a rearrangement has to be defined row by row.",
             fix="Load and save the model once with transformers (save_original_format=False writes the model's own "
             "names), and use that folder.",
         )
@@ -244,7 +244,7 @@ def _stacked(
     for pattern in converter.source_patterns:
         members = [name for found, name in sources if found == pattern]
         if not members:
-            return []  # told as a missing parameter
+            return []  # reported as a missing parameter
         for expert, name in enumerate(members):  # sorted by number, as transformers stacks them
             start = (expert, offset) + (0,) * (len(weights[name].shape) - 1)
             pieces.append(Piece(weights[name], start, scales.pop(name, None)))
@@ -255,9 +255,9 @@ def _stacked(
 def _without_twins(whole: Mapping[str, list[Piece]], same: Mapping[str, str]) -> dict[str, list[Piece]]:
     """A tied parameter is read once, from whichever of its names is stored."""
     pieces = {name: found for name, found in whole.items() if name not in same}
-    for name, held in same.items():
-        if held not in pieces and name in whole:
-            pieces[held] = whole[name]
+    for name, kept in same.items():
+        if kept not in pieces and name in whole:
+            pieces[kept] = whole[name]
     return pieces
 
 
@@ -277,30 +277,30 @@ def _refuse_bad_fit(
     missing = sorted(set(wanted) - have)
     if missing:
         raise UserInputError(
-            f"{len(missing)} parameters of {name} are not in the checkpoint and would stay random: {_some(missing)}.",
+            f"{len(missing)} parameters of {name} are missing from the checkpoint: {_some(missing)}.",
             why=f"The checkpoint has {_some(unexpected)} instead." if unexpected else "",
-            fix="Point model.model_name_or_path to a checkpoint of this architecture; its config.json decides which.",
+            fix="Set model.model_name_or_path to a checkpoint whose weights match its config.json.",
         )
     misfits = [
-        f"{target} ({_covered(found)} there, {list(wanted[target])} in the model)"
+        f"{target} ({_covered(found)} in the checkpoint, {list(wanted[target])} in the model)"
         for target, found in pieces.items()
         if target in wanted and not _covers(found, wanted[target])
     ]
     if misfits:
         raise UserInputError(
             f"{len(misfits)} tensors of the checkpoint do not have the shape {name} needs: {_some(sorted(misfits))}.",
-            why="config.json belongs to another size of the model.",
+            why="config.json is from a different model size.",
             fix="Copy or download config.json and the weights together.",
         )
     if unexpected:
         raise UserInputError(
-            f"{len(unexpected)} tensors of the checkpoint have no place in {name}: {_some(unexpected)}.",
-            why="They would silently not be part of the model that is trained.",
-            fix="If that is meant, name them in model.ignore_tensors (regular expressions); else check config.json.",
+            f"{len(unexpected)} tensors of the checkpoint match no parameter of {name}: {_some(unexpected)}.",
+            why="They would silently be missing from the trained model.",
+            fix="If intended, list them in model.ignore_tensors (regular expressions); otherwise check config.json.",
         )
     if lost_scales:
         raise UserInputError(
-            f"{len(lost_scales)} scales have no quantised tensor they belong to, such as that of {lost_scales[0]}.",
+            f"{len(lost_scales)} scales have no quantised tensor, for example that of {lost_scales[0]}.",
             fix="Copy or download the checkpoint again.",
         )
     _refuse_dtypes(pieces)
@@ -312,15 +312,15 @@ def _refuse_dtypes(pieces: Mapping[str, list[Piece]]) -> None:
             tensor = piece.stored
             if tensor.dtype == torch.float8_e4m3fn and piece.scale is None:
                 raise UserInputError(
-                    f"'{tensor.name}' is stored in float8 without a scale ('{tensor.name}{SCALE}' is not there).",
-                    why="Its codes are not its values.",
+                    f"'{tensor.name}' is stored in float8 without a scale ('{tensor.name}{SCALE}' is missing).",
+                    why="Without the scale its values are unknown.",
                     fix="Copy or download the checkpoint again, or use one in bf16.",
                 )
             if tensor.dtype not in _FLOATS or (piece.scale is not None and tensor.dtype != torch.float8_e4m3fn):
                 scaled = " with a scale" if piece.scale is not None else ""
                 raise UserInputError(
-                    f"'{tensor.name}' is stored as {_word(tensor.dtype)}{scaled}, which is not read as '{target}'.",
-                    why="Weights are read from float32, float16, bfloat16, and float8_e4m3fn with scales.",
+                    f"'{tensor.name}' is stored as {_word(tensor.dtype)}{scaled}; '{target}' cannot be read from that.",
+                    why="Supported are float32, float16, bfloat16, and float8_e4m3fn with scales.",
                     fix="Use the unquantised checkpoint of the model, or its FP8 one.",
                 )
 

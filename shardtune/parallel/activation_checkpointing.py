@@ -1,8 +1,8 @@
-"""What is kept between forward and backward? With selective recomputation, what was expensive in a layer.
+"""What is kept between forward and backward? With selective activation checkpointing, what is expensive to recompute.
 
 The layer's own forward runs within torch's checkpoint, under a policy that knows operators (`kernels/operators.py`). It
-lies inside of what sharding hangs around a layer, so that nothing is gathered for the recomputation, and inside of what
-is compiled, so that the compiler sees it and splits the layer accordingly.
+runs inside FSDP's hooks, so that nothing is gathered for the recomputation, and inside what is compiled, so that the
+compiler sees it and splits the layer accordingly.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _CACHES = ("past_key_values", "layer_past")
 
 
 def apply_selective_checkpointing(layers: list[nn.Module]) -> None:
-    """Let each layer keep its products and attention, and compute the rest again in the backward pass.
+    """Make each layer keep its matrix products and attention, and recompute the rest in the backward pass.
 
     To be called before the layers are compiled and sharded. Where no gradient is wanted nothing changes.
     """

@@ -29,7 +29,7 @@ def from_bytes(content: bytes) -> Any:
         return json.loads(content)
     except ValueError as error:
         raise ShardtuneError(
-            "Another rank has sent something that is not JSON.",
+            "Another rank sent something that is not JSON.",
             why=f"{error} in {content[:60]!r}.",
             fix="Use the same version of shardtune on every node.",
         ) from error
@@ -92,7 +92,7 @@ def _tensor(content: bytes) -> torch.Tensor:
 
 
 def tensor_spec(tensor: torch.Tensor) -> dict[str, Any]:
-    """A tensor without its content, as JSON; a single number keeps its value."""
+    """Shape and dtype of a tensor as JSON; a scalar keeps its value."""
     return {
         "shape": list(tensor.shape),
         "dtype": dtype_name(tensor.dtype),
@@ -101,7 +101,7 @@ def tensor_spec(tensor: torch.Tensor) -> dict[str, Any]:
 
 
 def tensor_from_spec(given: dict[str, Any]) -> torch.Tensor:
-    """The tensor of an tensor_spec, on the meta device; a single number as it was."""
+    """The tensor of a spec, on the meta device; a scalar with its value."""
     dtype = dtype_of(given["dtype"])
     if given["value"] is not None:
         return torch.tensor(given["value"], dtype=dtype)
@@ -116,7 +116,7 @@ def dtype_of(name: str) -> torch.dtype:
     found = getattr(torch, name, None)
     if not isinstance(found, torch.dtype):
         raise ShardtuneError(
-            f"Another rank has sent a tensor of the unknown dtype '{name}'.",
+            f"Another rank sent a tensor of unknown dtype '{name}'.",
             fix="Use the same version of torch on every node.",
         )
     return found

@@ -11,7 +11,7 @@ _SIOCGIFADDR = 0x8915  # Linux: the IPv4 address of an interface
 
 
 def choose_interface(environ: MutableMapping[str, str]) -> None:
-    """Set GLOO_SOCKET_IFNAME from the route to MASTER_ADDR, unless it is set or cannot be told.
+    """Set GLOO_SOCKET_IFNAME from the route to MASTER_ADDR, unless it is set or unknown.
 
     gloo would resolve this machine's own name instead, which in a container or namespace is often missing or loopback.
     NCCL finds its interfaces well by itself and is left alone.
@@ -24,7 +24,7 @@ def choose_interface(environ: MutableMapping[str, str]) -> None:
 
 
 def interface_to(host: str) -> str | None:
-    """The interface packets to `host` leave by; None where that cannot be told (IPv6, no route)."""
+    """The interface packets to `host` leave by; None where that is unknown (IPv6, no route)."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect((host, 9))  # sends nothing: a datagram socket only looks up its route

@@ -1,8 +1,8 @@
-"""Where does the input of a layer that is computed again wait for its backward pass? In the host's memory.
+"""How are activations offloaded to host memory? The inputs of checkpointed layers, copied while other layers compute.
 
-With full recomputation the inputs of all layers are what a step keeps. Each is copied into pinned memory while the next
-layers compute, and comes back while the layer behind it is computed again. `torch.autograd.graph.save_on_cpu` lets the
-device wait for every copy; TRL's offloading moves whatever any layer saves.
+With full activation checkpointing the inputs of all layers are what a step keeps. Each is copied into pinned memory
+while the next layers compute, and copied back while the layer after it is recomputed. torch's own `save_on_cpu` makes
+the device wait for every copy; TRL's offloading moves whatever any layer saves.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from shardtune.config.schema import ParallelSection
 
-_KEEP_LAST = 2  # the last ones of a forward pass are needed first: they are never let go
+_KEEP_LAST = 2  # the last inputs of a forward pass are needed first: they stay on the device
 
 
 def has_device_memory(device: torch.device) -> bool:
-    """Is the host's memory not where the layers compute anyway?"""
+    """Does the device have memory of its own, so that offloading to the host frees any?"""
     return device.type == "cuda"
 
 
 def offloads_params(section: ParallelSection, device: torch.device) -> bool:
-    """Do parameters live in the host's memory, and come to the device layer by layer?"""
+    """Are parameters kept in host memory and copied to the device layer by layer?"""
     return section.offload_params and has_device_memory(device)
 
 
@@ -73,7 +73,7 @@ class OffloadedInputs(saved_tensors_hooks):
         )
 
     def _release(self, moved: _Offloaded) -> None:
-        """Give the device's memory back: its copy was asked for two inputs ago, so hardly anything waits for it."""
+        """Free the device's memory: its copy was started two inputs ago, so it is usually done."""
         if moved.tensor is not None:
             moved.wait()
             moved.tensor = None
@@ -91,7 +91,7 @@ class OffloadedInputs(saved_tensors_hooks):
 
     def _fetch(self, moved: _Offloaded) -> None:
         if moved.tensor is None and moved.host is not None:
-            # Made where the layers compute, which is where it is let go: its memory is free for them after that.
+            # Allocated on the stream of the layers, which also frees it: its memory is reusable by them after that.
             tensor = torch.empty(moved.host.shape, dtype=moved.host.dtype, device=self.device)
             moved.copied = self._copy(moved.host, tensor)
             moved.tensor = tensor
@@ -109,7 +109,7 @@ class OffloadedInputs(saved_tensors_hooks):
 
 
 class _Offloaded:
-    """A tensor that is on the device, on the host, or on its way between them."""
+    """A tensor that is on the device, on the host, or being copied between them."""
 
     def __init__(self, tensor: Tensor, before: ReferenceType[_Offloaded] | None) -> None:
         self.tensor: Tensor | None = tensor.detach()

@@ -1,4 +1,4 @@
-"""Which process am I, on which device, and how do we talk? The process group of a run."""
+"""Which rank is this, on which device, and how do ranks communicate? The process group of a run."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ _REDUCE_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 @dataclass(frozen=True)
 class Sharding:
-    """How the model was cut: what is one unit, and what this rank holds of the whole."""
+    """How the model was sharded: the FSDP units, and the bytes this rank holds of the total."""
 
     layer_class: str
     units: int
@@ -54,10 +54,10 @@ def shard_model(
         compute_dtype: Parameters are gathered in this dtype (the float32 adapters too; their shards and the optimizer
             stay float32). None keeps each parameter's own.
         layer_class: What the model's family shards layer by layer, where the config does not say.
-        selective: Layers keep what is expensive for the backward pass and compute the rest again.
+        selective: Selective activation checkpointing of the layers.
 
     Returns:
-        What was cut and how much this rank holds.
+        The units, and how much this rank holds.
     """
     layers = decoder_layers(model, section.transformer_layer_cls_to_wrap or layer_class)
     for layer in layers:
@@ -103,11 +103,11 @@ def shard_model(
 
 
 def compile_layers(layers: list[nn.Module]) -> None:
-    """Compile what a layer computes, not what sharding and full activation checkpointing hang around it.
+    """Compile each layer's forward, without the hooks of FSDP and full activation checkpointing around it.
 
-    All layers share one compiled code: its first run compiles, the others find it. Training, evaluation and a smaller
-    last batch each want some of their own, and past its limit torch falls back to uncompiled code, which recomputation
-    does not survive: what is kept then differs from one pass to the other.
+    All layers share one compiled code. Training, evaluation and a smaller last batch each need their own version, and
+    past its limit torch falls back to uncompiled code, which breaks recomputation: what is kept then differs between
+    the two passes.
     """
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _COMPILED_VERSIONS)
     # What a layer's forward writes down besides its result (a router its logits) is not wanted twice. Without this,
@@ -158,8 +158,8 @@ def decoder_layers(model: nn.Module, classes: str | list[str] | None) -> list[nn
         raise UserInputError(
             f"parallel.transformer_layer_cls_to_wrap: no module of class {', '.join(unknown)} in the model."
             if unknown
-            else "The model does not say which of its layers to shard one by one.",
-            why=f"Classes there are more than once: {repeated}.",
+            else "The model does not define which of its layers to shard individually.",
+            why=f"Classes that occur more than once: {repeated}.",
             fix="Set parallel.transformer_layer_cls_to_wrap to the class of the decoder layer, or leave it null.",
         )
     return layers
@@ -172,8 +172,8 @@ def layers_of(model: nn.Module) -> list[nn.Module]:
 
 def local_bytes(model: nn.Module) -> int:
     """Bytes of parameters this process really holds (a DTensor counts its local shard)."""
-    held = (p.to_local() if isinstance(p, DTensor) else p for p in model.parameters())
-    return sum(p.numel() * p.element_size() for p in held)
+    local = (p.to_local() if isinstance(p, DTensor) else p for p in model.parameters())
+    return sum(p.numel() * p.element_size() for p in local)
 
 
 def reshard_all(model: nn.Module) -> None:
@@ -199,17 +199,17 @@ def _exempt_fp8_from_cast(model: nn.Module, precision: MixedPrecisionPolicy, ign
     exempt = 0
     for module in model.modules():
         group = module._get_fsdp_state()._fsdp_param_group if isinstance(module, FSDPModule) else None
-        for held in group.fsdp_params if group is not None else ():
-            if _is_fp8_part(held._module_info.param_name, held.sharded_param):
-                held.init_dtype_attrs = partial(  # type: ignore[method-assign]
-                    _read_policy, held.init_dtype_attrs, as_stored
+        for parameter in group.fsdp_params if group is not None else ():
+            if _is_fp8_part(parameter._module_info.param_name, parameter.sharded_param):
+                parameter.init_dtype_attrs = partial(  # type: ignore[method-assign]
+                    _read_policy, parameter.init_dtype_attrs, as_stored
                 )
                 exempt += 1
     expected = sum(_is_fp8_part(name, p) for name, p in model.named_parameters() if p not in ignored)
     if exempt != expected:
         raise ShardtuneError(
-            f"{expected - exempt} of {expected} FP8 parameters would be cast before they are gathered.",
-            why=f"They were not found in FSDP2's own records (torch {torch.__version__}).",
+            f"{expected - exempt} of {expected} FP8 parameters would be cast before the all-gather.",
+            why=f"They were not found in FSDP2's parameter groups (torch {torch.__version__}).",
             fix="Set model.base_precision: bf16, and please report the version of torch.",
         )
 

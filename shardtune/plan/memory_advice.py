@@ -1,4 +1,4 @@
-"""What would free enough? The cheapest changes first, each with the bytes it frees. Arithmetic only: no torch."""
+"""Which changes would free enough GPU memory? The cheapest first, each with the bytes it frees. No torch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from shardtune.config.schema import RunConfig
 from shardtune.terminal import size
 
-_MARGIN = 0.02  # of the GPU: what is asked for next is not known
+_MARGIN = 0.02  # of the GPU: the next allocations are not known
 _GROWING = ("activations", "loss")  # with the tokens of a micro-batch
 _WANTS = {  # what an allocation is for, by the phase it happens in
     "forward": "activations", "loss": "loss", "backward": "activations", "evaluation": "activations",
@@ -18,7 +18,7 @@ _WANTS = {  # what an allocation is for, by the phase it happens in
 }  # fmt: skip
 _SHARDED = ("weights", "adapters", "gradients", "optimizer")
 _CHECKPOINTING = "train.gradient_checkpointing"
-# What results of products and attention are of all that a layer keeps otherwise (docs/activations.md has the counts).
+# Results of products and attention as a share of all that a layer keeps otherwise (counts: docs/activations.md).
 _PRODUCTS_SHARE = 0.7
 
 
@@ -33,12 +33,12 @@ class Model:
 
 @dataclass(frozen=True)
 class Shortage:
-    """What was held when memory ran out, and how much more there should have been.
+    """What was in memory when it ran out, and how much was missing.
 
     Attributes:
-        held: Bytes by part.
-        wanted: By the allocation that failed, while so much was `free`.
-        layers_done: Of the forward pass it happened in; None elsewhere.
+        held: Bytes in use, by part.
+        wanted: Bytes of the allocation that failed, while `free` were available.
+        layers_done: Layers of the forward pass completed; None in other phases.
     """
 
     phase: str
@@ -65,15 +65,15 @@ class Advice:
 
 @dataclass(frozen=True)
 class Answer:
-    """`advice` in the order to try it: what is enough alone comes first, by its cost; `told` says what is enough."""
+    """`advice` in the order to try it: what is sufficient alone first, by its cost; `summary` says what is enough."""
 
     needed: int
     advice: tuple[Advice, ...]
-    told: str
+    summary: str
 
 
 def advise(short: Shortage, config: RunConfig, model: Model, processes: int) -> Answer:
-    """Changes that help, in the order of what they cost, those that are enough alone first."""
+    """Changes that help, by their cost, those that are sufficient alone first."""
     held = _projected(short, config, model)
     growth = sum(held.values()) - sum(short.held.values())
     needed = max(0, growth - short.free) + int(_MARGIN * short.capacity)
@@ -93,7 +93,7 @@ def advise(short: Shortage, config: RunConfig, model: Model, processes: int) -> 
     useful = _without_half_measures([one for one in options if one.frees >= 0.01 * needed and one.frees > 0], needed)
     enough = [one for one in useful if one.frees >= needed]
     ordered = enough + [one for one in useful if one.frees < needed]
-    return Answer(needed, tuple(ordered), _told(enough, ordered, needed, freed))
+    return Answer(needed, tuple(ordered), _summary(enough, ordered, needed, freed))
 
 
 def _projected(short: Shortage, config: RunConfig, model: Model) -> dict[str, int]:
@@ -108,15 +108,15 @@ def _projected(short: Shortage, config: RunConfig, model: Model) -> dict[str, in
     return held
 
 
-def _told(enough: Sequence[Advice], ordered: Sequence[Advice], needed: int, freed: Callable[..., int]) -> str:
+def _summary(enough: Sequence[Advice], ordered: Sequence[Advice], needed: int, freed: Callable[..., int]) -> str:
     if enough:
-        return f"{size(needed)} more are needed; the first change is enough."
+        return f"{size(needed)} more needed; the first change is enough."
     for count in range(2, len(ordered) + 1):
         if freed(*ordered[:count]) >= needed:
-            return f"{size(needed)} more are needed: no single change is enough, the first {count} together are."
+            return f"{size(needed)} more needed: no single change is enough, the first {count} together are."
     return (
-        f"{size(needed)} more are needed, and all of these together free {size(freed(*ordered))}: it takes more GPUs, "
-        "larger ones, or a smaller model."
+        f"{size(needed)} more needed, but all of these together free {size(freed(*ordered))}: use more or larger GPUs, "
+        "or a smaller model."
     )
 
 
@@ -160,8 +160,8 @@ def _smaller_batch(phase: str, config: RunConfig, growing: int, needed: int) -> 
     new = next((n for n in sizes if growing * (1 - n / size_now) >= needed), 1)
     more = train.gradient_accumulation_steps * size_now // new
     text = (
-        f"With train.gradient_accumulation_steps: {more} it is the same effective batch, in smaller parts; speed falls "
-        "little as long as a part fills the GPU."
+        f"With train.gradient_accumulation_steps: {more} the effective batch stays the same; hardly slower while a "
+        "micro-batch fills the GPU."
     )
     return Advice("train.per_device_train_batch_size", str(new), text, dict.fromkeys(_GROWING, new / size_now))
 
@@ -170,7 +170,7 @@ def _reshard(config: RunConfig, model: Model) -> Advice | None:
     if config.parallel.reshard_after_forward:
         return None
     kept = min(1.0, (1 + config.parallel.forward_prefetch) / max(1, model.layers))
-    text = "Let a layer's gathered weights go after its forward pass; they are gathered a second time for backward."
+    text = "Reshard a layer's weights after its forward pass; they are gathered a second time for backward."
     return Advice("parallel.reshard_after_forward", "true", text, {"gathered": kept})
 
 
@@ -181,7 +181,7 @@ def _recompute(phase: str, config: RunConfig, model: Model, held: Mapping[str, i
         return []
     share = _PRODUCTS_SHARE if now == "selective" else 1.0
     kept = min(1.0, 1 / max(1, model.layers) / share + model.layers * _input_bytes(config, model) / activations)
-    text = "Recompute all of a layer in the backward pass: about a third more compute."
+    text = "Recompute whole layers in the backward pass: about a third more compute."
     full = Advice(_CHECKPOINTING, "full", text, {"activations": kept})
     if now == "selective":
         return [full]
@@ -203,7 +203,7 @@ def _inputs_on_the_host(short: Shortage, config: RunConfig, model: Model, held: 
         return None
     there = model.layers if short.layers_done is None else short.layers_done
     kept = 1 - min(1.0, max(0, there - 3) * _input_bytes(config, model) / activations)
-    text = "Let the layers' inputs wait in host memory for the backward pass; they are copied while layers compute."
+    text = "Keep the layers' inputs in host memory until the backward pass; they are copied while layers compute."
     return Advice("train.offload_activations", "true", text, {"activations": kept})
 
 
@@ -218,7 +218,7 @@ def _without_half_measures(useful: list[Advice], needed: int) -> list[Advice]:
 def _fp8(config: RunConfig, model: Model) -> Advice | None:
     if config.model.base_precision == "fp8" or model.weight_bytes <= 1.1:
         return None
-    text = "Hold the frozen weights in one byte each; they are multiplied out layer by layer, and rounded once."
+    text = "Store the frozen weights in one byte each; they are dequantised layer by layer, and rounded once."
     kept = 1 / model.weight_bytes
     return Advice("model.base_precision", "fp8", text, {"weights": kept, "gathered": kept})
 
@@ -226,7 +226,7 @@ def _fp8(config: RunConfig, model: Model) -> Advice | None:
 def _offload(config: RunConfig) -> Advice | None:
     if config.parallel.offload_params:
         return None
-    text = "Keep shards, gradients and optimizer state in host memory: every step waits for the bus."
+    text = "Keep shards, gradients and optimizer state in host memory: every step waits for PCIe transfers."
     return Advice("parallel.offload_params", "true", text, dict.fromkeys(_SHARDED, 0.0))
 
 
@@ -234,7 +234,7 @@ def _shorter(phase: str, config: RunConfig) -> Advice | None:
     if phase in ("loading", "optimizer") or config.data.max_length < 64:
         return None
     half = config.data.max_length // 2
-    text = "Rows of half the length: longer ones are cut (data.long_rows), so it changes what is trained on."
+    text = "Rows of half the length: longer ones are truncated (data.long_rows), which changes the training data."
     return Advice("data.max_length", str(half), text, dict.fromkeys(_GROWING, 0.5))
 
 
@@ -242,5 +242,5 @@ def _lower_rank(config: RunConfig) -> Advice | None:
     if config.lora.r < 4:
         return None
     half = config.lora.r // 2
-    text = "Adapters of half the rank, with their gradients and optimizer state: it changes what is trained."
+    text = "Adapters of half the rank, with their gradients and optimizer state: this changes what is trained."
     return Advice("lora.r", str(half), text, dict.fromkeys(("adapters", "gradients", "optimizer"), 0.5))

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from shardtune.config.schema import RunConfig
 
 STORE_VARIABLE = "SHARDTUNE_STORE_PREFIX"  # of the ranks' keys in their store; each attempt has its own
-_PACKAGES = ("shardtune", "torch", "transformers", "peft", "trl", "accelerate")
+_PACKAGES = ("shardtune", "torch", "transformers", "peft", "accelerate")
 # What may differ between nodes: the number of processes, and paths on its own disk.
 _LOCAL_SETTINGS = ("parallel.nproc", "parallel.accelerate_config")
 

@@ -1,4 +1,4 @@
-"""Which weights are published? With `load_best_model_at_end` the best of which every byte is right."""
+"""Which weights are published? With `load_best_model_at_end` the best intact checkpoint's."""
 
 from __future__ import annotations
 
@@ -28,43 +28,43 @@ class Best:
 def load_best(
     context: RunContext, model: PeftModel, store: CheckpointStore, now: int, loss: float | None
 ) -> Best | None:
-    """Put the adapter of the best sound checkpoint into the model. A collective; rank 0 alone reads.
+    """Load the adapter of the best intact checkpoint into the model. A collective; rank 0 alone reads.
 
-    A damaged one is named and set aside, and the next best is taken.
+    Damaged ones are reported and set aside, and the next best is used.
 
     Args:
-        now: The step the model is at, with its eval `loss`: these weights need no reading, and may be the best.
+        now: The model's current step, with its eval `loss`: these weights need no reading, and may be the best.
 
     Returns:
-        None where nothing sound was evaluated: the model stays as it is.
+        None where no intact checkpoint was evaluated: the model stays as it is.
     """
     tensors: dict[str, torch.Tensor] = {}
-    found: dict[str, Any] | None = None
+    choice: dict[str, Any] | None = None
     if context.processes.is_main:
         best: Best | None = None
         try:
             best, tensors, damaged = _find(store, now, loss)
-            _tell(context, store, best, damaged, now)
+            _report(context, store, best, damaged, now)
         except UnreadableStoreError as error:
-            text = f"{error.what} {error.why} The final adapter is that of the last step ({now})."
+            text = f"{error.what} {error.why} The final adapter is from the last step ({now})."
             warn(context.console, context.events, "checkpoint", text)
         if best is not None:
             shapes = {name: list(tensor.shape) for name, tensor in tensors.items()}
-            found = {"step": best.step, "eval_loss": best.eval_loss, "shapes": shapes}
-    found = context.processes.share_from_main(found)
-    if found is None:
+            choice = {"step": best.step, "eval_loss": best.eval_loss, "shapes": shapes}
+    choice = context.processes.share_from_main(choice)
+    if choice is None:
         return None
-    if found["shapes"]:
-        others = {name: torch.empty(shape, device="meta") for name, shape in found["shapes"].items()}
+    if choice["shapes"]:
+        others = {name: torch.empty(shape, device="meta") for name, shape in choice["shapes"].items()}
         load_adapter(model, tensors or others)
-    return Best(found["step"], found["eval_loss"])
+    return Best(choice["step"], choice["eval_loss"])
 
 
 def _find(
     store: CheckpointStore, now: int, loss: float | None
 ) -> tuple[Best | None, dict[str, torch.Tensor], list[DamagedCheckpoint]]:
-    """The best of which every byte is right, its tensors unless the model holds them, and those passed over."""
-    # One that does not even say its eval loss may have been the best.
+    """The best intact checkpoint, its tensors unless the model has them already, and the damaged ones skipped."""
+    # One whose manifest is unreadable may have been the best.
     damaged = [
         DamagedCheckpoint(step, tuple(store.verify(step))) for step in store.steps() if store.manifest(step) is None
     ]
@@ -85,17 +85,17 @@ def _find(
     return None, {}, damaged
 
 
-def _tell(
+def _report(
     context: RunContext, store: CheckpointStore, best: Best | None, damaged: list[DamagedCheckpoint], now: int
 ) -> None:
     for one in damaged:
         try:
             store.set_aside(one.step)
-            done = "was set aside"
+            done = "set aside"
         except OSError as error:
-            done = f"could not be set aside ({error.strerror})"
-        warn(context.console, context.events, "checkpoint", f"A checkpoint is damaged and {done}. {one}")
+            done = f"(could not be set aside: {error.strerror})"
+        warn(context.console, context.events, "checkpoint", f"Damaged checkpoint {done}: {one}")
     if damaged:
-        kept = f"of step {best.step} (eval loss {best.eval_loss:.4f}), the best that is sound" if best else ""
-        text = f"The final adapter is that {kept or f'of the last step ({now}): no evaluated checkpoint is sound'}."
+        chosen = f"step {best.step} (eval loss {best.eval_loss:.4f}), the best intact checkpoint" if best else ""
+        text = f"The final adapter is from {chosen or f'the last step ({now}): no evaluated checkpoint is intact'}."
         warn(context.console, context.events, "checkpoint", text)

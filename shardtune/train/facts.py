@@ -51,7 +51,7 @@ class Facts:
         full_attention: In rows of data.max_length every token sees all tokens before it, in every layer.
         has_experts: There are routed experts, fused into one tensor.
         missing: Fast paths that this model does not take, and why.
-        unfit: Those among them that are known to compute something else.
+        unsupported: Those among them that are known to compute something else.
         loss_obstacle: Why head and loss cannot be fused.
         router_coefficient: Weight of the routers' auxiliary loss in training; 0 = none.
         unused_router_loss: A notice where the model's config has a coefficient without an effect.
@@ -71,7 +71,7 @@ class Facts:
     full_attention: bool
     has_experts: bool
     missing: Mapping[FastPath, str]
-    unfit: Mapping[FastPath, str]
+    unsupported: Mapping[FastPath, str]
     loss_obstacle: str | None
     router_coefficient: float
     unused_router_loss: str | None
@@ -119,7 +119,7 @@ def gather_facts(config: RunConfig, meta_model: MetaModel, machine: Machine, fil
         full_attention=whole_rows.usable(model.config, config.data.max_length),
         has_experts=bool(fused_experts(model)),
         missing={path: why for path, why in reasons.items() if why is not None},
-        unfit=family.unfit,
+        unsupported=family.unsupported,
         loss_obstacle=why_not_fused(model, family, coefficient)
         or ("the head itself is trained" if head_trains else None),
         router_coefficient=coefficient,

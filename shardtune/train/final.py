@@ -1,4 +1,4 @@
-"""Where does the finished adapter go? Into the run's folder, or, when that cannot be written, where there is room."""
+"""Where is the final adapter written? In the run's folder or, when that cannot be written, in a fallback."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
     from shardtune.train.loop import Training
 
 FINAL = "final"
-_ATTEMPTS_APART = 3.0  # seconds
-_LOOK = 0.25  # seconds between two looks at the clock and the signals
+_RETRY_SECONDS = 3.0
+_POLL_SECONDS = 0.25
 
-Fill = Callable[[Path], None]
+WriteFiles = Callable[[Path], None]
 
 
 def write_final(training: Training) -> Path:
     """Publish the adapter as a PEFT folder and return where. A collective; rank 0 writes.
 
     Raises:
-        ShardtuneError: on every rank, when there is no room anywhere.
+        ShardtuneError: on every rank, when it cannot be written anywhere.
     """
     context, setup, stop, watchdog = training.context, training.setup, training.stop, training.watchdog
     model, config, wrapper = setup.model, setup.config, setup.meta_model.wrapper
@@ -39,7 +39,7 @@ def write_final(training: Training) -> Path:
     outcome: dict[str, str] = {}
     if context.processes.is_main:
 
-        def fill(folder: Path) -> None:
+        def write_files(folder: Path) -> None:
             write_adapter(model, tensors, folder)
             if wrapper is not None:
                 write_for_wrapper(model, tensors, folder, wrapper)
@@ -55,8 +55,8 @@ def write_final(training: Training) -> Path:
             beat=watchdog.beat,
         )
         try:
-            outcome = {"path": str(publishing.publish(fill))}
-        except ShardtuneError as error:  # every rank has to leave, and with the same words
+            outcome = {"path": str(publishing.publish(write_files))}
+        except ShardtuneError as error:  # every rank has to stop, with the same message
             outcome = {"what": error.what, "why": error.why, "fix": _fix(training.saver.store)}
     # Rank 0 may wait for room longer than a collective, or than this phase may last on the other ranks.
     longest = 60 * (config.train.final_wait_minutes + 3 * config.parallel.checkpoint_timeout_minutes)
@@ -74,22 +74,22 @@ def _fix(store: CheckpointStore) -> str:
     except OSError:
         steps = []
     if not steps:
-        return "Make room and start the run again. It has no checkpoint (train.save_strategy, train.save_steps)."
+        return "Free disk space and start the run again. It has no checkpoint (train.save_strategy, train.save_steps)."
     return (
-        f"Make room and start the same command again: it goes on from {store.path(steps[-1])}. "
-        "train.fallback_dir names a second place for the adapter."
+        f"Free disk space and start the same command again: it resumes from {store.path(steps[-1])}. "
+        "train.fallback_dir sets a second location for the adapter."
     )
 
 
 @dataclass(frozen=True)
 class Publishing:
-    """Tries the run's folder, then `fallback_dir`, then waits for room in them, then takes TMPDIR.
+    """Tries the run's folder, then `fallback_dir`, then waits for space in them, then uses TMPDIR.
 
     Attributes:
         folder: Of the run. Never created: where a mount is lost, its empty mount point is another disk.
-        warn: Tells the user.
-        stopped: Was the run asked to stop? Then the wait is over.
-        beat: Called while waiting: the rank gets on.
+        warn: Prints a warning.
+        stopped: Was the run asked to stop? Then waiting ends.
+        beat: Called while waiting: the watchdog's heartbeat.
     """
 
     folder: Path
@@ -99,29 +99,29 @@ class Publishing:
     stopped: Callable[[], bool]
     beat: Callable[[], None]
 
-    def publish(self, fill: Fill) -> Path:
-        """Where everything that `fill` writes is in the end.
+    def publish(self, write_files: WriteFiles) -> Path:
+        """Where everything that `write_files` writes was published.
 
         Raises:
-            ShardtuneError: nowhere.
+            ShardtuneError: it could not be written anywhere.
         """
-        where, failures = self._try(fill)
+        where, failures = self._try(write_files)
         if where is None and self.wait_seconds > 0 and not self.stopped():
             minutes = self.wait_seconds / 60
             self.warn(
-                f"{FINAL}/ cannot be written: {'; '.join(failures)}. Waiting up to {minutes:g} minutes for room "
-                f"(train.final_wait_minutes); the adapter is safe in memory as long as this process lives."
+                f"Cannot write {FINAL}/: {'; '.join(failures)}. Waiting up to {minutes:g} minutes for disk space "
+                "(train.final_wait_minutes); until then the adapter exists only in this process's memory."
             )
-            where, failures = self._wait(fill)
+            where, failures = self._wait(write_files)
         if where is None:
-            where, failures = self._last_resort(fill, failures)
+            where, failures = self._last_resort(write_files, failures)
         if where is None:
-            raise ShardtuneError("The adapter could not be written anywhere.", why="; ".join(failures) + ".")
+            raise ShardtuneError("Could not write the adapter anywhere.", why="; ".join(failures) + ".")
         if where.parent != self.folder:
-            self.warn(f"{FINAL}/ could not be written ({'; '.join(failures)}). The adapter is in {where}.")
+            self.warn(f"Could not write {FINAL}/ ({'; '.join(failures)}). The adapter is in {where}.")
         return where
 
-    def _try(self, fill: Fill) -> tuple[Path | None, list[str]]:
+    def _try(self, write_files: WriteFiles) -> tuple[Path | None, list[str]]:
         """Where it was written, and what went wrong before that."""
         failures: list[str] = []
         places = [self.folder] + ([self.fallback_dir / self.folder.name] if self.fallback_dir else [])
@@ -131,29 +131,29 @@ class Publishing:
                     place.stat()  # raises where it is gone; `publish` would make it
                 else:
                     place.mkdir(parents=True, exist_ok=True)
-                return publish(place / FINAL, fill), failures
+                return publish(place / FINAL, write_files), failures
             except OSError as error:
                 failures.append(f"{place}: {error.strerror or error}")
         return None, failures
 
-    def _wait(self, fill: Fill) -> tuple[Path | None, list[str]]:
+    def _wait(self, write_files: WriteFiles) -> tuple[Path | None, list[str]]:
         until = time.monotonic() + self.wait_seconds
         while True:
-            again = min(time.monotonic() + _ATTEMPTS_APART, until)
+            again = min(time.monotonic() + _RETRY_SECONDS, until)
             while time.monotonic() < again and not self.stopped():
                 self.beat()
-                time.sleep(_LOOK)
-            where, failures = self._try(fill)
+                time.sleep(_POLL_SECONDS)
+            where, failures = self._try(write_files)
             if where is not None or time.monotonic() >= until or self.stopped():
                 return where, failures
 
-    def _last_resort(self, fill: Fill, failures: list[str]) -> tuple[Path | None, list[str]]:
+    def _last_resort(self, write_files: WriteFiles, failures: list[str]) -> tuple[Path | None, list[str]]:
         try:
             place = Path(tempfile.mkdtemp(prefix=f"shardtune-{self.folder.name}-"))  # nobody else's, and private
         except OSError as error:
             return None, [*failures, f"TMPDIR: {error.strerror or error}"]
         try:
-            return publish(place / FINAL, fill), failures
+            return publish(place / FINAL, write_files), failures
         except OSError as error:
             with suppress(OSError):
                 place.rmdir()

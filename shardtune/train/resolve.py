@@ -190,7 +190,7 @@ def _refuse_impossible(resolved: ResolvedConfig, facts: Facts, wider: str | None
     for key, asked, why, instead in (
         ("fused_lora", True, wider, "auto or false"),
         ("fused_loss", True, facts.loss_obstacle, "auto or false"),
-        ("fused_experts", True, facts.unfit.get("fused_experts"), "auto or false"),
+        ("fused_experts", True, facts.unsupported.get("fused_experts"), "auto or false"),
         ("gradient_checkpointing", "selective", facts.missing.get("selective"), "full"),
     ):
         if getattr(resolved.config.train, key) == asked and why is not None:

@@ -1,4 +1,4 @@
-"""Where does the run go on? The newest sound checkpoint of its folder, read by rank 0 and handed to every rank."""
+"""Where does the run resume? At the newest intact checkpoint of its folder, read by rank 0 and sent to every rank."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ResumePoint:
-    """What a rank needs to go on.
+    """What a rank needs to resume.
 
     Attributes:
         trainer: `trainer.json`.
         optimizer: Whole tensors on rank 0, their shapes elsewhere (`meta`), until the optimizer exists.
-        rng: This rank's random state; None on another number of processes, where nobody's fits.
+        rng: This rank's random state; None on another number of processes.
         notices: What the user should know, a line each.
-        damaged: Checkpoints that were passed over, and why.
+        damaged: Checkpoints that were skipped, and why.
     """
 
     step: int
@@ -52,13 +52,13 @@ class ResumePoint:
 def resume_point(
     store: CheckpointStore, model: PeftModel, processes: Processes, facts: RunFacts, math: TrainingMath
 ) -> ResumePoint | None:
-    """Put the newest sound checkpoint's adapter into the model and return the rest; None where there is none.
+    """Load the newest intact checkpoint's adapter into the model and return the rest; None where there is none.
 
     DamagedCheckpoint ones are set aside. A collective; rank 0 alone reads, so that nodes need not share a disk.
 
     Raises:
         ShardtuneError: every checkpoint is damaged.
-        UserInputError: the config changed in a way that makes it another run, or another effective batch.
+        UserInputError: the config changed in a way that makes it another run, or the effective batch changed.
     """
     snapshot: Snapshot | None = None
     found: dict[str, Any] | None = None  # what every rank is sent, as JSON
@@ -66,7 +66,7 @@ def resume_point(
     if processes.is_main:
         try:
             snapshot, found = _find(store, facts, math, processes.world_size)
-        except ShardtuneError as error:  # every rank has to leave, and with the same words
+        except ShardtuneError as error:  # every rank has to stop, with the same message
             failed = error
             found = {"error": [error.what, error.why, error.fix], "mistake": isinstance(error, UserInputError)}
     found = processes.share_from_main(found)
@@ -104,12 +104,12 @@ def _find(
         raise ShardtuneError(
             f"Every checkpoint in {store.folder} is damaged.",
             why="; ".join(map(str, damaged)),
-            fix="Start anew with --resume never; the folder is left as it is.",
+            fix="Start over with --resume never; the folder is not changed.",
         )
     with store.reading(step) as folder:
         snapshot = read_snapshot(folder)
     changed = _judge(snapshot.trainer, facts, math)
-    for one in damaged:  # only once it is sure that the run goes on
+    for one in damaged:  # only once it is certain that the run resumes
         store.set_aside(one.step)
     return snapshot, {
         "step": step,
@@ -128,12 +128,12 @@ def _judge(trainer: dict[str, Any], facts: RunFacts, math: TrainingMath) -> list
     changed = changes(trainer["settings"], facts.settings)
     refused = [str(change) for change in changed if change.verdict.kind == "refused"]
     if trainer["data"] != facts.data and not any(line.startswith("data.") for line in refused):
-        refused.append("the data: the same settings give other rows than before (its files, or the tokenizer, changed)")
+        refused.append("the data: the same settings now give different rows (its files or the tokenizer changed)")
     if refused:
         raise UserInputError(
-            "The run cannot go on with this config.",
+            "The run cannot resume with this config.",
             why="\n".join(["These changes would make it another run:", *(f"  {line}" for line in refused)]),
-            fix="Set them back, or start a new run: --resume never.",
+            fix="Revert them, or start a new run: --resume never.",
         )
     _refuse_another_batch(trainer["batch"], facts.batch)
     if trainer["step"] > math.steps:
@@ -160,8 +160,8 @@ def _refuse_another_batch(old: dict[str, int], new: dict[str, int]) -> None:
         )
     raise UserInputError(
         f"The effective batch would change from {old['effective']} to {new['effective']} rows.",
-        why=f"It was {_product(old)}, and is {_product(new)} now (per device × processes × accumulation). Steps would "
-        "no longer be the same steps.",
+        why=f"It was {_product(old)} and is now {_product(new)} (per device × processes × accumulation): steps would "
+        "no longer match.",
         fix=fix,
     )
 
@@ -174,9 +174,9 @@ def _notices(changed: list[Change], old: dict[str, int], facts: RunFacts, world_
     lines = [str(change) for change in changed]
     if old["processes"] != world_size:
         lines.append(
-            f"processes: {old['processes']} → {world_size} (same rows in the same order, {old['effective']} a step; "
-            "sums are rounded differently, and dropout draws other numbers)"
+            f"processes: {old['processes']} → {world_size} (same rows in the same order, {old['effective']} per step; "
+            "sums are rounded differently, and dropout differs)"
         )
     elif old != facts.batch:
-        lines.append(f"batch: {_product(old)} → {_product(facts.batch)} (the same rows a step, summed differently)")
+        lines.append(f"batch: {_product(old)} → {_product(facts.batch)} (same rows per step, summed differently)")
     return lines

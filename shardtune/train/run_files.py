@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 
 def write_run_file(context: RunContext, name: str, text: str) -> None:
-    """Give a file of the run's folder this content; where there is no room for it, it keeps the one it has.
+    """Replace a file of the run's folder; where that fails, the old content stays and a warning is printed.
 
-    As events, it waits where a run that has trained may yet refuse to go on with this start.
+    Held back, as events are, while resuming may still be refused.
     """
     if context.events.deferred:
         context.held_files[name] = text
@@ -29,7 +29,7 @@ def write_run_file(context: RunContext, name: str, text: str) -> None:
 
 
 def release_run_files(context: RunContext) -> None:
-    """The run goes on: write what was held back, events and files."""
+    """The run was accepted: write the events and files that were held back."""
     context.events.release()
     for name, text in context.held_files.items():
         write_run_file(context, name, text)
@@ -37,14 +37,14 @@ def release_run_files(context: RunContext) -> None:
 
 
 def report_hardware(context: RunContext, *, workers: int) -> None:
-    """Write a `hardware` event on every node and `environment.json` on rank 0, and say what differs between nodes and
-    what is wrong (with -v: what there is). A collective.
+    """Write a `hardware` event on every node and `environment.json` on rank 0, and print differences between nodes and
+    problems (with -v: the hardware). A collective.
 
     Args:
-        workers: Processes that load data, for each rank.
+        workers: Data loader processes of each rank.
     """
     processes = context.processes
-    mine = describe_hardware(context.folder) if processes.local_rank == 0 else None  # one look for a whole node
+    mine = describe_hardware(context.folder) if processes.local_rank == 0 else None  # once per node
     if mine is not None:
         context.events.write("hardware", **mine)
     found = processes.gather(json.loads(json.dumps(mine)))  # as the event has it: lists for tuples
@@ -58,12 +58,10 @@ def report_hardware(context: RunContext, *, workers: int) -> None:
 
 @contextmanager
 def warn_on_write_error(
-    context: RunContext, name: str, consequence: str = "Training goes on without it."
+    context: RunContext, name: str, consequence: str = "Training continues without it."
 ) -> Iterator[None]:
-    """What is written in the block is not worth a run."""
+    """An OSError in the block becomes a warning."""
     try:
         yield
     except OSError as error:
-        warn(
-            context.console, context.events, name, f"{name} cannot be written: {error.strerror or error}. {consequence}"
-        )
+        warn(context.console, context.events, name, f"Cannot write {name}: {error.strerror or error}. {consequence}")

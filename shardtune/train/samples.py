@@ -1,8 +1,8 @@
-"""What does the model say, before and after? Greedy answers to some rows, by all ranks together, written as events.
+"""What does the model generate before and after training? Greedy answers to some rows, written as events.
 
 Every rank runs the same forward passes (a sharded layer is gathered by all or by none), with the batch layout and the
-attention code of training: no cache of keys and values, which variable-length attention has no place for. What comes
-next is rank 0's word, so that ranks that round differently still agree when an answer ends. No random number is drawn.
+attention code of training: no KV cache, which variable-length attention does not support. Rank 0 chooses the next
+token, so that ranks that round differently still agree when an answer ends. No random number is drawn.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from shardtune.data.collate import REAL_TOKENS, SUPERVISED, TARGETS, Collator
-from shardtune.data.show_rows import spread
+from shardtune.data.show_rows import evenly_spaced
 from shardtune.data.tokens import IGNORED
 from shardtune.observe.samples import SampleAnswer, show_samples
 from shardtune.parallel.shard import reshard_all
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Question:
-    """One row: what the model is given, and what the row goes on with."""
+    """One row: the prompt, and the row's own continuation."""
 
     row: str
     prompt: tuple[int, ...]
@@ -41,7 +41,7 @@ class Samples:
     """Asks a run's model the same questions before and after training.
 
     Args:
-        stopped: Asked by every rank before each token: no more of them once the run is to stop.
+        stopped: Asked by every rank before each token; generation ends when the run is to stop.
     """
 
     def __init__(self, training: Training, stopped: Callable[[], bool]) -> None:
@@ -70,7 +70,7 @@ class Samples:
     def show(self) -> None:
         """Both answers to each question, on rank 0; those from before this process out of its events."""
         if self.context.processes.is_main and self.questions:
-            show_samples(self.context.console, written(self.context.events.lines()))
+            show_samples(self.context.console, logged_answers(self.context.events.lines()))
 
     def _generate(self, prompts: list[tuple[int, ...]], ends: Collection[int]) -> list[list[int]] | None:
         model = self.model
@@ -84,13 +84,13 @@ class Samples:
         try:
             return greedy(
                 lambda rows: next_tokens(model, self.collator, rows, self.context.processes.device),
-                prompts, tokens, ends, self.context.processes, self._goes_on,
+                prompts, tokens, ends, self.context.processes, self._may_continue,
             )  # fmt: skip
         finally:
             reshard_all(model)  # whoever looks at the parameters next means the shards
             model.train(was_training)
 
-    def _goes_on(self) -> bool:
+    def _may_continue(self) -> bool:
         self.watchdog.beat()
         return not self.stopped()
 
@@ -121,7 +121,7 @@ def questions(prepared: Prepared, name: str, number: int, tokens: int, bos: int 
     plain text) is continued from its middle.
     """
     found = []
-    for row in spread(len(prepared), number) if number else ():
+    for row in evenly_spaced(len(prepared), number) if number else ():
         ids, labels = prepared.row(row)
         carries_loss = np.append(labels != IGNORED, False)
         first = int(carries_loss.argmax())
@@ -139,22 +139,22 @@ def greedy(
     tokens: int,
     ends: Collection[int],
     processes: Processes,
-    goes_on: Callable[[], bool],
+    may_continue: Callable[[], bool],
 ) -> list[list[int]] | None:
     """The likeliest continuation of each prompt, token by token, without its end token; None when it was cut short.
 
     Args:
         next_of: The next token of each of some rows; every rank calls it equally often.
-        tokens: At most so many new ones.
+        tokens: Maximum number of new tokens.
         ends: Token ids that end an answer.
-        goes_on: Asked before each token; must say the same on every rank.
+        may_continue: Asked before each token; must be the same on every rank.
     """
     rows = [list(prompt) for prompt in prompts]
     open_rows = list(range(len(rows)))
     for _ in range(tokens):
         if not open_rows:
             break
-        if not goes_on():
+        if not may_continue():
             return None
         chosen = torch.tensor(next_of([rows[index] for index in open_rows]))
         if processes.world_size > 1:
@@ -194,7 +194,7 @@ def next_tokens(
     return chosen
 
 
-def written(log: Iterable[str]) -> list[SampleAnswer]:
+def logged_answers(log: Iterable[str]) -> list[SampleAnswer]:
     """The last answers to each row in the lines of an event log, in the order the rows were first asked."""
     found: dict[str, dict[str, str]] = {}
     for line in log:

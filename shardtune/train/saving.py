@@ -57,8 +57,8 @@ class CheckpointSaver:
     """Saves the whole state of a run. Every rank has one; rank 0 writes.
 
     `save` returns when the state is copied to rank 0's memory; the disk is written by a thread. One save is in flight:
-    the next one, and the end of the run, wait for it. A save that fails for the disk's sake is told and training goes
-    on with the older checkpoints in place; each further failure is told again.
+    the next one, and the end of the run, wait for it. A save that fails because of the disk is reported and training
+    continues with the older checkpoints in place; each further failure is reported again.
     """
 
     def __init__(self, store: CheckpointStore, context: RunContext, facts: RunFacts, minutes: float | None) -> None:
@@ -103,7 +103,7 @@ class CheckpointSaver:
         try:
             self.store.record_eval(step, loss)
         except (OSError, ManifestError) as error:
-            text = f"The eval loss of the checkpoint of step {step} could not be added to it: {error}."
+            text = f"Could not record the eval loss of the checkpoint of step {step}: {error}."
             warn(self.console, self.events, "checkpoint", text)
 
     def has(self, step: int) -> bool:
@@ -182,17 +182,17 @@ class CheckpointSaver:
         self.failures += 1
         reason = outcome.error.strerror or str(outcome.error)
         self.events.write("checkpoint_failed", step=outcome.step, error=reason, in_a_row=self.failures, **self._pending)
-        left = f"the last good one is of step {self._last_good}" if self._last_good else "there is none yet"
+        left = f"the last good one is step {self._last_good}" if self._last_good else "there is no older one"
         full = outcome.error.errno in (errno.ENOSPC, errno.EDQUOT)
-        advice = "Free space there, or lower train.save_total_limit." if full else "Look at that folder and its disk."
+        advice = "Free space there, or lower train.save_total_limit." if full else "Check that folder and its disk."
         again = f" That is {self.failures} in a row." if self.failures > 1 else ""
         text = (
-            f"The checkpoint of step {outcome.step} ({size(self._pending['bytes'])}) was not written to "
-            f"{self.store.folder}: {reason}.{again} Training goes on; {left}. {advice}"
+            f"Could not write the checkpoint of step {outcome.step} ({size(self._pending['bytes'])}) to "
+            f"{self.store.folder}: {reason}.{again} Training continues; {left}. {advice}"
         )
         say(self.console, "warning", text, "bold red")
 
 
 def _versions() -> dict[str, str]:
-    libraries = ("torch", "transformers", "trl", "peft", "accelerate", "safetensors")
+    libraries = ("torch", "transformers", "peft", "accelerate", "safetensors")
     return {"shardtune": __version__, **{name: importlib.metadata.version(name) for name in libraries}}

@@ -1,4 +1,4 @@
-"""Who reads what? Finds the checkpoint on every rank, then brings each rank its own slices of it, and only those."""
+"""How do ranks load a checkpoint? Find it on every rank, choose a strategy, then load each rank's own slices only."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _MESSAGE = 256 << 20  # gloo sends are cut to this
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Where the model's files are for this rank, what tensors it has, and who reads them."""
+    """Where the model's files are for this rank, their tensors, and which ranks read them."""
 
     folder: Path
     stored: Mapping[str, StoredTensor]
@@ -69,10 +69,11 @@ class LoadStats:
 
 
 def find_checkpoint(section: ModelSection, processes: Processes) -> Checkpoint:
-    """Look for the checkpoint on every rank, and settle who reads.
+    """Look for the checkpoint on every rank, and choose which ranks read it.
 
     Raises:
-        UserInputError: nobody has it, rank 0 does not, or the ranks that should read it have different ones.
+        UserInputError: rank 0 does not have it, or another rank does not and `model.load` is read-all.
+        ShardtuneError: the ranks have different checkpoints.
     """
     missing: UserInputError | None = None
     if section.weights == "random":
@@ -85,13 +86,13 @@ def find_checkpoint(section: ModelSection, processes: Processes) -> Checkpoint:
     if processes.share_from_main(missing is not None):
         raise missing or UserInputError(
             "Rank 0 has no complete checkpoint of the model.",
-            fix="See its own message; rank 0's node needs the files whatever model.load says.",
+            fix="See rank 0's own message; its node needs the files whatever model.load is.",
         )
     lacking = processes.agree(missing is not None)
     if lacking and section.load == "read-all":
         raise missing or UserInputError(
-            "A rank does not see the model's files, and model.load is read-all.",
-            fix="Give every node the files, or set model.load to auto or rank0-broadcast.",
+            "A rank cannot read the model's files, and model.load is read-all.",
+            fix="Make the files available on every node, or set model.load to auto or rank0-broadcast.",
         )
     if lacking or section.load == "rank0-broadcast":
         folder, stored = _copy_from_rank0(folder, stored, processes, lacks=missing is not None)
@@ -121,8 +122,8 @@ def load_sharded_weights(
 
     Args:
         on_progress: Called with bytes read and bytes to read, from reading threads.
-        on_host: Parameters live in host memory though the device is a GPU (`parallel.offload_params`).
-        new_tokens: Whose rows train.
+        on_host: Parameters are kept in host memory although the device is a GPU (`parallel.offload_params`).
+        new_tokens: Tokens whose rows train.
     """
     began = time.perf_counter()
     device = torch.device("cpu") if on_host else processes.device
@@ -167,15 +168,15 @@ def _init_random(
     began: float,
     new_tokens: NewTokens | None,
 ) -> LoadStats:
-    held = init_random_base(model, seed, getattr(meta_model.model.config, "initializer_range", 0.02))
+    local_bytes = init_random_base(model, seed, getattr(meta_model.model.config, "initializer_range", 0.02))
     _init_adapters(model, seed, new_tokens, processes)
     if processes.device.type == "cuda":
         torch.cuda.synchronize(processes.device)
-    return LoadStats("random", 0, time.perf_counter() - began, held, host_peak_bytes())
+    return LoadStats("random", 0, time.perf_counter() - began, local_bytes, host_peak_bytes())
 
 
 def _load_from_rank0(own: list[LocalShard], reader: ShardReader, processes: Processes) -> None:
-    """Rank 0 reads for everyone and sends each rank its slices; nobody but rank 0 touches the files."""
+    """Rank 0 reads for all ranks and sends each its slices; no other rank opens the files."""
     plans = processes.gather([_shard_to_json(shard) for shard in own])
 
     def send(tensor: torch.Tensor, rank: int) -> None:
@@ -239,11 +240,11 @@ def _stored_from_json(spec: dict[str, Any]) -> StoredTensor:
 
 
 def _refuse_different_adapters(fingerprint: str, processes: Processes) -> None:
-    """Sharding keeps each rank's own slice: adapters that start out differently would be stitched from strangers."""
+    """Sharding keeps each rank's own slice: adapters that differ between ranks would be mixed."""
     if processes.agree(fingerprint != processes.share_from_main(fingerprint)):
         raise ShardtuneError(
-            "The adapters do not start alike on all ranks.",
-            why=f"Rank {processes.rank} drew other values from the same seed.",
+            "The initial adapters differ between ranks.",
+            why=f"Rank {processes.rank} drew different values from the same seed.",
             fix="Use the same torch and peft versions on every node.",
         )
 

@@ -161,7 +161,7 @@ def test_merging_is_pefts_and_refused_where_the_base_is_codes() -> None:
     use_fp8_storage(base, {name: (1, 24)})
     held = adapted(base, ATTENTION["mixtral"])
     use_grouped_products(held)
-    with pytest.raises(ShardtuneError, match="down_proj while it is held in FP8"):
+    with pytest.raises(ShardtuneError, match="down_proj while it is stored in FP8"):
         held.merge_adapter()
 
 

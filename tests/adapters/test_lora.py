@@ -255,9 +255,9 @@ def test_an_adapter_that_is_not_as_meant_stops_the_run(
     with torch.device("meta"), pytest.raises(ShardtuneError) as caught:
         add_lora(toy("mistral4"), section(target_modules=["o_proj", "experts"]))
     said = {
-        "modules": "not asked for: ['model.layers.0.self_attn.q_a_proj'",
+        "modules": "unexpected: ['model.layers.0.self_attn.q_a_proj'",
         "parameters": "Missing: ['model.layers.0.mlp.experts.gate_up_proj'",
-        "ranks": "of another rank or scale: ['model.layers.0.mlp.experts.down_proj'",
+        "ranks": "with another rank or scale: ['model.layers.0.mlp.experts.down_proj'",
     }
     assert said[wrong] in caught.value.why
 

@@ -64,7 +64,7 @@ def test_a_pattern_counts_before_the_rank_of_experts() -> None:
         ({"rank_pattern": {"up_proj": 2}}, "lora.rank_pattern: 'up_proj' matches nothing that gets an adapter"),
         ({"alpha_pattern": {"q_(": 2}}, r"lora.alpha_pattern: 'q_\(' is not a valid regular expression"),
         ({"rank_pattern": {"q_proj": 99}}, "lora.rank_pattern is 99"),
-        ({"layers_to_transform": [0, 7]}, "lora.layers_to_transform names layers that the model does not have: 7"),
+        ({"layers_to_transform": [0, 7]}, "lora.layers_to_transform lists layers that the model does not have: 7"),
         ({"exclude_modules": ["lm_head"]}, "lora.exclude_modules: 'lm_head' matches nothing"),
         ({"exclude_modules": ["q_proj", "down_proj"]}, "'q_proj' matches no linear layer"),
     ],
@@ -77,10 +77,10 @@ def test_what_means_nothing_in_the_model_is_refused(lora: dict[str, Any], told: 
 def test_dora_is_refused_for_fused_tensors_and_weights_in_fp8() -> None:
     from shardtune.model.quantized import use_fp8_storage
 
-    with pytest.raises(UserInputError, match="PEFT has no DoRA for"):
+    with pytest.raises(UserInputError, match="PEFT does not support DoRA"):
         add_lora(toy("mixtral"), section(target_modules=["experts"], use_dora=True))
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(toy_text_config("llama"))
     use_fp8_storage(model, {"model.layers.0.self_attn.q_proj.weight": (1, 32)})
-    with pytest.raises(UserInputError, match="is held in FP8"):
+    with pytest.raises(UserInputError, match="is stored in FP8"):
         add_lora(model, section(use_dora=True))

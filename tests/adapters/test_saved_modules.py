@@ -46,8 +46,8 @@ def test_names_mean_whole_parts_and_the_table_counts_what_trains(saved: str | li
     [
         ("lm_hed", False, "'lm_hed' matches no layer of the model"),
         ("layers.0", False, "'layers.0' matches no layer of the model"),
-        ("q_proj", False, "q_proj' gets an adapter as well"),
-        ("embed_tokens", True, "is one matrix with the other end of the model"),
+        ("q_proj", False, "q_proj' also gets an adapter"),
+        ("embed_tokens", True, "is tied to the other embedding"),
     ],
 )
 def test_what_cannot_train_in_full_is_refused(saved: str, tied: bool, told: str) -> None:

@@ -164,7 +164,7 @@ def test_a_foreign_adapter_is_refused_and_nothing_is_changed(foreign: dict, told
     before = logits(model)
     with pytest.raises(ShardtuneError) as caught:
         load_adapter(model, gather_adapter(trained(base("qwen2"), seed=2, **foreign)))
-    assert "does not fit" in caught.value.what
+    assert "does not match" in caught.value.what
     assert told in caught.value.why
     assert "lora settings" in caught.value.fix
     assert torch.equal(logits(model), before)

@@ -98,9 +98,9 @@ def test_another_value_behind_the_same_reference_is_another_run_and_neither_is_w
     old, new = from_environment(tmp_path), from_environment(tmp_path, DATA="others", R="9", SECOND="k_proj")
     told = [str(change).partition(" (")[0] for change in changes(kept_settings(old), kept_settings(new))]
     assert told == [
-        "lora.r: ${R:-8} has another value",
-        'lora.target_modules: ["q_proj", "${SECOND:-v_proj}"] has another value',
-        "data.dataset_name_or_path: ${DATA} has another value",
+        "lora.r: ${R:-8} resolves to another value",
+        'lora.target_modules: ["q_proj", "${SECOND:-v_proj}"] resolves to another value',
+        "data.dataset_name_or_path: ${DATA} resolves to another value",
     ]
     assert identity(old) != identity(new)
     assert "others" not in json.dumps(kept_settings(new)) and "k_proj" not in json.dumps(kept_settings(new))

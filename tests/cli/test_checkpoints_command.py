@@ -45,7 +45,7 @@ def test_damage_is_named_and_only_verify_reads_every_byte(shardtune: Command, ru
     assert result.returncode == 1
     rows = {row["step"]: row for row in json.loads(result.stdout)}
     assert [row["sound"] for row in rows.values()] == [True, False, True]
-    assert rows[200]["damages"] == ["adapter_model.safetensors: changed (its checksum does not fit)"]
+    assert rows[200]["damages"] == ["adapter_model.safetensors: changed (its checksum does not match)"]
     file.write_bytes(b"x" * 10)
     assert "truncated" in shardtune("checkpoints", run).stdout
 

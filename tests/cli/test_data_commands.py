@@ -85,7 +85,7 @@ def test_inspect_tells_everything_and_then_fails_when_train_would_refuse(config:
     result = run("inspect", config)
     assert result.exit_code == 2
     assert "1 from 1 read" in result.output
-    assert "error: The training data holds token 80, but the model has embeddings for 72 tokens only." in result.output
+    assert "error: The training data contains token id 80, but the model has only 72 embeddings." in result.output
 
 
 def test_prepare_tells_the_folder_and_how_to_copy_it(config: Path, given: Given) -> None:
@@ -101,7 +101,7 @@ def test_prepare_tells_the_folder_and_how_to_copy_it(config: Path, given: Given)
 def test_prepare_prints_warnings(config: Path, given: Given) -> None:
     given["set"] = fake_set(FakePrepared(ROWS, duplicates=5))
     result = run("prepare", config)
-    assert result.exit_code == 0 and "warning: 5 training rows (83 %) the same as an earlier one." in result.output
+    assert result.exit_code == 0 and "warning: 5 training rows (83 %) identical to an earlier row." in result.output
 
 
 def test_prepare_refuses_what_train_would_refuse(config: Path, given: Given) -> None:

@@ -78,7 +78,7 @@ def test_a_mistake_found_late_is_told_once_and_leaves_the_runs_name_free(shardtu
         shardtune, "train", config, "--run-id", "mine", "--nproc", "2", "-o", "lora.target_modules=[q_proj,querry]"
     )
     assert message.count("'querry' matches no linear layer of LlamaForCausalLM") == 1
-    assert "Linear layers there are: q_proj (×2), k_proj (×2)" in message
+    assert "Its linear layers are: q_proj (×2), k_proj (×2)" in message
     assert list((config.parent / "runs").iterdir()) == []
 
 

@@ -69,42 +69,42 @@ def chat(*messages: Any, **columns: Any) -> bytes:
     ("name", "content", "told"),
     [
         # Values
-        ("a.jsonl", rows({"text": "a b"}, {"text": [1]}), "a.jsonl:2 cannot be used. why: The column 'text' holds a list"),
-        ("a.jsonl", rows({"text": {"a": 1}}), "The column 'text' holds values of the type dict, not text."),
-        ("a.jsonl", rows({"text": True}), "The column 'text' holds a bool, not text: True"),
-        ("a.jsonl", rows('{"text": Infinity}'), "The column 'text' holds a float, not text: inf"),
+        ("a.jsonl", rows({"text": "a b"}, {"text": [1]}), "a.jsonl:2 cannot be used. why: Column 'text' contains a list"),
+        ("a.jsonl", rows({"text": {"a": 1}}), "The column 'text' contains values of type dict, not text."),
+        ("a.jsonl", rows({"text": True}), "Column 'text' contains a bool, not text: True"),
+        ("a.jsonl", rows('{"text": Infinity}'), "Column 'text' contains a float, not text: inf"),
         ("a.jsonl", rows({"text": None}, {"text": None}), "No row of the split 'train' is left to train on (2 were read)."),
         ("a.jsonl", rows('{"text": NaN}'), "1 were empty or a single token. fix: Check the columns that are read (text)"),
         ("a.jsonl", rows({"text": "a b"}, f'{{"text": {NINES}}}'), "a.jsonl:2 cannot be used. why: Exceeds the limit (4300"),
         ("a.json", f'[{{"text": "a b"}},\n {{"text": {NINES}}}]'.encode(), "a.json:2 cannot be used. why: Exceeds the limit"),
         ("a.jsonl", b'{"text":' + b"[" * 9999 + b"]" * 9999 + b"}", "a.jsonl:1 cannot be used. why: Nested too deeply"),
-        ("a.jsonl", b'{"text":"a \\ud83d"}', "half a character"),
-        ("a.jsonl", rows({"prompt": "x", "completion": ["y"]}), "The column 'completion' holds values of the type list"),
+        ("a.jsonl", b'{"text":"a \\ud83d"}', "lone surrogate"),
+        ("a.jsonl", rows({"prompt": "x", "completion": ["y"]}), "The column 'completion' contains values of type list"),
         ("a.jsonl", rows({}, {}), "The columns are: none."),
         # Conversations
-        ("a.jsonl", chat(), "The column 'messages' does not hold messages. why: The first is a list: []"),
+        ("a.jsonl", chat(), "The column 'messages' does not contain messages. why: The first is a list: []"),
         ("a.jsonl", rows(GOOD, {"messages": []}), "a.jsonl:2 cannot be used. why: The conversation has no messages"),
-        ("a.jsonl", rows({"messages": "hello"}), "The column 'messages' does not hold messages. why: The first is a str: hello"),
-        ("a.jsonl", rows({"messages": ["hello"]}), "does not hold messages. why: The first is a list: ['hello']"),
+        ("a.jsonl", rows({"messages": "hello"}), "The column 'messages' does not contain messages. why: The first is a str: hello"),
+        ("a.jsonl", rows({"messages": ["hello"]}), "does not contain messages. why: The first is a list: ['hello']"),
         ("a.jsonl", rows(GOOD, {"messages": 5}), "a.jsonl:2 cannot be used. why: The conversation is a int, not a list"),
-        ("a.csv", f'messages\n"[{NINES}]"\n'.encode(), "The column 'messages' does not hold messages."),
-        ("a.jsonl", chat({"role": 1, "content": "x"}, ANSWER), "Message 1 has the role 1, which is no name"),
+        ("a.csv", f'messages\n"[{NINES}]"\n'.encode(), "The column 'messages' does not contain messages."),
+        ("a.jsonl", chat({"role": 1, "content": "x"}, ANSWER), "Message 1 has the role 1, which is not a string"),
         ("a.jsonl", chat({"role": None, "content": "x"}, ANSWER), "Message 1 has no role"),
-        ("a.jsonl", rows({"conversations": [{"from": 3, "value": "x"}]}), "Message 1 is from 3, which is none of human"),
+        ("a.jsonl", rows({"conversations": [{"from": 3, "value": "x"}]}), "Message 1 is from 3, which is not one of human"),
         ("a.jsonl", chat({"role": "user", "content": 5}, ANSWER), "The content of message 1 is a int, not text"),
-        ("a.jsonl", chat({"role": "user", "content": [1]}, ANSWER), "The content of message 1 has a part of the type None"),
+        ("a.jsonl", chat({"role": "user", "content": [1]}, ANSWER), "The content of message 1 has a part of type None"),
         ("a.jsonl", chat(USER, {**ANSWER, "tool_calls": 5}), "The field tool_calls of message 2 is a int, not a list"),
         ("a.jsonl", chat(USER, {**ANSWER, "weight": "1"}), "Message 2 has the weight '1'; only 0"),
-        ("a.jsonl", chat(USER, ANSWER, tools=5), "The column of tools is a int, not a list"),
+        ("a.jsonl", chat(USER, ANSWER, tools=5), "The tools column is a int, not a list"),
         ("a.jsonl", chat(USER, ANSWER, tools=json.loads("[" * 900 + "]" * 900)), "Nested too deeply"),
         # Tables
-        ("a.csv", b"text,text\na,b\n", "a.csv' has more than one column called 'text'."),
-        ("a.csv", b"prompt,completion\na,b\nc\n", "a.csv:3 cannot be used. why: 1 cells where the header names 2: c"),
-        ("a.csv", b"prompt,completion\na,b\nc,d,e\n", "3 cells where the header names 2 (a cell that holds ',' must be quoted)"),
-        ("a.csv", b'prompt,completion\n"a,b\n', 'a.csv:2 cannot be used. why: A quoted cell (") has no end.'),
+        ("a.csv", b"text,text\na,b\n", "a.csv' has more than one column named 'text'."),
+        ("a.csv", b"prompt,completion\na,b\nc\n", "a.csv:3 cannot be used. why: 1 cells, but the header has 2: c"),
+        ("a.csv", b"prompt,completion\na,b\nc,d,e\n", "3 cells, but the header has 2 (a cell that contains ',' must be quoted)"),
+        ("a.csv", b'prompt,completion\n"a,b\n', 'a.csv:2 cannot be used. why: A quoted cell (") is not closed.'),
         ("a.csv", b"prompt,completion\n", "The split 'train' of the dataset"),
         ("a.csv", b"\n\n", "has no rows."),
-        ("a.csv", b"a;b|c\n1;2|3\n", "a.csv' may be separated by semicolons or vertical bars."),
+        ("a.csv", b"a;b|c\n1;2|3\n", "a.csv' is ambiguous: semicolons or vertical bars."),
         ("a.csv", "prompt,completion\nä,b\n".encode("latin1"), "Not UTF-8: byte 0xe4 in column 'prompt'"),
         # Files
         ("a.jsonl", b"", "is empty."),
@@ -112,7 +112,7 @@ def chat(*messages: Any, **columns: Any) -> bytes:
         ("a.csv", rows(GOOD), "a.csv' holds JSON, not CSV."),
         ("a.jsonl", b"text\na b\n", "a.jsonl:1 cannot be used. why: Expecting value (column 1): text"),
         ("a.parquet", rows(GOOD), "Parquet magic bytes not found"),
-        ("a.jsonl", b"PAR1\x15\x04" + NOISE, "it is a parquet file. fix: Name it .parquet."),
+        ("a.jsonl", b"PAR1\x15\x04" + NOISE, "it is a parquet file. fix: Rename it to .parquet."),
         ("a.csv", b"PK\x03\x04" + NOISE, "it is a zip archive (or .xlsx). fix: Unpack it, or save the sheet as .csv."),
         ("a.jsonl", gzip.compress(rows(GOOD), mtime=0), "it is compressed with gzip. fix: Add .gz to its name."),
         ("a.csv", "text\na\n".encode("utf-16"), "it is encoded as UTF-16. fix: Save it as UTF-8"),
@@ -123,8 +123,8 @@ def chat(*messages: Any, **columns: Any) -> bytes:
         ("a.json", NOISE, "a.json:1 cannot be used. why: Expecting value (column 1)"),
         ("a.arrow", NOISE, "could not be read."),
         ("a.json", b"5", "a.json:1 cannot be used. why: Not an object with named columns: 5"),
-        ("a.xlsx", b"PK", "has the ending '.xlsx', which is not a known data format."),
-        ("a", rows(GOOD), "has the ending '', which is not a known data format."),
+        ("a.xlsx", b"PK", "has the extension '.xlsx', which is not a supported data format."),
+        ("a", rows(GOOD), "has the extension '', which is not a supported data format."),
     ],
 )  # fmt: skip
 def test_what_is_wrong_with_a_file_is_told(
@@ -146,9 +146,9 @@ def test_what_is_wrong_with_a_parquet_file_is_told(inspect: Inspect, tmp_path: P
         return said
 
     twice = pa.Table.from_arrays([pa.array(["a"]), pa.array(["b"])], names=["text", "text"])
-    assert "has more than one column called 'text'" in refused(twice)
-    assert "of the type bytes, not text" in refused(pa.table({"text": pa.array([b"ab\xff"])}))
-    assert "of the type Decimal, not text" in refused(pa.table({"text": pa.array([1], pa.decimal128(9, 2))}))
+    assert "has more than one column named 'text'" in refused(twice)
+    assert "of type bytes, not text" in refused(pa.table({"text": pa.array([b"ab\xff"])}))
+    assert "of type Decimal, not text" in refused(pa.table({"text": pa.array([1], pa.decimal128(9, 2))}))
     assert "has no rows" in refused(pa.table({"text": pa.array([], pa.string())}))
     assert "has no rows" in refused(pa.table({}))
     assert "The first is a dict" in refused(pa.table({"messages": [{"role": "user", "content": "x"}]}))
@@ -180,7 +180,7 @@ def test_folders_pipes_and_dead_links_are_told(inspect: Inspect, tmp_path: Path)
         ("a.csv", b"prompt;completion\n1,5;2\n\"a;b\";c\n", "columns 'prompt' and 'completion'; cells are separated by semicolons"),
         ("a.csv", b"prompt\tcompletion\na\tb\nc\td\n", "cells are separated by tabs"),
         ("a.tsv", b"prompt\tcompletion\na\tb\n", "cells are separated by tabs"),
-        ("a.csv", b"prompt;completion\na;b\nc;d\ne;f\ng\n", "a.csv:5 cannot be used. why: 1 cells where the header names 2"),
+        ("a.csv", b"prompt;completion\na;b\nc;d\ne;f\ng\n", "a.csv:5 cannot be used. why: 1 cells, but the header has 2"),
         ("a.csv", b"text\na;b;c\n", "text (column 'text')"),  # a sign that the header does not have separates nothing
         ("a.csv", b"prompt,completion\na;b;c,d|e\n", "prompt-completion (columns 'prompt' and 'completion') "),
     ],
@@ -197,14 +197,14 @@ def test_conversations_without_an_assistant_turn_get_advice_about_that(inspect: 
     path.write_bytes(chat(USER, {"role": "bot", "content": "b"}) * 3)
     code, said = inspect(path)
     assert code == 2
-    assert "3 had no assistant turn that carries loss." in said
-    assert "a turn with the role assistant (in ShareGPT's form: gpt)" in said
-    assert "The roles found are: user, bot." in said
+    assert "3 had no supervised assistant turn." in said
+    assert "a non-empty turn with the role assistant (ShareGPT format: gpt)" in said
+    assert "The roles in the data are: user, bot." in said
     assert "text_field" not in said
     path.write_bytes(chat(USER) + rows(GOOD))
     code, said = inspect(path)
     assert code == 0
-    assert "1 training row left out: no assistant turn in them carries loss." in said
+    assert "1 training row dropped: no supervised assistant turn." in said
 
 
 def test_files_of_a_folder_that_are_not_read_are_named(inspect: Inspect, tmp_path: Path) -> None:
@@ -214,4 +214,4 @@ def test_files_of_a_folder_that_are_not_read_are_named(inspect: Inspect, tmp_pat
     (folder / "validation.jsonl").write_bytes(rows({"text": "c d"}))
     assert "not read" not in inspect(folder)[1]
     (folder / "train.csv").write_text("text\ne f\n")
-    assert "text (column 'text'; files that are not read: train.csv)" in inspect(folder)[1]
+    assert "text (column 'text'; files not read: train.csv)" in inspect(folder)[1]

@@ -41,7 +41,7 @@ def test_the_second_start_reads_nothing_but_the_files_content(
 ) -> None:
     section = data(tmp_path / "a.jsonl")
     first = made(section, words)
-    monkeypatch.setattr("shardtune.data.prepare.in_order", None)
+    monkeypatch.setattr("shardtune.data.prepare.process_in_order", None)
     second = made(section, words)
     assert (first.from_cache, second.from_cache) == (False, True)
     assert second.folder == first.folder
@@ -133,7 +133,7 @@ def test_a_folder_that_cannot_be_written_to_is_told(tmp_path: Path, words: Any) 
     (tmp_path / "file").write_text("x")
     with pytest.raises(UserInputError) as caught:
         made(data(tmp_path / "a.jsonl", cache_dir=str(tmp_path / "file")), words)
-    assert "cannot be written" in caught.value.what
+    assert "Cannot write prepared data" in caught.value.what
     assert "data.cache_dir" in caught.value.fix
 
 

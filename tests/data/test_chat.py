@@ -266,7 +266,7 @@ def test_content_that_would_be_read_as_the_end_of_a_turn_is_refused(
     for message in row["messages"]:
         if message["role"] == role:
             message["content"] = text
-    with pytest.raises(RowProblem, match=rf"message \d \({role}\) holds .* separates turns"):
+    with pytest.raises(RowProblem, match=rf"message \d \({role}\) contains .* separates turns"):
         chat(chat_tokenizer(family), train_on=train_on)({**row, "tools": None})
 
 
@@ -328,7 +328,7 @@ def test_marks_that_transformers_counts_wrongly_are_not_followed(caplog: pytest.
     template = "{%- set all -%}" + MARKED.replace("BEFORE", "").replace("INSIDE", "{{- '<|im_end|>' -}}").replace("BEHIND", "{{- '\\n' -}}") + "{%- endset -%}{{- all -}}"  # fmt: skip
     tokenizer = with_template("chatml", template)
     assert not chat(tokenizer).marked
-    assert "point to the wrong text" in caplog.text
+    assert "are at the wrong text" in caplog.text
     assert learnt(tokenizer, PLAIN) == ["Forty two.<|im_end|>", "Yes.<|im_end|>"]
 
 
@@ -434,7 +434,7 @@ def test_a_template_that_hides_who_speaks_is_refused_before_training(template: s
     tokenizer = with_template("chatml", template)
     with pytest.raises(UserInputError) as caught:
         chat(tokenizer)
-    assert "cannot be told" in caught.value.what
+    assert "Cannot determine" in caught.value.what
     assert "data.chat_template" in caught.value.fix
     assert "generation" in caught.value.fix
     chat(tokenizer, train_on="all")  # which asks no such question

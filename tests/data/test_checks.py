@@ -39,23 +39,23 @@ def test_nothing_is_said_about_good_data(words: Any) -> None:
 def test_no_supervised_token_at_all_is_refused(words: Any) -> None:
     finding = only(found(words, FakePrepared([], read=9, dropped_unsupervised=8, dropped_short=1)))
     assert finding.level == "error"
-    assert finding.what == "No training row has a token that carries loss."
+    assert finding.what == "No training row has a supervised token."
     assert "9 rows were read; 8 had no supervised token" in finding.why
 
 
 def test_rows_left_out_because_nothing_in_them_is_learnt_are_told(words: Any) -> None:
     finding = only(found(words, good(dropped_unsupervised=3)))
     assert finding.level == "warning"
-    assert finding.what == "3 training rows left out: no token of theirs is supervised."
+    assert finding.what == "3 training rows dropped: no supervised token."
 
 
 def test_conversations_without_an_assistant_turn_are_told_apart_from_rows_that_are_too_long(words: Any) -> None:
     silent = only(found(words, good(dropped_unsupervised=2, without_assistant=2)))
-    assert silent.what == "2 training rows left out: no assistant turn in them carries loss."
+    assert silent.what == "2 training rows dropped: no supervised assistant turn."
     assert "data.train_on: all" in silent.fix
     both = found(words, good(dropped_unsupervised=3, without_assistant=2))
     assert [finding.what.partition(":")[0] for finding in both] == [
-        "2 training rows left out", "1 training row left out",
+        "2 training rows dropped", "1 training row dropped",
     ]  # fmt: skip
 
 
@@ -91,7 +91,7 @@ def test_a_max_length_beyond_the_models_positions_is_told(words: Any, max_length
     assert bool(findings) == told
     if told:
         assert only(findings).level == "warning"
-        assert "data.max_length is 257, but the model was made for rows of at most 256 tokens." in findings[0].what
+        assert "data.max_length is 257, but the model supports rows of at most 256 tokens." in findings[0].what
         assert "Set data.max_length: 256 or less" in findings[0].fix
 
 
@@ -117,7 +117,7 @@ def test_some_rows_without_a_supervised_end_are_counted(words: Any) -> None:
 
 def test_rows_that_lost_their_end_to_max_length_are_explained(words: Any) -> None:
     finding = only(found(words, good(without_eos=2, cut=2)))
-    assert "2 rows cut or split at data.max_length" in finding.why and finding.fix == "Raise data.max_length."
+    assert "2 rows truncated or split at data.max_length" in finding.why and finding.fix == "Raise data.max_length."
 
 
 def test_stretches_of_a_corpus_need_no_end_of_their_own(words: Any) -> None:
@@ -128,7 +128,7 @@ def test_stretches_of_a_corpus_need_no_end_of_their_own(words: Any) -> None:
 def test_validation_rows_that_stand_in_train_are_counted(words: Any) -> None:
     finding = only(found(words, good(), good(), overlap=5))
     assert finding.level == "warning"
-    assert finding.what == "5 of 10 validation rows also stand in the training data (50 %)."
+    assert finding.what == "5 of 10 validation rows are also in the training data (50 %)."
 
 
 @pytest.mark.parametrize(("val_split", "proposed"), [("validation", True), (0.2, False)])
@@ -147,14 +147,14 @@ def test_empty_rows_are_told_where_they_are_more_than_a_few(words: Any, empty: i
     if told:
         finding = only(findings)
         assert finding.level == "warning"
-        assert finding.what == "2 training rows (2.0 %) left out as empty."
-        assert finding.why == "The column 'messages' is missing, null or blank there; first in a.jsonl:7."
+        assert finding.what == "2 training rows (2.0 %) dropped as empty."
+        assert finding.why == "The column 'messages' is missing, null or blank; first in a.jsonl:7."
 
 
 @pytest.mark.parametrize(
     ("kind", "detail", "what", "fix"),
     [
-        ("empty turn", "", "3 training rows with an assistant turn of which nothing is rendered.", "take them out"),
+        ("empty turn", "", "3 training rows with an assistant turn that renders to nothing.", "remove them"),
         ("lost tool calls", "", "3 training rows with tool calls that the chat template does not render.", "data.chat_template"),
         ("unknown role", "asistant", "3 training rows with a message of the unknown role 'asistant'.", "Did you mean 'assistant'?"),
         ("unknown role", "narrator", "3 training rows with a message of the unknown role 'narrator'.", "The known roles are system, "),
@@ -178,7 +178,7 @@ def test_a_doubled_begin_token_is_refused(words: Any) -> None:
     rows = [*GOOD, ([1, 1, 5, 2], 2)]
     finding = only(found(words, FakePrepared(rows)))
     assert finding.level == "error"
-    assert finding.what == "1 of 11 training rows looked at begin with <s> twice."
+    assert finding.what == "1 of 11 training rows checked begin with <s> twice."
     assert "first in row 10" in finding.why
 
 
@@ -200,7 +200,7 @@ def test_a_token_beyond_the_vocabulary_is_refused(words: Any, where: str) -> Non
     sets = (bad, None) if where == "training" else (good(), bad)
     finding = only(found(words, *sets))
     assert finding.level == "error"
-    assert finding.what == f"The {where} data holds token 72, but the model has embeddings for 72 tokens only."
+    assert finding.what == f"The {where} data contains token id 72, but the model has only 72 embeddings."
     assert found(words, *sets, vocabulary=73) == []
 
 
@@ -210,7 +210,7 @@ def test_without_a_known_vocabulary_tokens_are_not_judged(words: Any) -> None:
 
 def test_many_repeated_rows_are_a_warning(words: Any) -> None:
     finding = only(found(words, good(duplicates=3)))
-    assert finding.level == "warning" and finding.what == "3 training rows (30 %) the same as an earlier one."
+    assert finding.level == "warning" and finding.what == "3 training rows (30 %) identical to an earlier row."
     assert found(words, good(duplicates=2)) == []
 
 
@@ -231,14 +231,14 @@ def test_skipped_rows_are_told_with_their_first_places(words: Any) -> None:
 
 def test_many_cut_rows_are_a_warning(words: Any) -> None:
     finding = only(found(words, good(cut=3)))
-    assert finding.level == "warning" and finding.what == "3 training rows (30 %) cut at data.max_length."
+    assert finding.level == "warning" and finding.what == "3 training rows (30 %) truncated at data.max_length."
     assert "only 70 % of the rows fit" in finding.why and finding.fix.startswith("Raise data.max_length, or")
     assert found(words, good(cut=2)) == []
 
 
 def test_a_warning_of_many_cut_rows_suggests_the_length_most_rows_fit_into(words: Any) -> None:
     finding = only(found(words, FakePrepared(GOOD, manifest={"uncut_p95": 3100}, cut=3)))
-    assert finding.fix.startswith("Set data.max_length: 3100, into which 95 % of the rows fit")
+    assert finding.fix.startswith("Set data.max_length: 3100, which fits 95 % of the rows")
 
 
 def test_errors_come_before_warnings(words: Any) -> None:

@@ -131,9 +131,9 @@ def test_a_missing_column_is_told_with_those_that_are_there(
 
 def test_what_was_asked_for_and_is_not_there_is_told() -> None:
     assert "no column of messages" in refusal({"text": "x"}, format="chat").what
-    assert "prompt_template is not given" in refusal({"text": "x"}, format="prompt").what
-    assert "does not hold messages" in refusal({"messages": "a diary"}, format="chat").what
-    assert "prompt_template is given" in refusal({"text": "x"}, format="text", prompt_template="{text}").what
+    assert "prompt_template is not set" in refusal({"text": "x"}, format="prompt").what
+    assert "does not contain messages" in refusal({"messages": "a diary"}, format="chat").what
+    assert "prompt_template is set" in refusal({"text": "x"}, format="text", prompt_template="{text}").what
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ def test_what_was_asked_for_and_is_not_there_is_told() -> None:
 )
 def test_a_part_that_such_rows_do_not_have_cannot_be_trained_on(row: dict[str, Any], settings: dict[str, Any]) -> None:
     problem = refusal(row, **settings)
-    assert f"data.train_on is {settings['train_on']}" in problem.what
+    assert f"data.train_on: {settings['train_on']}" in problem.what
     assert "all" in problem.fix
 
 
@@ -167,7 +167,7 @@ def test_what_carries_loss_follows_from_the_format(row: dict[str, Any], expected
 
 def test_a_list_of_messages_is_not_trained_on_as_python_prints_it() -> None:
     problem = refusal({"text": OPENAI})
-    assert "column 'text' holds values of the type list, not text" in problem.what
+    assert "column 'text' contains values of type list, not text" in problem.what
     assert "role" in problem.why
     assert "data.messages_field: text" in problem.fix
     assert "column of strings" in refusal({"text": ["a", "b"]}).fix
@@ -181,7 +181,7 @@ def test_dates_are_refused_because_their_text_was_lost() -> None:
 
 def test_a_single_row_with_a_list_is_a_problem_of_that_row() -> None:
     make = renderer(section(), choose({"text": "x"}), None)  # type: ignore[arg-type]
-    with pytest.raises(RowProblem, match="'text' holds a list, not text"):
+    with pytest.raises(RowProblem, match="'text' contains a list, not text"):
         make({"text": ["a"]})
 
 

@@ -120,10 +120,10 @@ def test_facts_say_what_became_of_every_row(words: Any) -> None:
     numbers = count_split(some_rows(), "train", words, 16)
     assert numbers is not None
     facts = {fact.label: fact.text for fact in split_facts(numbers)}
-    assert facts["rows"] == "3 from 7 read (2 empty dropped, 1 unreadable skipped)"
+    assert facts["rows"] == "3 from 7 read (2 dropped as empty, 1 skipped as unreadable)"
     assert facts["tokens"] == "21, 57 % of them supervised (carry loss)"
     assert facts["too long"] == "1 row cut (33 %), 1 row dropped (14 %) beyond max_length 16"
-    assert facts["repeated"] == "1 row (33 %) the same as an earlier one"
+    assert facts["repeated"] == "1 row (33 %) identical to an earlier row"
     assert facts["end"] == "1 row (33 %) without a supervised end-of-sequence token"
     assert facts["packing"] == "3 rows fit into 2 sequences of 16 tokens, 65.6 % full"
 
@@ -148,11 +148,11 @@ def test_the_report_prints_both_splits_and_rows_without_colour_codes(
     text = capsys.readouterr().out
     assert "\x1b" not in text
     assert "format    chat (the column 'messages' holds a list of messages)" in text
-    assert "1 of 3 validation rows also stand in train" in text
+    assert "1 of 3 validation rows are also in train" in text
     assert text.count("◀ max_length") == 2
     assert "w00 w00 w00⟦ w00 w00 w00⟨</s>⟩⟧" in text
     assert "⟦…⟧ supervised" in text
-    assert text.endswith("ok: nothing in the data speaks against training on it.\n")
+    assert text.endswith("ok: no problems found in the data.\n")
 
 
 def test_on_a_terminal_colour_takes_the_place_of_brackets(words: Any, capsys: pytest.CaptureFixture[str]) -> None:

@@ -65,7 +65,7 @@ def test_the_page_is_well_formed_and_tells_what_the_terminal_tells(bytes_bpe: An
     assert elements.open == []
     for words in ("rows.jsonl", "Training", "Validation", "max_length", "Longest rows", "Rows of train", "p95"):
         assert words in elements.text
-    assert "1 of 4 validation rows also stand in train" in elements.text
+    assert "1 of 4 validation rows are also in train" in elements.text
     assert "every row has a supervised end-of-sequence token" in elements.text
 
 
@@ -117,8 +117,8 @@ def test_the_page_follows_the_readers_colours_and_width(bytes_bpe: Any) -> None:
 def test_findings_stand_with_why_and_fix(bytes_bpe: Any) -> None:
     elements = Elements(page(report(bytes_bpe, findings=(Finding("error", "Bad.", "Because.", "Mend it."),))))
     assert "error: Bad." in elements.text and "why Because." in elements.text and "fix Mend it." in elements.text
-    assert "No problem found." not in elements.text
-    assert "No problem found." in Elements(page(report(bytes_bpe))).text
+    assert "No problems found." not in elements.text
+    assert "No problems found." in Elements(page(report(bytes_bpe))).text
 
 
 def test_text_that_utf8_cannot_hold_is_written_all_the_same(bytes_bpe: Any, tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ def test_messages_kept_as_json_text_are_read() -> None:
 def test_turns_of_a_prompt_and_of_weight_0_are_not_learnt() -> None:
     answer = {"role": "assistant", "content": "A"}
     read = read_conversation([answer, ASK, {**answer, "weight": 0}], prompt=[ASK, answer, ASK])
-    assert read.unlearnt == {1, 5}
+    assert read.unsupervised == {1, 5}
     assert read.messages == [ASK, answer, ASK, answer, ASK, answer]
 
 
@@ -96,7 +96,7 @@ def test_the_row_that_was_read_is_not_changed() -> None:
         ({"role": "user"}, "a dict, not a list"),
         (["hello"], "message 1 is a str"),
         ([ASK, {"content": "x"}], "message 2 has no role"),
-        ([{"from": "alien", "value": "x"}], "from 'alien', which is none of human, user, gpt"),
+        ([{"from": "alien", "value": "x"}], "from 'alien', which is not one of human, user, gpt"),
         ([{"role": "user", "content": 7}], "content of message 1 is a int"),
         ([{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}], "'image_url'; only text"),
         ([{"role": "assistant", "content": "", "tool_calls": [{"function": {}}]}], "no function name"),

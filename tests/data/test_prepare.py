@@ -104,8 +104,8 @@ def test_a_null_in_a_prompt_column_keeps_the_row(tmp_path: Path, words: Any) -> 
     found = made(section, words)
     assert decoded(found.train, words) == ["w01 => w02 </s>", "w03 => w04 </s>"]
     [finding] = refusals_and_warnings(found, words, ModelLimits(None))
-    assert finding.what == "1 training row (33 %) left out as empty."
-    assert "The column 'a' is missing, null or blank there; first in " in finding.why
+    assert finding.what == "1 training row (33 %) dropped as empty."
+    assert "The column 'a' is missing, null or blank; first in " in finding.why
     assert str(path) in finding.why
 
 
@@ -127,13 +127,13 @@ def test_what_is_noticed_in_conversations_is_kept_with_the_set(write: Any) -> No
     seen = {(r.kind, r.detail): (r.rows, r.first.rpartition(":")[2]) for r in found.train.counts.remarks}
     assert seen == {("empty row", ""): (2, "2"), ("empty turn", ""): (2, "3"), ("unknown role", "asistant"): (2, "4")}
     told = " ".join(finding.what for finding in refusals_and_warnings(found, tokenizer, ModelLimits(None)))
-    assert "2 training rows (25 %) left out" in told
+    assert "2 training rows (25 %) dropped" in told
     assert "unknown role 'asistant'" in told
 
 
 def test_a_chat_template_for_rows_that_are_no_conversations_is_refused(write: Any, words: Any) -> None:
     problem = refusal(write([{"text": "w01 w02"}], chat_template="chatml"), words)
-    assert problem.what == "data.chat_template is given, but the rows are of the format text."
+    assert problem.what == "data.chat_template is set, but the data format is text."
 
 
 def test_long_rows_are_cut_dropped_or_split_as_asked(write: Any, words: Any) -> None:
@@ -163,7 +163,7 @@ def test_no_row_left_says_how_many_were_read_and_why_they_went(write: Any, words
     assert "No row of the split 'train' is left" in problem.what
     assert "2 were read" in problem.what
     assert "1 were empty" in problem.why
-    assert "1 had no token that carries loss" in problem.why
+    assert "1 had no supervised token" in problem.why
     assert "data.max_length" in problem.fix
 
 
@@ -234,15 +234,14 @@ def test_a_space_before_the_answer_is_told_with_what_it_means_at_inference(
     merged = made(write(rows, prompt_template="{q} {a}"), bytes_bpe)
     assert bytes_bpe.decode(merged.train.row(0)[1][merged.train.row(0)[1] != IGNORED][:1]).startswith(" ")
     assert merged.choice.why.endswith(
-        "; the space before the answer becomes part of the answer's first token, so at inference a prompt must end "
-        "without it"
+        "; the space before the answer is part of the answer's first token, so prompts at inference must end without it"
     )
     apart = made(write([{"q": "what is", "a": "~"}], prompt_template="{q} {a}"), bytes_bpe)
-    assert "the space before the answer is a token of its own" in apart.choice.why
+    assert "the space before the answer is a separate token" in apart.choice.why
     for template, tokenizer in (("{q}\n{a}", bytes_bpe), ("{q}{a}", bytes_bpe), ("{q} {a}", words)):
         assert "space" not in made(write(rows, prompt_template=template), tokenizer).choice.why
     pair = made(write([{"prompt": "what is ", "completion": "the answer"}]), bytes_bpe)
-    assert "the space before the answer becomes part of" in pair.choice.why
+    assert "the space before the answer is part of" in pair.choice.why
 
 
 # Errors in the data
@@ -456,16 +455,16 @@ def test_blank_rows_among_short_documents_do_not_make_a_corpus_of_them(write: An
 
 def test_the_format_line_says_that_rows_are_joined(tmp_path: Path, write: Any, words: Any) -> None:
     lines = made(corpus(tmp_path, "w01 w02\nw03\n", max_length=3), words).choice.why
-    assert "rows are joined into one corpus" in lines
+    assert "rows are concatenated" in lines
     assert "set data.concatenate: false" in lines
     asked = made(write([{"text": "w01 w02"}] * 2, concatenate=True), words).choice.why
-    assert "an end token behind each row" in asked
+    assert "an end token after each row" in asked
 
 
 def test_conversations_cannot_be_joined(write: Any, words: Any) -> None:
     problem = refusal(write([{"q": "w01", "a": "w02"}], prompt_template=TEMPLATE, concatenate=True), words)
     assert "data.concatenate" in problem.what
-    assert "format prompt" in problem.what
+    assert "format is prompt" in problem.what
 
 
 # Sources that `datasets` reads
@@ -509,11 +508,11 @@ def test_small_data_starts_no_workers_and_large_data_one_per_core(
 
     def spy(recipes: Any, tasks: Any, workers: int) -> Any:
         asked.append(workers)
-        return in_order(recipes, tasks, 1)
+        return process_in_order(recipes, tasks, 1)
 
-    from shardtune.data.workers import in_order
+    from shardtune.data.workers import process_in_order
 
-    monkeypatch.setattr("shardtune.data.prepare.in_order", spy)
+    monkeypatch.setattr("shardtune.data.prepare.process_in_order", spy)
     monkeypatch.setattr("shardtune.data.prepare.usable_cores", lambda: 7)
     for count in (1900, 2100):
         made(

@@ -109,7 +109,7 @@ def test_a_file_that_lacks_bytes_is_noticed(tmp_path: Path, name: str) -> None:
     file = written(tmp_path / "p", taken=[0, 1]) / name
     file.write_bytes(file.read_bytes()[:-1])
     problem = damaged(tmp_path / "p")
-    assert "not a whole prepared dataset" in problem.what
+    assert "not a complete prepared dataset" in problem.what
     assert name in problem.why
     assert "prepare" in problem.fix
 
@@ -119,14 +119,14 @@ def test_a_file_with_other_bytes_is_noticed(tmp_path: Path) -> None:
     content = bytearray(file.read_bytes())
     content[8] ^= 1
     file.write_bytes(content)
-    assert "offsets.bin has other bytes" in damaged(tmp_path / "p").why
+    assert "the checksum of offsets.bin does not match" in damaged(tmp_path / "p").why
 
 
 def test_a_folder_without_a_manifest_is_not_read(tmp_path: Path) -> None:
     (written(tmp_path / "p") / MANIFEST).unlink()
-    assert "not a whole prepared dataset" in damaged(tmp_path / "p").what
+    assert "not a complete prepared dataset" in damaged(tmp_path / "p").what
     (tmp_path / "p" / MANIFEST).write_text("[]")
-    assert "not a whole prepared dataset" in damaged(tmp_path / "p").what
+    assert "not a complete prepared dataset" in damaged(tmp_path / "p").what
 
 
 def test_a_folder_of_another_version_says_so(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from fake_prepared import FakePrepared
 
-from shardtune.data.show_rows import as_text, beginning, pieces, show_row, show_rows, spread, visible
+from shardtune.data.show_rows import as_text, beginning, evenly_spaced, pieces, show_row, show_rows, visible
 
 WORDS = {"<s>": 1, "</s>": 2, "w00": 5, "w01": 6, "w02": 7}
 
@@ -137,9 +137,9 @@ def test_markup_in_a_row_stays_text(bytes_bpe: Any) -> None:
 
 
 def test_rows_are_spread_over_the_set_and_always_the_same() -> None:
-    assert spread(100, 4) == [0, 25, 50, 75]
-    assert spread(3, 10) == [0, 1, 2]
-    assert spread(0, 5) == [] and spread(5, 0) == []
+    assert evenly_spaced(100, 4) == [0, 25, 50, 75]
+    assert evenly_spaced(3, 10) == [0, 1, 2]
+    assert evenly_spaced(0, 5) == [] and evenly_spaced(5, 0) == []
 
 
 def test_show_rows_keeps_the_numbers_of_the_rows(words: Any) -> None:

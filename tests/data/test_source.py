@@ -13,7 +13,7 @@ import pyarrow
 import pytest
 
 from shardtune.config.schema import DataSection, SourceSection
-from shardtune.data.chunks import BadRow, Chunk, place, rows_of
+from shardtune.data.chunks import BadRow, Chunk, location, rows_of
 from shardtune.data.readers import DataFile
 from shardtune.data.source import Source, bad_row_error, check_dataset_path, has_split, open_split, sources_of
 from shardtune.errors import UserInputError
@@ -29,7 +29,7 @@ def read(name: object, split: str = "train", config_name: str | None = None) -> 
     """(place, row) of all rows."""
     opened = open_split(Source(str(name), config_name=config_name), split, "data.val_split")
     opened.sample(5)
-    return [(place(chunk, number), row) for chunk in opened.chunks() for number, row in rows_of(chunk)]
+    return [(location(chunk, number), row) for chunk in opened.chunks() for number, row in rows_of(chunk)]
 
 
 def texts(name: object, split: str = "train") -> list[object]:
@@ -220,7 +220,7 @@ def test_behind_a_broken_line_the_rest_is_read_and_behind_a_broken_element_of_a_
     assert [isinstance(row, BadRow) for _, row in read(tmp_path / "a.jsonl")] == [False, True, False]
     listed = [row for _, row in read(tmp_path / "b.json")]
     assert [isinstance(row, BadRow) for row in listed] == [False, True]
-    assert "what stands behind it in the file is not read" in listed[1].message
+    assert "the rest of the file is not read" in listed[1].message
 
 
 def test_a_list_that_is_not_closed_is_told(tmp_path: Path) -> None:
@@ -281,9 +281,7 @@ def test_what_is_said_about_a_broken_row() -> None:
     assert "iconv" in bad_row_error(chunk, 7, BadRow("not UTF-8: byte 0xe9")).fix
 
 
-@pytest.mark.parametrize(
-    ("line", "told"), [("a,b,c", "3 cells where the header names 2"), ('"a"b,c', "expected after")]
-)
+@pytest.mark.parametrize(("line", "told"), [("a,b,c", "3 cells, but the header has 2"), ('"a"b,c', "expected after")])
 def test_a_csv_row_with_a_mistake_is_named_by_its_line_and_the_next_is_read(
     tmp_path: Path, line: str, told: str
 ) -> None:
@@ -359,7 +357,7 @@ def test_a_url_is_read_through_fsspec_with_globs_and_compression() -> None:
     assert texts("memory://bucket/two.jsonl.gz", "train[1:]") == ["c"]
     check_dataset_path(section("memory://bucket/nope.jsonl"))  # only asked for when it is read
     assert "could not be read" in refusal("memory://bucket/nope.jsonl").what
-    assert "No data file is at" in refusal("memory://bucket/*.csv").what
+    assert "There is no data file at" in refusal("memory://bucket/*.csv").what
 
 
 def test_a_parquet_file_behind_a_url_is_read(tmp_path: Path) -> None:
@@ -441,7 +439,7 @@ def test_a_path_that_does_not_exist_is_told_without_asking_the_hub(where: str) -
     with pytest.raises(UserInputError) as caught:
         check_dataset_path(section(where))
     assert f"'{where}' does not exist" in caught.value.what
-    assert "the hub is not asked" in caught.value.why
+    assert "the Hub is not queried" in caught.value.why
     assert "data.dataset_name_or_path" in caught.value.fix
 
 
@@ -483,7 +481,7 @@ def test_a_folder_with_a_loading_script_is_told(tmp_path: Path) -> None:
 def test_a_hub_name_without_a_network_fails_at_once_and_says_what_else_works() -> None:
     problem = refusal("some-org/some-dataset")
     assert "'some-org/some-dataset' was not found" in problem.what
-    assert "No file or folder of that name is here" in problem.why
+    assert "There is no local file or folder of that name" in problem.why
     assert "local file or folder" in problem.fix
 
 

@@ -246,7 +246,7 @@ def test_a_tokenizer_without_offsets_is_refused_for_masking_and_accepted_for_all
     monkeypatch.setattr(type(words), "is_fast", False)
     prompt = FormatChoice("prompt", "", ("q", "a"))
     problem = refusal(words, prompt, prompt_template=TEMPLATE)
-    assert "which tokens belong to the answer" in problem.what
+    assert "the tokens of the answer cannot be determined" in problem.what
     assert "data.train_on: all" in problem.fix
     assert "the assistant's turns" in refusal(words, CHAT).what
     [row] = encode([{"q": "w01", "a": "w02"}], words, prompt_template=TEMPLATE, train_on="all")

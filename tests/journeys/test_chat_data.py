@@ -29,7 +29,9 @@ def test_chat_with_a_text_column_beside_it_trains_on_the_chat_and_so_does_the_ru
         write_jsonl(journey.folder / "data" / f"{name}.jsonl", rows)
     write_config(journey, chat_model)
     done = journey.shardtune("train", "run.yaml")
-    told = "chat (column 'messages' holds messages in the OpenAI form; not read: 'text' (set data.format: text to train"
+    told = (
+        "chat (column 'messages' contains messages in OpenAI format; not read: 'text' (set data.format: text to train"
+    )
     assert told in " ".join(done.stdout.split())
     first = journey.only_run()
     train, validation = examples(chat_model, TRAIN), examples(chat_model, VALIDATION)

@@ -140,7 +140,7 @@ def test_a_block_size_that_the_scales_contradict_is_told(toy: Path) -> None:
     to_fp8(toy, "blocks", block=(7, 7))
     with pytest.raises(UserInputError) as caught:
         load_model(section(toy))
-    assert "do not fit it" in caught.value.what
+    assert "do not match its shape" in caught.value.what
     assert "[7, 7]" in caught.value.why
 
 
@@ -151,7 +151,7 @@ def test_scales_of_no_known_shape_are_told(tmp_path: Path, wrong: torch.Tensor) 
     file = tmp_path / "model.safetensors"
     name = "model.layers.0.mlp.experts.gate_up_proj"
     save_file({**load_file(file), f"{name}_scale_inv": wrong}, file, {"format": "pt"})
-    with pytest.raises(UserInputError, match="do not fit it"):
+    with pytest.raises(UserInputError, match="do not match its shape"):
         load_model(section(tmp_path))
 
 

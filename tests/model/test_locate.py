@@ -44,7 +44,7 @@ def test_a_missing_model_in_a_folder_that_is_here_is_not_left_to_the_hub(
     check_model_folder("models/nope")
     (tmp_path / "models").mkdir()
     error = refusal("models/nope")
-    assert "'models/nope' does not exist" in error.what and "There is a folder 'models'" in error.why
+    assert "'models/nope' does not exist" in error.what and "There is a local folder 'models'" in error.why
 
 
 def test_a_relative_folder_with_the_shape_of_a_hub_name_is_local(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,7 +62,7 @@ def test_a_tilde_means_the_home_folder(folder: Path, monkeypatch: pytest.MonkeyP
 def test_a_path_that_does_not_exist_is_told(name: str) -> None:
     problem = refusal(name)
     assert f"'{name}' does not exist" in problem.what
-    assert "the hub is not asked" in problem.why
+    assert "the Hub is not queried" in problem.why
     assert "model.model_name_or_path" in problem.fix
 
 
@@ -86,7 +86,7 @@ def test_a_folder_without_a_config_is_told_with_what_it_holds(folder: Path) -> N
 def test_a_config_that_is_not_json_is_told(folder: Path, content: bytes) -> None:
     (folder / "config.json").write_bytes(content)
     problem = refusal(folder)
-    assert f"{folder / 'config.json'}' is not readable JSON" in problem.what
+    assert f"{folder / 'config.json'}' is not valid JSON" in problem.what
     assert problem.why
     assert "again" in problem.fix
 
@@ -94,7 +94,7 @@ def test_a_config_that_is_not_json_is_told(folder: Path, content: bytes) -> None
 @pytest.mark.parametrize("content", ["[]", "null", '"llama"'])
 def test_a_config_that_is_no_object_is_told(folder: Path, content: str) -> None:
     (folder / "config.json").write_text(content)
-    assert "no JSON object" in refusal(folder).what
+    assert "not a JSON object" in refusal(folder).what
 
 
 def test_a_folder_without_weights_is_told(folder: Path) -> None:
@@ -103,7 +103,7 @@ def test_a_folder_without_weights_is_told(folder: Path) -> None:
     assert "no safetensors weights" in problem.what
     assert "save_pretrained" in problem.fix
     (folder / "pytorch_model.bin").touch()
-    assert "pytorch_model.bin, a pickle format that is not read" in refusal(folder).why
+    assert "pytorch_model.bin, a pickle format that is not supported" in refusal(folder).why
 
 
 def test_looking_needs_no_torch() -> None:

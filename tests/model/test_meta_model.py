@@ -120,7 +120,7 @@ def test_a_wrapper_nobody_described_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(UserInputError) as caught:
         load_model(section(tmp_path))
-    assert "packages a text model (qwen3) in mistral3" in caught.value.what
+    assert "wraps a text model (qwen3) in mistral3" in caught.value.what
 
 
 @pytest.mark.parametrize("method", ["gptq", "awq", "bitsandbytes", "something-new"])
@@ -161,7 +161,10 @@ def test_half_of_the_experts_is_not_enough(tmp_path: Path) -> None:
     save_file({k: v for k, v in tensors.items() if k not in gone}, tmp_path / "model.safetensors", {"format": "pt"})
     with pytest.raises(UserInputError) as caught:
         load_model(section(tmp_path))
-    assert "model.layers.1.mlp.experts.gate_up_proj (6 × [16, 32] there, [4, 32, 32] in the model)" in caught.value.what
+    assert (
+        "model.layers.1.mlp.experts.gate_up_proj (6 × [16, 32] in the checkpoint, [4, 32, 32] in the model)"
+        in caught.value.what
+    )
 
 
 def test_a_library_that_is_too_old_is_told_with_the_version_that_is_not(

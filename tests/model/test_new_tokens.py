@@ -41,7 +41,7 @@ def test_a_token_that_the_model_has_already_is_told_and_keeps_its_row(toy_model:
     _, named = tokenizer_and_new_tokens(section(toy_model, "w05", "<new>"))
     new = resize_embeddings(on_meta(), named)
     assert new.existing == ("w05",) and not new.is_unknown("w05") and new.is_unknown("<new>")
-    assert "the model has w05 already" in new.notices()[1]
+    assert "the model already has w05" in new.notices()[1]
 
 
 def test_a_token_that_only_the_tokenizer_has_is_new_to_the_model(toy_model: Path, tmp_path: Path) -> None:

@@ -129,7 +129,7 @@ def test_codes_that_were_cast_are_refused_and_not_taken_for_values() -> None:
     linear = held.model.layers[0].self_attn.o_proj
     assert isinstance(linear, Fp8Linear)
     linear.weight.data = linear.weight.data.bfloat16()
-    with pytest.raises(ShardtuneError, match=r"arrived as torch\.bfloat16"):
+    with pytest.raises(ShardtuneError, match=r"cast to torch\.bfloat16"):
         linear(torch.ones(1, linear.in_features))
     experts = held.model.layers[0].mlp.experts
     experts.down_proj_scale_inv.data = experts.down_proj_scale_inv.data.bfloat16()
@@ -144,8 +144,8 @@ def test_codes_that_were_cast_are_refused_and_not_taken_for_values() -> None:
         ("model.layers.0.nothing.weight", (1, 1), "no parameter model.layers.0.nothing.weight"),
         ("model.layers.0.input_layernorm.weight", (1, 1), r"shape \(32,\)"),
         ("model.layers.0.self_attn.o_proj.weight", (0, 8), "0 × 8"),
-        ("model.layers.0.mlp.gate.weight", (1, 1), "cannot be held in FP8"),
-        ("model.embed_tokens.weight", (1, 1), "cannot be held in FP8"),
+        ("model.layers.0.mlp.gate.weight", (1, 1), "cannot be stored in FP8"),
+        ("model.embed_tokens.weight", (1, 1), "cannot be stored in FP8"),
     ],
 )
 def test_what_cannot_be_held_is_named(name: str, block: tuple[int, int], message: str) -> None:

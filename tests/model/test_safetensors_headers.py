@@ -66,7 +66,7 @@ def test_a_single_file_under_another_name_is_taken(tmp_path: Path) -> None:
     save_file(TENSORS, tmp_path / "weights.safetensors")
     assert set(read_headers(tmp_path)) == set(TENSORS)
     save_file(TENSORS, tmp_path / "more.safetensors")
-    assert "no model.safetensors.index.json that says which belong" in refusal(tmp_path)
+    assert "no model.safetensors.index.json that lists those" in refusal(tmp_path)
 
 
 def test_files_the_index_does_not_name_are_left_alone(shards: Path) -> None:
@@ -100,17 +100,17 @@ def test_a_header_that_lies_about_a_size_is_damage(shards: Path) -> None:
 
 def test_an_index_that_names_what_no_file_has_is_refused(shards: Path) -> None:
     change_index(shards, **{"ghost.weight": "model-00001-of-00002.safetensors"})
-    assert "names tensors that no file has: ghost.weight" in refusal(shards)
+    assert "lists tensors that are in no file: ghost.weight" in refusal(shards)
 
 
 def test_an_index_that_names_the_wrong_file_is_refused(shards: Path) -> None:
     change_index(shards, **{"a.weight": "model-00002-of-00002.safetensors"})
-    assert "another file than the one that has it for: a.weight" in refusal(shards)
+    assert "lists the wrong file for: a.weight" in refusal(shards)
 
 
 def test_an_index_that_leaves_a_tensor_out_is_refused(shards: Path) -> None:
     change_index(shards, **{"a.weight": None})
-    assert "does not name tensors that the files have: a.weight" in refusal(shards)
+    assert "does not list tensors of the files: a.weight" in refusal(shards)
 
 
 def test_a_tensor_stored_twice_is_refused(shards: Path) -> None:
@@ -122,7 +122,7 @@ def test_a_tensor_stored_twice_is_refused(shards: Path) -> None:
 @pytest.mark.parametrize("text", ["{", "[]", '{"weight_map": 3}'])
 def test_an_index_that_is_none_is_refused(shards: Path, text: str) -> None:
     (shards / INDEX).write_text(text)
-    assert "is not a readable index" in refusal(shards)
+    assert "is not a valid safetensors index" in refusal(shards)
 
 
 def test_an_index_cannot_point_outside_its_folder(shards: Path) -> None:

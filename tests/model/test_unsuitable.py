@@ -16,7 +16,7 @@ from shardtune.model.locate import check_model_folder
 @pytest.mark.parametrize(
     ("config", "what", "instead"),
     [
-        (transformers.GPT2Config(), "has no linear layers", "fan_in_fan_out=True"),
+        (transformers.GPT2Config(), "instead of linear layers", "fan_in_fan_out=True"),
         (transformers.BertConfig(), "is an encoder (bert)", "transformers' Trainer with PEFT"),
         (transformers.RobertaConfig(), "is an encoder (roberta)", "transformers' Trainer with PEFT"),
         (transformers.ModernBertConfig(), "is an encoder (modernbert)", "transformers' Trainer with PEFT"),

@@ -36,7 +36,7 @@ from shardtune.parallel.activation_checkpointing import apply_selective_checkpoi
 WAYS = ("none", "selective", "full")
 ATTENTION = {"llama": ["q_proj", "v_proj", "o_proj", "down_proj"], "mistral4": ["q_a_proj", "kv_b_proj", "o_proj"]}
 CASES = ("llama", "llama with PEFT's own forward", "mistral4", "mistral4 in FP8")
-TYPES = [name for family in families() if "selective" not in family.unfit for name in family.model_types]
+TYPES = [name for family in families() if "selective" not in family.unsupported for name in family.model_types]
 
 
 def drawn(kind: str, **changes: object) -> Any:

@@ -88,7 +88,7 @@ def test_auto_finds_a_run_by_what_references_stand_for(tmp_path: Path) -> None:
     assert "173519" not in (wanted / RECORD).read_text()
     assert choose_run(from_environment("0.173519"), None).folder == wanted
     other = choose_run(from_environment("0.2"), None)
-    assert other.created and "train.learning_rate: ${RATE} has another value" in other.notice
+    assert other.created and "train.learning_rate: ${RATE} resolves to another value" in other.notice
 
 
 def test_auto_starts_anew_after_a_finished_run_and_says_so(tmp_path: Path) -> None:

@@ -21,18 +21,18 @@ _HEAD = """\
 # What works together
 
 Generated from the tests by `make reference`: the tables below are those that `tests/support/` runs, and a test fails
-when this page is out of date. ✓ means that a test compares numbers: losses and the gradients of every adapter against
-plain transformers and PEFT. "refused" means that the run ends before it starts, with the reason and what to set
-instead, or that `auto` takes the plain code and says so. "untested" means just that.
+when this page is out of date. ✓ means that a test compares losses and the gradients of every adapter with plain
+transformers and PEFT. "refused" means that the run stops before training, with the reason and what to set instead, or
+that `auto` falls back to the plain implementation and says so. "untested" means that no test covers it.
 
 ## Model families
 
-- packed: several documents in a row compute what each computes alone. Otherwise `train.packing: auto` is off.
-- varlen: variable-length attention for packed rows on a GPU (`shardtune_varlen`). Otherwise `auto` takes sdpa or eager.
-- compiled: decoder layers through `torch.compile` on a GPU, with everything else that a run has there. Otherwise
+- packed: documents in one row give the results of separate rows. Otherwise `train.packing: auto` is off.
+- varlen: variable-length attention for packed rows on a GPU (`shardtune_varlen`). Otherwise `auto` uses sdpa or eager.
+- compiled: decoder layers through `torch.compile` on a GPU, together with the other defaults there. Otherwise
   `train.compile: auto` is off.
-- FP8: the base held in float8 (`model.base_precision: fp8`). Expert LoRA: adapters on routed experts (`lora.experts`).
-- sharded: two processes compute the gradients of one.
+- FP8: the base stored in float8 (`model.base_precision: fp8`). Expert LoRA: adapters on routed experts (`lora.experts`).
+- sharded: two processes compute the same gradients as one.
 
 {gpu}
 
@@ -40,9 +40,9 @@ instead, or that `auto` takes the plain code and says so. "untested" means just 
 _FEATURES = """
 ## Features
 
-Each pair was trained on toys for three steps; losses and the evaluation are those of the plain run: eager kernels, one
-row per sequence, nothing recomputed, one process. What needs a
-GPU (compiled layers and offloading) is compared there, by `tests/gpu/test_features_gpu.py`.
+Each pair was trained on toy models for three steps; losses and the evaluation equal those of the plain run: eager
+kernels, one row per sequence, no activation checkpointing, one process. What needs a GPU (compiled layers and
+offloading) is compared there, by `tests/gpu/test_features_gpu.py`.
 
 """
 
@@ -82,11 +82,11 @@ def _family_cells(family: Family, kind: str, recorded: dict[str, list[str]]) -> 
 
 
 def _reasons() -> str:
-    lines = [f"- {family.name}, {path}: {why}." for family in families() for path, why in family.unfit.items()]
+    lines = [f"- {family.name}, {path}: {why}." for family in families() for path, why in family.unsupported.items()]
     return (
         "\nWhy not:\n\n"
         + "\n".join(lines)
-        + "\n\nAn architecture that is not listed is inspected, and gets none of it.\n"
+        + "\n\nAn architecture that is not listed is inspected, and uses none of these.\n"
     )
 
 

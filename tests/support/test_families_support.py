@@ -85,7 +85,7 @@ def test_documents_of_a_packed_row_stay_apart(kind: str) -> None:
 def test_where_they_would_not_packing_is_off_and_asking_for_it_is_refused(kind: str, tmp_path: Path) -> None:
     model = toy(kind)
     family = family_of(model)
-    reason = family.unfit["packing"]
+    reason = family.unsupported["packing"]
     resolved = resolved_for(any_config(tmp_path), model)
     assert resolved.config.train.packing is False and resolved.reason("train.packing") == reason
     with pytest.raises(UserInputError, match="not known to keep the documents") as refused:
@@ -140,7 +140,7 @@ def test_a_kernel_refuses_what_it_does_not_compute(kind: str, kernel: str, monke
 def test_adapters_on_experts_have_the_gradients_of_peft_or_are_refused(kind: str) -> None:
     base = toy(kind, **MIXTURES.get(kind, {}))
     if "fused_experts" not in family_of(base).proven:
-        with pytest.raises(UserInputError, match="cannot be adapted or held in FP8"):
+        with pytest.raises(UserInputError, match="support neither LoRA nor FP8 storage"):
             adapted(base, experts=True)
         return
     assert fused_experts(base)
@@ -154,7 +154,7 @@ def test_a_base_held_in_fp8_trains_as_its_dequantised_twin_or_is_refused(kind: s
     family = family_of(held)
     blocks = fp8_blocks(MetaModel(held, family, None, WeightMapping({})))
     if family.experts and "fused_experts" not in family.proven:
-        with pytest.raises(UserInputError, match="cannot be adapted or held in FP8"):
+        with pytest.raises(UserInputError, match="support neither LoRA nor FP8 storage"):
             use_fp8_storage(held, blocks)
         return
     values = {name: quantise(held.get_parameter(name), block) for name, block in blocks.items()}
@@ -177,7 +177,7 @@ def test_what_is_computed_again_in_the_backward_pass_gives_the_same_gradients(ki
     meant = one_by_one(model)
     if kept == "products":
         apply_selective_checkpointing(decoder_layers(base))
-        if "selective" in family_of(base).unfit:
+        if "selective" in family_of(base).unsupported:
             with pytest.raises(RuntimeError, match="mutated"):
                 one_by_one(model)
             return

@@ -106,4 +106,4 @@ def test_a_damaged_best_is_set_aside_and_the_next_best_published(
     (aside,) = (run / "checkpoints").glob(f"damaged-step-{best:06d}-*")
     assert (aside / "adapter_model.safetensors").read_bytes() == bytes(content)
     told = [event["text"] for event in events(run, "warning") if event["about"] == "checkpoint"]
-    assert "was set aside" in told[0] and f"of step {second}" in told[1]
+    assert "set aside" in told[0] and f"of step {second}" in told[1]

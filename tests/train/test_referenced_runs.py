@@ -69,4 +69,4 @@ def test_another_value_of_a_variable_is_a_refused_change(run: Path, config: Path
         "train", config, "--run-id", "a", "--nproc", 1, "--resume", "latest", "-o", "train.max_steps=4", env=other
     )
     assert done.returncode == 2
-    assert "data.prompt_template: {question} ${WORD} => {answer} has another value" in done.stderr
+    assert "data.prompt_template: {question} ${WORD} => {answer} resolves to another value" in done.stderr

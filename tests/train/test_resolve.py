@@ -26,7 +26,7 @@ GIB = 1 << 30
 LLAMA = Facts(
     machine=CPU, model_class="LlamaForCausalLM", dtype="bfloat16", parameters=8 * GIB, quantised=0,
     layer_class="LlamaDecoderLayer", module_classes=frozenset({"LlamaDecoderLayer", "LlamaMLP"}),
-    own_attention="sdpa", attention_dropout=False, full_attention=True, has_experts=False, missing={}, unfit={},
+    own_attention="sdpa", attention_dropout=False, full_attention=True, has_experts=False, missing={}, unsupported={},
     loss_obstacle=None, router_coefficient=0.0, unused_router_loss=None, fill_share=lambda: 0.5,
 )  # fmt: skip
 ON_GPU = replace(LLAMA, machine=GPU)
@@ -140,7 +140,7 @@ def test_what_was_given_stays_and_has_no_reason(resolved: Resolve) -> None:
         (LLAMA, ["train.bf16=false", "train.fused_lora=true"], "train.fused_lora is true"),
         (LLAMA, ["train.fp8_compute=true"], "no weight is held in FP8"),
         (replace(LLAMA, loss_obstacle="a scale"), ["train.fused_loss=true"], "train.fused_loss is true"),
-        (replace(LLAMA, unfit={"fused_experts": "b"}), ["train.fused_experts=true"], "train.fused_experts is true"),
+        (replace(LLAMA, unsupported={"fused_experts": "b"}), ["train.fused_experts=true"], "train.fused_experts is true"),
         (
             replace(LLAMA, missing={"selective": "b"}), ["train.gradient_checkpointing=selective"],
             "train.gradient_checkpointing is selective",

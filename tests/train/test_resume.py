@@ -159,7 +159,7 @@ def test_a_full_disk_is_told_and_training_goes_on(
     assert CheckpointStore(folder / "checkpoints", None).steps() == [2, 8, 10]
     told = " ".join(capsys.readouterr().out.split())
     assert "checkpoint of step 4" in told and "No space left on device" in told and "2 in a row" in told
-    assert "the last good one is of step 2" in told
+    assert "the last good one is step 2" in told
     assert_same(folder, undisturbed)
 
 
@@ -265,7 +265,7 @@ def test_other_rows_under_the_same_name_are_refused(config: Path, toy_data: Path
     assert run(config, here, run_id="rows", stop_at=1) == 75
     file = rows / "train.jsonl"
     file.write_text(file.read_text().replace("w01", "w02"))
-    with pytest.raises(UserInputError, match="the same settings give other rows"):
+    with pytest.raises(UserInputError, match="the same settings now give different rows"):
         run(config, here, run_id="rows")
 
 

@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from shardtune.data.collate import Collator
 from shardtune.data.tokens import IGNORED
 from shardtune.observe.samples import SampleAnswer, show_samples
-from shardtune.train.samples import Question, greedy, next_tokens, questions, written
+from shardtune.train.samples import Question, greedy, logged_answers, next_tokens, questions
 
 ALONE: Any = SimpleNamespace(world_size=1)
 CPU = torch.device("cpu")
@@ -212,7 +212,10 @@ def test_lines_of_a_log_become_pairs_and_a_torn_line_is_passed_over() -> None:
         '{"event": "sample", "when": "after", "row": "train:2", "prompt": "q", "answer": "c", "expected": "f"}',
         '{"event": "sample", "when": "aft',
     ]
-    assert written(log) == [SampleAnswer("train:1", "p", "a", "b", "e"), SampleAnswer("train:2", "q", None, "c", "f")]
+    assert logged_answers(log) == [
+        SampleAnswer("train:1", "p", "a", "b", "e"),
+        SampleAnswer("train:2", "q", None, "c", "f"),
+    ]
 
 
 @pytest.mark.parametrize("width", [80, 120])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shardtune.model.families.family import SOFTMAX_ATTENTION, Family
-from shardtune.model.families.names import EXPERTS, MLP, mixture_meanings
+from shardtune.model.families.names import EXPERTS, MLP, mixture_aliases
 
 _QUERY = ("self_attn.q_a_proj", "self_attn.q_b_proj")
 _KEY_VALUE = ("self_attn.kv_a_proj_with_mqa", "self_attn.kv_b_proj")
@@ -18,14 +18,14 @@ FAMILY = Family(
     shared_experts=("mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj", "mlp.shared_experts.down_proj"),
     experts=EXPERTS,
     router=("mlp.gate.weight",),
-    meanings={
+    aliases={
         "q_proj": _QUERY,
         "k_proj": _KEY_VALUE,
         "v_proj": _KEY_VALUE,
-        **mixture_meanings("mlp.shared_experts", "mlp"),
+        **mixture_aliases("mlp.shared_experts", "mlp"),
     },
     pitfalls=(
-        "There is no q_proj, k_proj or v_proj: the names mean the compressed projections.",
+        "There is no q_proj, k_proj or v_proj: these names resolve to the compressed projections.",
         "Checkpoints store one tensor per expert; transformers fuses them when it loads.",
     ),
     proven=SOFTMAX_ATTENTION,

@@ -13,11 +13,11 @@ FAMILY = Family(
     attention=("mamba.in_proj", *SELF_ATTENTION),
     mlp=("feed_forward.gate_proj", "feed_forward.up_proj", "feed_forward.down_proj"),
     bypassed=("mamba.out_proj",),
-    meanings={"w1": ("feed_forward.gate_proj",), "w2": ("feed_forward.down_proj",), "w3": ("feed_forward.up_proj",)},
+    aliases={"w1": ("feed_forward.gate_proj",), "w2": ("feed_forward.down_proj",), "w3": ("feed_forward.up_proj",)},
     pitfalls=(
         "Kernels read the weight of mamba.out_proj without calling it: an adapter there would not train.",
         "Logits are multiplied by lm_head_multiplier: the loss is fused with the head only where that is 1.",
     ),
     proven=frozenset({"fused_loss", "selective"}),
-    unfit={"packing": "state-space layers carry a state along the whole row, whatever documents it holds"},
+    unsupported={"packing": "state-space layers carry state along the whole row, across documents"},
 )

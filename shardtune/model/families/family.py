@@ -19,13 +19,13 @@ FastPath = Literal["packing", "varlen", "whole_rows", "fused_loss", "fused_exper
 # `position_ids`, and that adds nothing to the attention scores.
 SOFTMAX_ATTENTION: frozenset[FastPath] = frozenset(get_args(FastPath))
 _CLAIMS: Mapping[FastPath, str] = {
-    "packing": "documents in one row stay apart",
-    "varlen": "variable-length attention computes what it means",
-    "whole_rows": "attention without a mask computes what it means",
-    "fused_loss": "its loss follows from its head alone",
-    "fused_experts": "grouped products compute its experts",
-    "compile": "its layers compute the same when compiled",
-    "selective": "keeping the products of its layers leaves its gradients as they are",
+    "packing": "documents in one row stay separate",
+    "varlen": "variable-length attention gives the same results",
+    "whole_rows": "attention without a mask gives the same results",
+    "fused_loss": "its loss depends on the head only",
+    "fused_experts": "grouped products give the same expert outputs",
+    "compile": "its compiled layers give the same results",
+    "selective": "selective activation checkpointing gives the same gradients",
 }
 _KNOWN_LAYERS = frozenset({"full_attention", "sliding_attention"})
 
@@ -65,13 +65,13 @@ class Family:
         router: What scores the experts: a module, or the parameter it holds.
         other: Linear modules that are none of these: `all-linear` or their name reaches them.
         bypassed: Linear modules whose weight is read without calling them: an adapter there would not train.
-        meanings: What a name that people copy from elsewhere means here, e.g. `q_proj` under MLA.
+        aliases: What a name that people copy from elsewhere means here, e.g. `q_proj` under MLA.
         wrappers: Vision+text models that package it.
         min_transformers: The oldest transformers that has it and computes it rightly.
         pitfalls: What goes wrong with it elsewhere; shown by `docs/families.md`.
         proven: What `tests/support` compares with transformers' own forward pass. Nothing else is ever chosen by
             `auto`; a file that says nothing is treated as an architecture that nobody has looked at.
-        unfit: Why another path does not compute what the model means, where that is known.
+        unsupported: Why another path does not compute what the model means, where that is known.
         inspected: Not from a file: these are the findings of a look at the model (`generic.inspect_family`).
         doubts: What that look could not place. Always empty in a file.
     """
@@ -87,24 +87,24 @@ class Family:
     router: tuple[str, ...] = ()
     other: tuple[str, ...] = ()
     bypassed: tuple[str, ...] = ()
-    meanings: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: _NOTHING)
+    aliases: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: _NOTHING)
     wrappers: tuple[Wrapper, ...] = ()
     min_transformers: str = "5.0.0"
     pitfalls: tuple[str, ...] = ()
     proven: frozenset[FastPath] = frozenset()
-    unfit: Mapping[FastPath, str] = field(default_factory=lambda: MappingProxyType({}))
+    unsupported: Mapping[FastPath, str] = field(default_factory=lambda: MappingProxyType({}))
     inspected: bool = False
     doubts: tuple[str, ...] = ()
 
     def why_not(self, path: FastPath, config: Any) -> str | None:
         """Why a model of this family with this config (transformers') does not take a path; None = it does."""
-        if path in self.unfit:
-            return self.unfit[path]
+        if path in self.unsupported:
+            return self.unsupported[path]
         if path not in self.proven:
             lacks = f"there is no family file for {self.name} that says"
             silent = f"the family file of {self.name} does not say"
             return f"{lacks if self.inspected else silent} that {_CLAIMS[path]}"
         other = sorted(set(getattr(config, "layer_types", None) or ()) - _KNOWN_LAYERS)
         if other and path in ("packing", "varlen", "whole_rows"):
-            return f"layers of type {', '.join(other)} are not known to keep documents apart"
+            return f"layers of type {', '.join(other)} are not known to keep documents separate"
         return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shardtune.model.families.family import SOFTMAX_ATTENTION, Family
-from shardtune.model.families.names import MLP, MLP_MEANINGS, SELF_ATTENTION
+from shardtune.model.families.names import MLP, MLP_ALIASES, SELF_ATTENTION
 
 FAMILY = Family(
     name="gemma",
@@ -12,7 +12,7 @@ FAMILY = Family(
     decoder_layer={"gemma": "GemmaDecoderLayer"},
     attention=SELF_ATTENTION,
     mlp=MLP,
-    meanings=MLP_MEANINGS,
+    aliases=MLP_ALIASES,
     pitfalls=("The output head shares the weight of the embedding.",),
     proven=SOFTMAX_ATTENTION,
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shardtune.model.families.family import SOFTMAX_ATTENTION, Family
-from shardtune.model.families.names import MLP, MLP_MEANINGS, SELF_ATTENTION
+from shardtune.model.families.names import MLP, MLP_ALIASES, SELF_ATTENTION
 
 _CAPPED = "attention scores are capped (softcap), which only eager attention computes"
 
@@ -14,12 +14,12 @@ FAMILY = Family(
     decoder_layer={"gemma2": "Gemma2DecoderLayer"},
     attention=SELF_ATTENTION,
     mlp=MLP,
-    meanings=MLP_MEANINGS,
+    aliases=MLP_ALIASES,
     pitfalls=(
         "The output head shares the weight of the embedding.",
         "Attention is eager: scores are capped, which sdpa does not compute.",
         "Logits are capped (final_logit_softcapping): the loss is not fused with the head.",
     ),
     proven=SOFTMAX_ATTENTION - {"varlen", "whole_rows"},
-    unfit={"varlen": _CAPPED, "whole_rows": _CAPPED},
+    unsupported={"varlen": _CAPPED, "whole_rows": _CAPPED},
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shardtune.model.families.family import SOFTMAX_ATTENTION, Family
-from shardtune.model.families.names import MLP, MLP_MEANINGS, SELF_ATTENTION
+from shardtune.model.families.names import MLP, MLP_ALIASES, SELF_ATTENTION
 from shardtune.model.families.wrappers import GEMMA3
 
 FAMILY = Family(
@@ -13,7 +13,7 @@ FAMILY = Family(
     decoder_layer={"gemma3_text": "Gemma3DecoderLayer"},
     attention=SELF_ATTENTION,
     mlp=MLP,
-    meanings=MLP_MEANINGS,
+    aliases=MLP_ALIASES,
     wrappers=(GEMMA3,),
     pitfalls=(
         "The output head shares the embedding's weight and is not stored by itself.",

@@ -20,12 +20,14 @@ FAMILY = Family(
     router=("router.proj.weight",),
     other=("per_layer_input_gate", "per_layer_projection"),
     wrappers=(GEMMA4,),
-    meanings={"gate_proj": _GATE, "up_proj": _UP, "down_proj": _DOWN, "w1": _GATE, "w2": _DOWN, "w3": _UP},
+    aliases={"gate_proj": _GATE, "up_proj": _UP, "down_proj": _DOWN, "w1": _GATE, "w2": _DOWN, "w3": _UP},
     pitfalls=(
         "The output head shares the weight of the embedding.",
         "Released as a wrapper with vision and audio; the text model is inside.",
         "Layers that share keys and values have no k_proj and v_proj of their own.",
     ),
     proven=SOFTMAX_ATTENTION - {"varlen"},
-    unfit={"varlen": "layers with full attention have heads of 512, and flash attention ends at 256"},
+    unsupported={
+        "varlen": "layers with full attention have a head dimension of 512, and flash attention supports up to 256"
+    },
 )

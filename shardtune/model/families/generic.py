@@ -35,14 +35,14 @@ def inspect_family(model: PreTrainedModel) -> Family:
         doubts["No list of decoder layers was found."] = None
     for layer in layers:
         if type(layer).__name__ != layer_class:
-            doubts[f"Layers of class {type(layer).__name__} stand among the {layer_class}s."] = None
+            doubts[f"Layers of class {type(layer).__name__} are mixed with {layer_class}."] = None
             continue
         for name, role in _roles(layer):
             parent = layer.get_submodule(name.rpartition(".")[0])
             if name.endswith(".out_proj") and "mamba" in f"{name} {type(parent).__name__}".lower():
                 bypassed[name] = None  # the kernel of a state-space layer reads its weight; PEFT refuses it
             elif role is None:
-                doubts[f"It is not clear what {name} belongs to."] = None
+                doubts[f"Cannot tell whether {name} belongs to attention or MLP."] = None
             else:
                 found[role][name] = None
     parts: dict[Role, tuple[str, ...]] = {role: tuple(names) for role, names in found.items()}
@@ -57,7 +57,7 @@ def inspect_family(model: PreTrainedModel) -> Family:
         experts=parts["experts"],
         router=parts["router"],
         bypassed=tuple(bypassed),
-        meanings=_meanings(parts),
+        aliases=_aliases(parts),
         inspected=True,
         doubts=tuple(doubts),
     )
@@ -116,7 +116,7 @@ def _linear_role(name: str) -> Role | None:
     return None
 
 
-def _meanings(parts: dict[Role, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+def _aliases(parts: dict[Role, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
     """The classic names in this architecture's words, where its own names leave no doubt."""
     means: dict[str, tuple[str, ...]] = {}
     attention = {name.rpartition(".")[2]: name for name in parts["attention"]}

@@ -14,6 +14,6 @@ FAMILY = Family(
     decoder_layer={"glm": "GlmDecoderLayer", "glm4": "Glm4DecoderLayer"},
     attention=SELF_ATTENTION,
     mlp=(*_GATE_UP, "mlp.down_proj"),
-    meanings={"gate_proj": _GATE_UP, "up_proj": _GATE_UP, "w1": _GATE_UP, "w2": _DOWN, "w3": _GATE_UP},
+    aliases={"gate_proj": _GATE_UP, "up_proj": _GATE_UP, "w1": _GATE_UP, "w2": _DOWN, "w3": _GATE_UP},
     proven=SOFTMAX_ATTENTION,
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shardtune.model.families.family import SOFTMAX_ATTENTION, Family
-from shardtune.model.families.names import EXPERTS, MLP, SELF_ATTENTION, mixture_meanings
+from shardtune.model.families.names import EXPERTS, MLP, SELF_ATTENTION, mixture_aliases
 
 FAMILY = Family(
     name="glm4_moe",
@@ -15,6 +15,6 @@ FAMILY = Family(
     shared_experts=("mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj", "mlp.shared_experts.down_proj"),
     experts=EXPERTS,
     router=("mlp.gate.weight",),
-    meanings=mixture_meanings("mlp.shared_experts", "mlp"),
+    aliases=mixture_aliases("mlp.shared_experts", "mlp"),
     proven=SOFTMAX_ATTENTION,
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shardtune.model.families.family import Family
-from shardtune.model.families.names import EXPERTS, SELF_ATTENTION, mixture_meanings
+from shardtune.model.families.names import EXPERTS, SELF_ATTENTION, mixture_aliases
 
 _SINKS = "attention has sinks (s_aux), which only eager attention computes"
 
@@ -15,15 +15,15 @@ FAMILY = Family(
     attention=SELF_ATTENTION,
     experts=EXPERTS,
     router=("mlp.router.weight",),
-    meanings=mixture_meanings(),
+    aliases=mixture_aliases(),
     pitfalls=(
-        "Released in MXFP4, which is not read: use a checkpoint in bf16.",
+        "Released in MXFP4, which is not supported: use a bf16 checkpoint.",
         "Attention is eager: sinks are part of the softmax, which sdpa does not compute.",
-        "Routed experts have biases and are stored as (experts, in, out): they are neither adapted nor held in FP8.",
+        "Routed experts have biases and are stored as (experts, in, out): neither LoRA nor FP8 storage.",
     ),
     proven=frozenset({"fused_loss"}),
-    unfit={
-        "packing": "transformers makes its attention masks without position_ids, so documents are not told apart",
+    unsupported={
+        "packing": "transformers builds its attention masks without position_ids, so documents are not separated",
         "varlen": _SINKS,
         "whole_rows": _SINKS,
         "selective": "its experts add biases in place to the products that would be kept",

@@ -18,7 +18,7 @@ FAMILY = Family(
         "self_attn.out_proj",
     ),
     mlp=("feed_forward.w1", "feed_forward.w2", "feed_forward.w3"),
-    meanings={
+    aliases={
         "o_proj": ("self_attn.out_proj",),
         "gate_proj": ("feed_forward.w1",),
         "up_proj": ("feed_forward.w3",),
@@ -26,5 +26,5 @@ FAMILY = Family(
     },
     pitfalls=("The output head shares the weight of the embedding.",),
     proven=frozenset({"fused_loss", "selective"}),
-    unfit={"packing": "convolutions read the tokens before them, also those of another document"},
+    unsupported={"packing": "convolutions read preceding tokens, also those of another document"},
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shardtune.model.families.family import Family
-from shardtune.model.families.names import SELF_ATTENTION, mixture_meanings
+from shardtune.model.families.names import SELF_ATTENTION, mixture_aliases
 from shardtune.model.families.wrappers import LLAMA4
 
 FAMILY = Family(
@@ -21,13 +21,11 @@ FAMILY = Family(
     experts=("feed_forward.experts.gate_up_proj", "feed_forward.experts.down_proj"),
     router=("feed_forward.router.weight",),
     wrappers=(LLAMA4,),
-    meanings=mixture_meanings("feed_forward.shared_expert", "feed_forward"),
-    pitfalls=(
-        "Routed experts are (experts, in, out) and scale their inputs: they are neither adapted nor held in FP8.",
-    ),
+    aliases=mixture_aliases("feed_forward.shared_expert", "feed_forward"),
+    pitfalls=("Routed experts are (experts, in, out) and scale their inputs: neither LoRA nor FP8 storage.",),
     proven=frozenset({"fused_loss", "selective"}),
-    unfit={
-        "packing": "chunks of attention, and the scaling of queries, count from the beginning of the row",
+    unsupported={
+        "packing": "attention chunks and the scaling of queries count from the start of the row",
         "fused_experts": "the inputs of an expert are scaled, not its outputs",
     },
 )

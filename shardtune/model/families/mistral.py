@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shardtune.model.families.family import SOFTMAX_ATTENTION, Family
-from shardtune.model.families.names import MLP, MLP_MEANINGS, SELF_ATTENTION
+from shardtune.model.families.names import MLP, MLP_ALIASES, SELF_ATTENTION
 from shardtune.model.families.wrappers import MISTRAL3
 
 FAMILY = Family(
@@ -21,7 +21,7 @@ FAMILY = Family(
     },
     attention=SELF_ATTENTION,
     mlp=MLP,
-    meanings=MLP_MEANINGS,
+    aliases=MLP_ALIASES,
     wrappers=(MISTRAL3,),
     pitfalls=(
         "On the vision+text wrapper the same module names exist in the vision tower: adapters belong on the text "

@@ -22,19 +22,19 @@ FAMILY = Family(
     shared_experts=("mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj", "mlp.shared_experts.down_proj"),
     experts=("mlp.experts.gate_up_proj", "mlp.experts.down_proj"),
     router=("mlp.gate.weight",),
-    meanings={
+    aliases={
         "q_proj": _QUERY, "k_proj": _KEY_VALUE, "v_proj": _KEY_VALUE, "gate_proj": _GATE, "up_proj": _UP,
         "down_proj": _DOWN, "w1": _GATE, "w2": _DOWN, "w3": _UP,
     },
     wrappers=(MISTRAL3,),
     min_transformers="5.15.0",
     pitfalls=(
-        "The seven names everyone copies exist only in part here: by name alone they adapt o_proj and the shared "
-        "expert. They are understood as what they mean.",
+        "The seven common target names exist only in part: matched by name alone they adapt o_proj and the shared "
+        "expert. They are resolved to the corresponding layers.",
         "AutoModelForCausalLM does not know the model type: the class has to be named.",
-        "from_pretrained on the released vision+text checkpoint leaves every parameter random without an error when "
+        "from_pretrained on the released vision+text checkpoint silently leaves every parameter uninitialised when "
         "the names are not mapped.",
-        "Before transformers 5.15 YaRN's mscale_all_dim was computed wrongly.",
+        "Before transformers 5.15 YaRN's mscale_all_dim was computed incorrectly.",
         "Queries are scaled by their position, so packed rows need position ids that restart with each row.",
         "Dequantising the FP8 release with transformers drops the scales of the experts.",
     ),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shardtune.model.families.family import SOFTMAX_ATTENTION, Family
-from shardtune.model.families.names import EXPERTS, SELF_ATTENTION, mixture_meanings
+from shardtune.model.families.names import EXPERTS, SELF_ATTENTION, mixture_aliases
 
 FAMILY = Family(
     name="mixtral",
@@ -13,7 +13,7 @@ FAMILY = Family(
     attention=SELF_ATTENTION,
     experts=EXPERTS,
     router=("mlp.gate.weight",),
-    meanings=mixture_meanings(),
+    aliases=mixture_aliases(),
     pitfalls=(
         "There is no shared expert and no dense layer: without lora.experts only attention trains.",
         "Checkpoints store one tensor per expert under block_sparse_moe; transformers renames and fuses them.",

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 SELF_ATTENTION = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
 MLP = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
-MLP_MEANINGS = {"w1": ("mlp.gate_proj",), "w2": ("mlp.down_proj",), "w3": ("mlp.up_proj",)}
+MLP_ALIASES = {"w1": ("mlp.gate_proj",), "w2": ("mlp.down_proj",), "w3": ("mlp.up_proj",)}
 EXPERTS = ("mlp.experts.gate_up_proj", "mlp.experts.down_proj")
 
 
-def mixture_meanings(*dense: str) -> dict[str, tuple[str, ...]]:
+def mixture_aliases(*dense: str) -> dict[str, tuple[str, ...]]:
     """What the names of a gated feed-forward mean where routed experts stand beside dense or shared ones.
 
     Args:
@@ -29,8 +29,8 @@ QWEN3_5_DELTA_NET = (
     "linear_attn.in_proj_a",
     "linear_attn.out_proj",
 )
-DELTA_NET_CARRIES_STATE = "gated delta nets carry a state along the whole row, whatever documents it holds"
+DELTA_NET_CARRIES_STATE = "gated delta nets carry state along the whole row, across documents"
 DELTA_NET_IN_PLAIN_TORCH = (
-    "Without the packages flash-linear-attention and causal-conv1d transformers computes the delta nets in plain "
+    "Without the packages flash-linear-attention and causal-conv1d, transformers computes the delta nets in plain "
     "torch, many times slower."
 )

@@ -11,9 +11,9 @@ _HEAD = """\
 # Model families
 
 Generated from `shardtune/model/families/` by `make reference`. One file there states what is known about an
-architecture; `lora.target_modules` ([how targets are understood](targets.md)), loading and sharding read it. Names are
-those below a decoder layer. An architecture without a file is inspected when it is loaded, and the run says what was
-found; adding a family is one file and one test.
+architecture; `lora.target_modules` ([LoRA targets](targets.md)), loading and sharding use it. Names are relative to a
+decoder layer. An architecture without a file is inspected when it is loaded, and the run prints the result; adding a
+family takes one file and one test.
 """
 
 
@@ -48,13 +48,13 @@ def _rows(family: Family) -> Iterator[tuple[str, str]]:
         yield f"{_code(*names)} means", _code(*meant)
     for wrapper in family.wrappers:
         inside = ", ".join(f"{_code(there)} is {_code(here)}" for there, here in wrapper.stored.items())
-        yield f"packaged by {_code(wrapper.class_name)}", f"model type {_code(wrapper.model_type)}; stored {inside}"
-    yield "transformers", f"{family.min_transformers} or newer"
+        yield f"wrapped by {_code(wrapper.class_name)}", f"model type {_code(wrapper.model_type)}; stored {inside}"
+    yield "transformers", f"{family.min_transformers} or later"
 
 
 def _by_meaning(family: Family) -> dict[tuple[str, ...], list[str]]:
     grouped: dict[tuple[str, ...], list[str]] = {}
-    for name, meant in family.meanings.items():
+    for name, meant in family.aliases.items():
         grouped.setdefault(meant, []).append(name)
     return grouped
 

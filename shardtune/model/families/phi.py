@@ -14,11 +14,11 @@ FAMILY = Family(
     attention=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.dense"),
     mlp=("mlp.fc1", "mlp.fc2"),
     # There is no gate beside the way up: both names mean the projection into the wide space.
-    meanings={
+    aliases={
         "o_proj": ("self_attn.dense",), "gate_proj": _IN, "up_proj": _IN, "down_proj": _OUT, "w1": _IN, "w2": _OUT,
         "w3": _IN,
     },
-    pitfalls=("All linear layers have biases, and so has the output head.",),
+    pitfalls=("All linear layers and the output head have biases.",),
     proven=SOFTMAX_ATTENTION - {"fused_loss"},
-    unfit={"fused_loss": "its output head has a bias"},
+    unsupported={"fused_loss": "its output head has a bias"},
 )  # fmt: skip

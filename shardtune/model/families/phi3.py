@@ -13,12 +13,12 @@ FAMILY = Family(
     decoder_layer={"phi3": "Phi3DecoderLayer"},
     attention=("self_attn.qkv_proj", "self_attn.o_proj"),
     mlp=("mlp.gate_up_proj", "mlp.down_proj"),
-    meanings={
+    aliases={
         "q_proj": _QKV, "k_proj": _QKV, "v_proj": _QKV, "gate_proj": _GATE_UP, "up_proj": _GATE_UP, "w1": _GATE_UP,
         "w2": _DOWN, "w3": _GATE_UP,
     },
     pitfalls=(
-        "One adapter serves queries, keys and values together: at the same rank that is fewer parameters than three.",
+        "Queries, keys and values share one adapter: at the same rank it has fewer parameters than three.",
     ),
     proven=SOFTMAX_ATTENTION,
 )  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shardtune.model.families.family import SOFTMAX_ATTENTION, Family
-from shardtune.model.families.names import MLP, MLP_MEANINGS, SELF_ATTENTION
+from shardtune.model.families.names import MLP, MLP_ALIASES, SELF_ATTENTION
 
 FAMILY = Family(
     name="qwen2",
@@ -12,6 +12,6 @@ FAMILY = Family(
     decoder_layer={"qwen2": "Qwen2DecoderLayer"},
     attention=SELF_ATTENTION,
     mlp=MLP,
-    meanings=MLP_MEANINGS,
+    aliases=MLP_ALIASES,
     proven=SOFTMAX_ATTENTION,
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shardtune.model.families.family import SOFTMAX_ATTENTION, Family
-from shardtune.model.families.names import EXPERTS, MLP, SELF_ATTENTION, mixture_meanings
+from shardtune.model.families.names import EXPERTS, MLP, SELF_ATTENTION, mixture_aliases
 
 FAMILY = Family(
     name="qwen2_moe",
@@ -15,7 +15,7 @@ FAMILY = Family(
     shared_experts=("mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj", "mlp.shared_expert.down_proj"),
     experts=EXPERTS,
     router=("mlp.gate.weight", "mlp.shared_expert_gate.weight"),
-    meanings=mixture_meanings("mlp.shared_expert", "mlp"),
+    aliases=mixture_aliases("mlp.shared_expert", "mlp"),
     pitfalls=("Checkpoints store one tensor per expert; transformers fuses them when it loads.",),
     proven=SOFTMAX_ATTENTION,
 )

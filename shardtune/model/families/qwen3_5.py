@@ -7,7 +7,7 @@ from shardtune.model.families.names import (
     DELTA_NET_CARRIES_STATE,
     DELTA_NET_IN_PLAIN_TORCH,
     MLP,
-    MLP_MEANINGS,
+    MLP_ALIASES,
     QWEN3_5_DELTA_NET,
     SELF_ATTENTION,
 )
@@ -21,11 +21,11 @@ FAMILY = Family(
     attention=(*QWEN3_5_DELTA_NET, *SELF_ATTENTION),
     mlp=MLP,
     wrappers=(QWEN3_5,),
-    meanings=MLP_MEANINGS,
+    aliases=MLP_ALIASES,
     pitfalls=(
         "Released as a vision+text wrapper; the text model is inside.",
         DELTA_NET_IN_PLAIN_TORCH,
     ),
     proven=frozenset({"fused_loss", "selective"}),
-    unfit={"packing": DELTA_NET_CARRIES_STATE},
+    unsupported={"packing": DELTA_NET_CARRIES_STATE},
 )

@@ -9,7 +9,7 @@ from shardtune.model.families.names import (
     EXPERTS,
     QWEN3_5_DELTA_NET,
     SELF_ATTENTION,
-    mixture_meanings,
+    mixture_aliases,
 )
 from shardtune.model.families.wrappers import QWEN3_5_MOE
 
@@ -23,11 +23,11 @@ FAMILY = Family(
     experts=EXPERTS,
     router=("mlp.gate.weight", "mlp.shared_expert_gate.weight"),
     wrappers=(QWEN3_5_MOE,),
-    meanings=mixture_meanings("mlp.shared_expert"),
+    aliases=mixture_aliases("mlp.shared_expert"),
     pitfalls=(
         "Released as a vision+text wrapper; the text model is inside.",
         DELTA_NET_IN_PLAIN_TORCH,
     ),
     proven=frozenset({"fused_loss", "fused_experts", "selective"}),
-    unfit={"packing": DELTA_NET_CARRIES_STATE},
+    unsupported={"packing": DELTA_NET_CARRIES_STATE},
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shardtune.model.families.family import SOFTMAX_ATTENTION, Family
-from shardtune.model.families.names import EXPERTS, MLP, SELF_ATTENTION, mixture_meanings
+from shardtune.model.families.names import EXPERTS, MLP, SELF_ATTENTION, mixture_aliases
 
 FAMILY = Family(
     name="qwen3_moe",
@@ -14,7 +14,7 @@ FAMILY = Family(
     mlp=MLP,
     experts=EXPERTS,
     router=("mlp.gate.weight",),
-    meanings=mixture_meanings("mlp"),
+    aliases=mixture_aliases("mlp"),
     pitfalls=(
         "There is no shared expert: without lora.experts the feed-forward of a sparse layer does not train.",
         "Checkpoints store one tensor per expert; transformers fuses them when it loads.",

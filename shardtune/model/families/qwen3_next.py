@@ -9,7 +9,7 @@ from shardtune.model.families.names import (
     EXPERTS,
     MLP,
     SELF_ATTENTION,
-    mixture_meanings,
+    mixture_aliases,
 )
 
 _LINEAR_ATTENTION = ("linear_attn.in_proj_qkvz", "linear_attn.in_proj_ba", "linear_attn.out_proj")
@@ -24,8 +24,8 @@ FAMILY = Family(
     shared_experts=("mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj", "mlp.shared_expert.down_proj"),
     experts=EXPERTS,
     router=("mlp.gate.weight", "mlp.shared_expert_gate.weight"),
-    meanings=mixture_meanings("mlp.shared_expert", "mlp"),
+    aliases=mixture_aliases("mlp.shared_expert", "mlp"),
     pitfalls=(DELTA_NET_IN_PLAIN_TORCH,),
     proven=frozenset({"fused_loss", "fused_experts", "selective"}),
-    unfit={"packing": DELTA_NET_CARRIES_STATE},
+    unsupported={"packing": DELTA_NET_CARRIES_STATE},
 )

@@ -94,4 +94,4 @@ class MemoryAnswer:
             f"{number}. {one.setting}: {one.value} frees about {size(one.frees)}. {one.text}"
             for number, one in enumerate(answer.advice, 1)
         ]
-        return OutOfMemory(what, why=f"Held: {held}.", fix="\n       ".join([answer.told, *lines]))
+        return OutOfMemory(what, why=f"Held: {held}.", fix="\n       ".join([answer.summary, *lines]))

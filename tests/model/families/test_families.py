@@ -87,7 +87,7 @@ def test_looking_at_a_toy_finds_what_its_family_file_states(family: Family, mode
         there = set().union(*(adaptable(layer) for layer in layers(family, model)))
         assert looked.decoder_layer == {model_type: family.decoder_layer[model_type]}
         assert looked.inspected and looked.doubts == tuple(
-            f"It is not clear what {name} belongs to." for name in family.other if name in there
+            f"Cannot tell whether {name} belongs to attention or MLP." for name in family.other if name in there
         )
         assert not looked.proven  # a look shows what there is, not what it computes
         for role in ("attention", "mlp", "shared_experts", "experts", "router", "bypassed"):
@@ -96,7 +96,7 @@ def test_looking_at_a_toy_finds_what_its_family_file_states(family: Family, mode
 
 @BOTH
 def test_what_a_copied_name_means_is_part_of_the_family(family: Family, model_type: str) -> None:
-    for meant in family.meanings.values():
+    for meant in family.aliases.values():
         assert meant and set(meant) <= set(stated(family))
 
 
@@ -107,7 +107,7 @@ def test_looking_translates_the_classic_names_as_the_file_of_the_same_architectu
         there = set().union(*(adaptable(layer) for layer in layers(family, model)))
         looked = inspect_family(model)
         for name in ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"):
-            assert set(looked.meanings.get(name, ())) == set(family.meanings.get(name, ())) & there, (family.name, name)
+            assert set(looked.aliases.get(name, ())) == set(family.aliases.get(name, ())) & there, (family.name, name)
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_what_looking_cannot_place_is_a_doubt() -> None:
     with torch.device("meta"):
         model = transformers.LlamaForCausalLM(toy_text_config("llama"))
         model.model.layers[1].extra = nn.Linear(4, 4)
-    assert inspect_family(model).doubts == ("It is not clear what extra belongs to.",)
+    assert inspect_family(model).doubts == ("Cannot tell whether extra belongs to attention or MLP.",)
 
 
 def test_a_known_model_is_not_inspected() -> None:
