@@ -35,11 +35,11 @@ def report(
     import time
 
     from shardtune.report.compare import compare_view
+    from shardtune.report.formatting import memory
     from shardtune.report.history import RunHistory
     from shardtune.report.page import write_page
     from shardtune.report.runs import find_run
     from shardtune.report.view import run_view
-    from shardtune.report.words import memory
 
     histories = [RunHistory(folder) for folder in dict.fromkeys(find_run(run, runs_dir) for run in runs)]
     for history in histories:

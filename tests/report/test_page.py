@@ -80,8 +80,8 @@ def test_the_view_tells_what_happened(tmp_path: Path) -> None:
     assert max(value for value in loss["series"][2]["y"]) < 3, "the spike was rolled back and does not count"
     assert 7.9 in loss["series"][0]["y"]
     assert {group["kind"] for group in view["marks"]} == {"restart", "checkpoint", "warning", "guard"}
-    assert [row[1]["text"] for row in view["troubles"]["rows"]] == ["data", "loss_spike: rollback", "straggler"]
-    assert "train:812" in view["troubles"]["rows"][1][2] and view["troubles"]["rows"][1][3] == "1"
+    assert [row[1]["text"] for row in view["problems"]["rows"]] == ["data", "loss_spike: rollback", "straggler"]
+    assert "train:812" in view["problems"]["rows"][1][2] and view["problems"]["rows"][1][3] == "1"
     slow = [row[1]["tone"] if isinstance(row[1], dict) else "" for row in view["rank_table"]["rows"]]
     assert slow == ["", "", "warn", ""], "rank 2 is the slow one"
     assert "sw_power_cap" in view["rank_table"]["rows"][1][-1]["text"]
