@@ -230,7 +230,8 @@ def _grad_norm(run: RunHistory) -> Chart | None:
     curve = downsample(x, y, _BUCKETS)
     return Chart(
         "grad_norm", "Learning", "Gradient norm", ".4~g", can_log=True, note=downsampling_note([curve]),
-        latest=f"{y[-1]:.3g}", series=_line("gradient norm", curve, (x, y), 2), broken=_broken([("gradient norm", curve)]),
+        latest=f"{y[-1]:.3g}", series=_line("gradient norm", curve, (x, y), 2),
+        broken=_broken([("gradient norm", curve)]),
         about="Of all trained parameters, before clipping.", axis="L2 norm", can_smooth=True,
     )  # fmt: skip
 

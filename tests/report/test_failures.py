@@ -115,7 +115,7 @@ def test_a_run_that_is_being_started_again_is_starting(run: FakeRun) -> None:
     assert lease is not None
     kill_rank_1(run, 8, restarts_left=1)
     view = view_of(run)
-    assert view["status"] == "starting" and view["why"].startswith("Starting again after: Rank 1 was killed")
+    assert view["status"] == "starting" and view["why"].startswith("Restarting after: Rank 1 was killed")
     lease.release()
     assert view_of(run)["status"] == "failed", "its launcher did not live to do it"
 

@@ -142,7 +142,7 @@ def test_a_thousand_runs_are_read_once_and_then_only_where_they_changed(
     assert len(listed.rows(run.now)) == 1000
     read: list[str] = []
     original = runs.summary
-    monkeypatch.setattr(runs, "glance", lambda first, *rest: read.append(first.parent.name) or original(first, *rest))
+    monkeypatch.setattr(runs, "summary", lambda first, *rest: read.append(first.parent.name) or original(first, *rest))
     run.step(4, 100)
     rows = {row.name: row for row in listed.rows(run.now)}
     assert read == ["run-0000"] and rows["run-0000"].summary.step == 4 and rows["run-0999"].summary.step == 3
@@ -198,7 +198,7 @@ def test_without_a_folder_given_runs_are_found_in_every_folder_here_that_holds_s
     assert runs.runs_dirs() == [Path("runs"), Path("more"), Path("outputs")]
     assert find_run("20260101-a", None) == tmp_path / "outputs" / "20260101-a"
     assert find_run("20260103", None) == tmp_path / "more" / "20260103-c"
-    with pytest.raises(UserInputError, match="3 runs begin with"):
+    with pytest.raises(UserInputError, match="3 runs start with"):
         find_run("2026", None)
     with pytest.raises(UserInputError, match="There is no run"):
         find_run("20260101-a", Path("runs"))
