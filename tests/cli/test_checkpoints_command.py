@@ -28,7 +28,7 @@ def run(tmp_path: Path) -> Path:
 def test_it_lists_step_size_loss_age_and_marks(shardtune: Command, run: Path) -> None:
     result = shardtune("checkpoints", run)
     assert result.returncode == 0, result.stderr
-    rows = [line.split("│") for line in result.stdout.splitlines() if "sound" in line]
+    rows = [line.split("│") for line in result.stdout.splitlines() if "intact" in line]
     cells = [[cell.strip() for cell in row if cell.strip()] for row in rows]
     assert cells == [
         ["100", "1.95 KiB", "2.5000", "2 h", "intact"],
