@@ -44,7 +44,7 @@ def checkpoints(
             print(f"{path} is a link or a file, not a checkpoint folder: ignored.", file=sys.stderr)
     if as_json:
         print(json.dumps(found, indent=1))
-    sys.exit(1 if any(not row["sound"] for row in found) else 0)
+    sys.exit(1 if any(not row["intact"] for row in found) else 0)
 
 
 def _store(run: str, runs_dir: Path | None) -> CheckpointStore:
@@ -76,7 +76,7 @@ def _row(store: CheckpointStore, step: int, verify: bool) -> dict[str, Any]:
         "time": manifest.about.get("time") if manifest else None,
         "processes": manifest.about.get("world_size") if manifest else None,
         "marks": marks,
-        "sound": not any(damage.spoils for damage in damages),
+        "intact": not any(damage.spoils for damage in damages),
         "damages": [str(damage) for damage in damages],
     }
 
@@ -103,7 +103,7 @@ def _show(rows: list[dict[str, Any]], verify: bool, title: str) -> None:
             f"{loss:.4f}" if loss is not None else "",
             _age(time.time() - written) if isinstance(written, int | float) else "",
             ", ".join(row["marks"]),
-            escape(state) if row["sound"] else f"[bold red]{escape(state)}[/]",
+            escape(state) if row["intact"] else f"[bold red]{escape(state)}[/]",
         )
     Console().print(table)
 
