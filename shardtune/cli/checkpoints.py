@@ -1,4 +1,4 @@
-"""`shardtune checkpoints RUN …`: words for what a run has saved, and whether it can be trusted."""
+"""`shardtune checkpoints RUN …`: lists the checkpoints of a run, and whether they are intact."""
 
 from __future__ import annotations
 
@@ -20,18 +20,19 @@ if TYPE_CHECKING:
 def checkpoints(
     runs: Annotated[
         list[str],
-        typer.Argument(metavar="RUN…", help="Id or folder of a run.", show_default=False, autocompletion=complete_run),
+        typer.Argument(metavar="RUN", help="Id or folder of a run.", show_default=False, autocompletion=complete_run),
     ],
     verify: Annotated[
-        bool, typer.Option("--verify", help="Read every byte and compare checksums, not only names and sizes.")
+        bool, typer.Option("--verify", help="Compare checksums of all contents, not only names and sizes.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     runs_dir: RunsDir = None,
 ) -> None:
-    """List the checkpoints of RUN: step, size, validation loss, age, which is the latest and the best, and damage.
+    """List the checkpoints of RUN: step, size, validation loss, age, damage, and which is the latest and the best.
 
-    Of several, one table each (--json: all in one list). Exit codes: 0 all sound; 1 one is damaged; 2 there is no such
-    run.
+    With several runs, one table each (--json: all in one list).
+
+    Exit codes: 0 all intact; 1 one is damaged; 2 no such run.
     """
     found = []
     for store in [_store(run, runs_dir) for run in runs]:
@@ -40,14 +41,14 @@ def checkpoints(
         if not as_json:
             _show(rows, verify, str(store.folder) if len(runs) > 1 else "")
         for path in store.not_folders():
-            print(f"{path} is a link or a file, not a checkpoint's folder: it is not read.", file=sys.stderr)
+            print(f"{path} is a link or a file, not a checkpoint folder: ignored.", file=sys.stderr)
     if as_json:
         print(json.dumps(found, indent=1))
-    sys.exit(1 if any(not row["sound"] for row in found) else 0)
+    sys.exit(1 if any(not row["intact"] for row in found) else 0)
 
 
 def _store(run: str, runs_dir: Path | None) -> CheckpointStore:
-    """The checkpoints of a run, by its id or folder; a folder that holds nothing but checkpoints will do."""
+    """The checkpoints of a run, by its id or folder; a folder of checkpoints is accepted, too."""
     from shardtune.checkpoint.store import CheckpointStore
     from shardtune.report.runs import find_run
 
@@ -75,7 +76,7 @@ def _row(store: CheckpointStore, step: int, verify: bool) -> dict[str, Any]:
         "time": manifest.about.get("time") if manifest else None,
         "processes": manifest.about.get("world_size") if manifest else None,
         "marks": marks,
-        "sound": not any(damage.is_fatal for damage in damages),
+        "intact": not any(damage.is_fatal for damage in damages),
         "damages": [str(damage) for damage in damages],
     }
 
@@ -92,17 +93,17 @@ def _show(rows: list[dict[str, Any]], verify: bool, title: str) -> None:
 
     from shardtune.terminal import size
 
-    table = Table("step", "size", "eval loss", "age", "", "every byte checked" if verify else "names and sizes checked")
+    table = Table("step", "size", "eval loss", "age", "", "contents verified" if verify else "names and sizes verified")
     for row in rows:
         loss, written = row["eval_loss"], row["time"]
-        state = "; ".join(row["damages"]) or "sound"
+        state = "; ".join(row["damages"]) or "intact"
         table.add_row(
             str(row["step"]),
             size(row["bytes"]) if row["bytes"] is not None else "",
             f"{loss:.4f}" if loss is not None else "",
             _age(time.time() - written) if isinstance(written, int | float) else "",
             ", ".join(row["marks"]),
-            escape(state) if row["sound"] else f"[bold red]{escape(state)}[/]",
+            escape(state) if row["intact"] else f"[bold red]{escape(state)}[/]",
         )
     Console().print(table)
 

@@ -1,4 +1,4 @@
-"""`shardtune config`: show, validate, schema, reference. Says what a config means without starting anything."""
+"""`shardtune config`: show, validate, schema, reference. Starts nothing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shardtune.cli.options import AccelerateConfig, Config, ConfigCommand, Overr
 if TYPE_CHECKING:
     from shardtune.config import ResolvedConfig
 
-app = typer.Typer(help="Check a config and see what it means.", no_args_is_help=True)
+app = typer.Typer(help="Check a config and show all its settings.", no_args_is_help=True)
 
 
 @app.command(cls=ConfigCommand)
@@ -59,12 +59,12 @@ def validate(
     override: Overrides = None,
     accelerate_config: AccelerateConfig = None,
     paths: Annotated[
-        bool, typer.Option("--paths/--no-paths", help="Look for the files; --no-paths for a config of another machine.")
+        bool, typer.Option("--paths/--no-paths", help="Check local paths; --no-paths for another machine's config.")
     ] = True,
 ) -> None:
-    """Check a config and the files it names: all problems at once, or ok. Nothing is downloaded or loaded.
+    """Check a config and the paths in it: all problems at once, or ok. Nothing is downloaded or loaded.
 
-    Exit codes: 0 ok; 2 something has to be changed.
+    Exit codes: 0 ok; 2 there are problems.
     """
     from shardtune.config import load_config
     from shardtune.launch.named_paths import check_named_paths, not_checked

@@ -1,4 +1,4 @@
-"""`shardtune data`: prepare ahead of time, inspect what is trained on. Nothing is trained."""
+"""`shardtune data`: prepare data ahead of time, and inspect it. Nothing is trained."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from shardtune.data.inspect import Report
     from shardtune.data.prepare import PreparedSet
 
-app = typer.Typer(help="Prepare the data ahead of time, and look at what is trained on.", no_args_is_help=True)
+app = typer.Typer(help="Prepare the training data ahead of time, and inspect it.", no_args_is_help=True)
 
 
 class Split(StrEnum):
@@ -33,12 +33,12 @@ def prepare(
     config: Config,
     override: Overrides = None,
     workers: Annotated[
-        int | None, typer.Option("--workers", metavar="N", min=1, help="Processes that tokenise; default: all cores.")
+        int | None, typer.Option("--workers", metavar="N", min=1, help="Tokenizer processes; default: all cores.")
     ] = None,
 ) -> None:
-    """Tokenise the data once, into the cache, where `train` finds it. The folder can be copied to another cluster.
+    """Tokenize the data once, into the cache that `train` uses. The folder can be copied to another cluster.
 
-    Exit codes: 0 ready, perhaps with warnings; 2 wrong input, or data that `train` would refuse.
+    Exit codes: 0 ready, possibly with warnings; 2 invalid input, or data that `train` would refuse.
     """
     from rich.console import Console
 
@@ -48,7 +48,7 @@ def prepare(
     console = Console()
     run = _load(config, override)
     prepared, tokenizer = _prepare(run, console, workers)
-    _tell_prepared(console, prepared, run.data)
+    _print_prepared(console, prepared, run.data)
     print_findings(console, enforce(_findings(prepared, tokenizer, run.model)))
 
 
@@ -57,16 +57,16 @@ def inspect(
     config: Config,
     override: Overrides = None,
     show: Annotated[
-        int, typer.Option("--show", metavar="N", min=0, help="Print N rows, spread over the set, with their marks.")
+        int, typer.Option("--show", metavar="N", min=0, help="Print N rows with their supervised tokens marked.")
     ] = 0,
     split: Annotated[
-        Split | None, typer.Option("--split", help="Only this one; default: numbers of both, rows of train.")
+        Split | None, typer.Option("--split", help="Only this split; default: statistics of both, rows of train.")
     ] = None,
-    html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write the same as a page.")] = None,
+    html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Also write it as an HTML page.")] = None,
 ) -> None:
-    """Say what is trained on: format, lengths, which tokens are supervised, and what is wrong with it.
+    """Show what is trained on: format, lengths, supervised tokens, and problems of the data.
 
-    Exit codes: 0 fine, perhaps with warnings; 2 wrong input, or data that `train` would refuse.
+    Exit codes: 0 fine, possibly with warnings; 2 invalid input, or data that `train` would refuse.
     """
     from rich.console import Console
 
@@ -111,7 +111,7 @@ def _findings(prepared: PreparedSet, tokenizer: PreTrainedTokenizerBase, model: 
 
 
 def _limits(section: ModelSection) -> ModelLimits:
-    """From the model's config.json; nothing is known where only the tokenizer is at hand, as before a download."""
+    """From the model's config.json; unknown where only the tokenizer is available, as before a download."""
     from transformers import AutoConfig
 
     from shardtune.data.checks import ModelLimits, model_positions
@@ -157,14 +157,14 @@ def _report(
 
 
 def source_name(section: DataSection) -> str:
-    """The data as one line: a mixture's sources with their weights."""
+    """The data in one line: a mixture's sources with their weights."""
     named = section.dataset_name_or_path
     if isinstance(named, str):
         return named
     return ", ".join(each if isinstance(each, str) else f"{each.path} × {each.weight:g}" for each in named)
 
 
-def _tell_prepared(console: Console, prepared: PreparedSet, section: DataSection) -> None:
+def _print_prepared(console: Console, prepared: PreparedSet, section: DataSection) -> None:
     from shardtune.data.inspect import counts_line, format_found, format_line
     from shardtune.terminal import say
 
@@ -173,18 +173,18 @@ def _tell_prepared(console: Console, prepared: PreparedSet, section: DataSection
     for name, rows in (("train", prepared.train), ("val", prepared.val)):
         if rows is not None:
             say(console, "train" if name == "train" else "validate", counts_line(rows, section.max_length))
-    say(console, "folder", f"{prepared.folder}" + (" (was there already)" if prepared.from_cache else ""))
-    _tell_copy(console, prepared.folder)
+    say(console, "folder", f"{prepared.folder}" + (" (already prepared)" if prepared.from_cache else ""))
+    _print_copy_hint(console, prepared.folder)
 
 
-def _tell_copy(console: Console, folder: Path) -> None:
+def _print_copy_hint(console: Console, folder: Path) -> None:
     from_here = shlex.quote(str(folder))
     lines = (
         "",
-        "For a cluster without the data: copy the folder, and name it as the data. All other settings under data stay.",
+        "For a cluster without the data: copy the folder, and use it as the dataset; keep all other data settings.",
         f"  rsync -a {from_here} HOST:/shared/",
         f"  data.dataset_name_or_path: /shared/{folder.name}",
-        "For one that has the same data too, copy it into the cache there:",
+        "For a cluster that has the same data, copy it into the cache there:",
         f"  rsync -a --mkpath {from_here} HOST:/shared/cache/{folder.parent.name}/",
         "  data.cache_dir: /shared/cache",
     )

@@ -1,4 +1,4 @@
-"""`shardtune env`: words for what this machine is."""
+"""`shardtune env`: describes this machine."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import typer
 
 def env(
     output_dir: Annotated[
-        Path, typer.Option("--output-dir", metavar="FOLDER", help="Where runs are written; its disk is looked at.")
+        Path, typer.Option("--output-dir", metavar="FOLDER", help="Where runs are written; its disk is described.")
     ] = Path("runs"),
-    as_json: Annotated[bool, typer.Option("--json", help="For programs, and for a bug report.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs and bug reports.")] = False,
 ) -> None:
-    """Show this machine: CPUs, memory and limits, GPUs and how they are joined, networks, libraries, troubles.
+    """Show this machine: CPUs, memory, limits, GPUs and their interconnect, networks, libraries, and likely problems.
 
-    Nothing is started. What cannot be known is left out; secrets in variables are hidden.
+    Nothing is started. What is not known is left out; secrets in environment variables are hidden.
     """
     from shardtune.observe.hardware import describe_hardware
 

@@ -1,4 +1,4 @@
-"""`shardtune eval-loss CONFIG`: words for an evaluation without a training."""
+"""`shardtune eval-loss CONFIG`: evaluates without training."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def eval_loss(
         typer.Option(
             "--adapter",
             metavar="RUN|PATH",
-            help="A run's id (its beginning will do) or folder, its final/, a checkpoint, or any PEFT adapter that "
-            "fits the `lora` section; default: none.",
+            help="A run's id (or a unique prefix) or folder, its final/, a checkpoint, or any PEFT adapter that "
+            "matches the `lora` section; default: none.",
         ),
     ] = None,
     runs_dir: RunsDir = None,
     override: Overrides = None,
-    as_json: Annotated[bool, typer.Option("--json", help="The result as one JSON object on stdout.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object on stdout.")] = False,
     nproc: Nproc = "",
     accelerate_config: AccelerateConfig = None,
     nnodes: Nnodes = None,
@@ -51,11 +51,11 @@ def eval_loss(
     force: Force = False,
     verbose: Verbose = False,
 ) -> None:
-    """The loss of a model on the validation rows (data.val_split), as a training of the same CONFIG measures it.
+    """Compute the loss on the validation rows (data.val_split), exactly as training with the same CONFIG does.
 
-    Per supervised token, over all ranks. The model as it is, or with an adapter. Leaves no run folder behind.
+    Mean per supervised token over all ranks, for the base model or with an adapter. Leaves no run folder behind.
 
-    Exit codes: as of `shardtune train` (docs/exit-codes.md).
+    Exit codes: the same as `shardtune train` (docs/exit-codes.md).
     """
     from shardtune.launch.network import INSECURE_VARIABLE
     from shardtune.launch.process_role import NodeOptions, detect_role
@@ -80,7 +80,7 @@ def eval_loss(
 
 
 def _adapter(given: Path | None, runs_dir: Path | None, role: Node | Worker) -> Path | None:
-    """A run's id becomes its folder, where the adapter is read: on rank 0, or on the node that has it."""
+    """Resolves a run's id to its folder where the adapter is read: on rank 0, or on the node that has it."""
     from shardtune.errors import UserInputError
     from shardtune.launch.process_role import Worker
     from shardtune.report.runs import find_run, is_run_path

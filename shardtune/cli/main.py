@@ -1,4 +1,4 @@
-"""Which commands are there? Each lives in its own file and imports what it needs when it is called."""
+"""Which commands are there? Each is in its own file and imports what it needs when it is called."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _options(
 
 
 def main() -> None:
-    """Run the command line; a failure with an answer is printed without a traceback."""
+    """Run the command line; a ShardtuneError is printed without a traceback."""
     try:
         app()
     except ShardtuneError as error:

@@ -1,4 +1,4 @@
-"""Words that several commands share, and a help that lists the settings from the fields themselves."""
+"""Options that several commands share, and a help text that lists all settings."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Config = Annotated[Path, typer.Argument(metavar="CONFIG", help="The run's YAML f
 
 
 def complete_setting(incomplete: str) -> list[str]:
-    """For the shell: `section.key=` of every setting that begins with what is typed."""
+    """For shell completion: `section.key=` of every matching setting."""
     from shardtune.config.suggestions import section_fields
 
     names = (f"{section}.{key}=" for section, fields in section_fields().items() for key in fields.model_fields)
@@ -20,7 +20,7 @@ def complete_setting(incomplete: str) -> list[str]:
 
 
 def complete_run(ctx: typer.Context, incomplete: str) -> list[str]:
-    """For the shell: the ids of the runs in --runs-dir, or where they are looked up without it."""
+    """For shell completion: the ids of the runs in --runs-dir, or in the default folders."""
     from shardtune.report.runs import run_names, runs_dirs
 
     given = ctx.params.get("runs_dir")
@@ -43,41 +43,39 @@ RunsDir = Annotated[
     typer.Option(
         "--runs-dir",
         metavar="DIR",
-        help="Where ids are looked up (train.output_dir); default: runs, then the other folders here that hold runs.",
+        help="Where to look up run ids (train.output_dir); default: runs, then other folders here that contain runs.",
     ),
 ]
 AccelerateConfig = Annotated[
     Path | None,
-    typer.Option(
-        "--accelerate-config", metavar="FILE", help="Translate an accelerate FSDP file; every key gets a verdict."
-    ),
+    typer.Option("--accelerate-config", metavar="FILE", help="Use the settings of an accelerate FSDP config file."),
 ]
 # Where it runs.
 Nproc = Annotated[
-    str, typer.Option("--nproc", metavar="N|auto", help="Processes on this machine; auto = one per GPU, else one.")
+    str, typer.Option("--nproc", metavar="N|auto", help="Processes on this machine; auto: one per GPU, or one.")
 ]
 Nnodes = Annotated[
-    int | None, typer.Option("--nnodes", metavar="N", min=1, help="Machines; start the same command on each.")
+    int | None, typer.Option("--nnodes", metavar="N", min=1, help="Number of machines; run the same command on each.")
 ]
-NodeRank = Annotated[int | None, typer.Option("--node-rank", metavar="R", help="Number of this machine, from 0.")]
+NodeRank = Annotated[int | None, typer.Option("--node-rank", metavar="R", help="Rank of this machine, from 0.")]
 MasterAddr = Annotated[str | None, typer.Option("--master-addr", metavar="HOST", help="Address of machine 0.")]
 MasterPort = Annotated[
     int | None,
-    typer.Option("--master-port", metavar="PORT", min=0, max=65535, help="Port machine 0 listens on; default 29500."),
+    typer.Option("--master-port", metavar="PORT", min=0, max=65535, help="Port of machine 0; default 29500."),
 ]
 InsecureNetwork = Annotated[
     bool,
     typer.Option(
         "--insecure-network",
-        help="Let several machines meet without SHARDTUNE_SECRET, on a network where everyone is trusted.",
+        help="Allow several machines without SHARDTUNE_SECRET, on a network where everyone is trusted.",
     ),
 ]
 Force = Annotated[bool, typer.Option("--force", help="Start more processes than this machine has memory or cores for.")]
-Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Print all that is known before the first step.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Print more details before the first step.")]
 
 
 def _config_option() -> Any:
-    """`--config FILE` as typer itself makes it: how its option class is called differs from version to version."""
+    """`--config FILE` as typer itself creates it: the name of its option class differs between versions."""
     scratch = typer.Typer(add_completion=False)
 
     @scratch.command()
@@ -91,7 +89,7 @@ def _config_option() -> Any:
 
 
 class ConfigCommand(TyperCommand):
-    """A command whose argument CONFIG may also be given as `--config FILE`, as trainers elsewhere have it."""
+    """A command whose argument CONFIG may also be given as `--config FILE`, as with other trainers."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -104,7 +102,7 @@ class ConfigCommand(TyperCommand):
         named = ctx.params.pop("config_option", None)
         given = [value for value in (ctx.params.get("config"), named) if value is not None]
         if len(given) == 2:
-            ctx.fail(f"CONFIG is given twice: '{given[0]}' and --config '{given[1]}'. Keep one of them.")
+            ctx.fail(f"CONFIG is given twice: '{given[0]}' and --config '{given[1]}'. Remove one of them.")
         if not given and not ctx.resilient_parsing:
             ctx.fail("Missing argument 'CONFIG' (or --config FILE).")
         ctx.params["config"] = given[0] if given else None
@@ -112,7 +110,7 @@ class ConfigCommand(TyperCommand):
 
 
 class WithSettings(ConfigCommand):
-    """A command whose `--help` ends with every setting a config may hold, as the fields describe them."""
+    """A command whose `--help` ends with all settings of a config and their descriptions."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         super().format_help(ctx, formatter)

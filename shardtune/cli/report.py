@@ -1,4 +1,4 @@
-"""`shardtune report RUN …`: one HTML file of a run, or of several compared."""
+"""`shardtune report RUN …`: an HTML report of a run, or a comparison of several."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def report(
     runs: Annotated[
         list[str],
         typer.Argument(
-            metavar="RUN…",
+            metavar="RUN",
             help="Id or folder of a run; several are compared.",
             show_default=False,
             autocompletion=complete_run,
@@ -23,23 +23,23 @@ def report(
     output: Annotated[
         Path | None,
         typer.Option(
-            "--output", "-o", metavar="FILE", help="Default: report.html in the run's folder; comparison.html here."
+            "--output", "-o", metavar="FILE", help="Default: report.html in the run's folder, or comparison.html here."
         ),
     ] = None,
     runs_dir: RunsDir = None,
 ) -> None:
-    """Write what happened in a run as one HTML file that needs nothing else: charts, config, checkpoints, samples.
+    """Write a self-contained HTML report of a run: charts, config, checkpoints, samples.
 
-    Exit codes: 0 written; 2 there is no such run, or the file cannot be written.
+    Exit codes: 0 written; 2 no such run, or the file cannot be written.
     """
     import time
 
     from shardtune.report.compare import compare_view
+    from shardtune.report.formatting import memory
     from shardtune.report.history import RunHistory
     from shardtune.report.page import write_page
     from shardtune.report.runs import find_run
     from shardtune.report.view import run_view
-    from shardtune.report.words import memory
 
     histories = [RunHistory(folder) for folder in dict.fromkeys(find_run(run, runs_dir) for run in runs)]
     for history in histories:

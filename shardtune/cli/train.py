@@ -1,4 +1,4 @@
-"""`shardtune train CONFIG`: words for starting a run here, or for being one of its workers."""
+"""`shardtune train CONFIG`: starts a run, or is one of its workers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def train(
     run_id: Annotated[
         str | None,
         typer.Option(
-            "--run-id", metavar="NAME", help="Folder of the run under train.output_dir; default: date and time."
+            "--run-id", metavar="NAME", help="Name of the run's folder in train.output_dir; default: date and time."
         ),
     ] = None,
     nnodes: Nnodes = None,
@@ -51,15 +51,16 @@ def train(
     force: Force = False,
     verbose: Verbose = False,
 ) -> None:
-    """Train a LoRA adapter as CONFIG says, sharded over the processes of this machine, or of several.
+    """Train a LoRA adapter with the settings in CONFIG, sharded over the processes of one or several machines.
 
-    A run that was interrupted goes on where its last checkpoint is, when the same config is started again.
+    An interrupted run resumes from its last checkpoint when the same command is run again.
 
-    Under torchrun, accelerate launch or a scheduler's RANK/WORLD_SIZE it becomes one of their workers.
+    Under torchrun, accelerate launch or a scheduler's RANK/WORLD_SIZE, this process is one of their workers.
 
-    Exit codes: 0 done; 1 failed; 2 wrong input, nothing was trained; 75 preempted by SIGTERM or SIGUSR1, checkpoint
-    saved: start it again; 130 stopped by Ctrl-C; 69 a node was lost; 71 a GPU ran out of memory; 76 a rank hung
-    (docs/exit-codes.md).
+    Exit codes: 0 done; 1 failed; 2 invalid input, nothing was trained; 69 a node
+    was lost; 71 a GPU ran out of memory; 75 preempted by SIGTERM or SIGUSR1,
+    checkpoint saved, run the same command again; 76 a rank hung; 130 stopped by
+    Ctrl-C. All of them: docs/exit-codes.md.
     """
     from shardtune.launch.network import INSECURE_VARIABLE
     from shardtune.launch.process_role import NodeOptions

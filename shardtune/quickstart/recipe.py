@@ -1,4 +1,4 @@
-"""How is the quickstart trained? The numbers of its recipe, and the config file that holds them."""
+"""How is the quickstart trained? Its hyperparameters, and the config file with them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-# The chat form of SmolLM2. The answer starts where {json} stands; the end-of-sequence token <|im_end|> follows it.
+# The chat format of SmolLM2. The answer starts at {json}; the end-of-sequence token <|im_end|> follows it.
 PROMPT = "<|im_start|>user\n{sentence}<|im_end|>\n<|im_start|>assistant\n"
 PROMPT_TEMPLATE = PROMPT + "{json}"
 
@@ -61,12 +61,12 @@ def config_text(
 # shardtune quickstart: SmolLM2-135M-Instruct learns to turn a sentence into JSON.
 model:
   model_name_or_path: {_text(model_folder)}
-  torch_dtype: float32              # most CPUs have no bf16 units; there bf16 takes minutes a step
+  torch_dtype: float32              # most CPUs have no bf16 units; bf16 would take minutes per step
 
 lora:
   r: 16
   lora_alpha: 32
-  lora_dropout: 0.0                 # a minute of training has nothing to overfit
+  lora_dropout: 0.0                 # too short to overfit
   target_modules: all-linear
 
 data:
@@ -80,24 +80,24 @@ data:
 train:
   output_dir: {_text(output_dir)}
   max_steps: {recipe.max_steps}
-  per_device_train_batch_size: {recipe.per_device_train_batch_size}    # x {nproc} processes = {together} rows a step
+  per_device_train_batch_size: {recipe.per_device_train_batch_size}    # x {nproc} processes = {together} rows per step
   per_device_eval_batch_size: {recipe.per_device_train_batch_size}
-  gradient_checkpointing: false     # the model is small: memory is no concern, time is
+  gradient_checkpointing: false     # the model is small: time matters, memory does not
   learning_rate: {recipe.learning_rate}
   lr_scheduler_type: cosine
   warmup_steps: {recipe.warmup_steps}
   weight_decay: 0.0
   bf16: false
-  packing: false                    # 3 sentences a process and step, as the recipe was tuned
+  packing: false                    # 3 sentences per process and step, as the recipe was tuned
   logging_steps: 5
-  eval_strategy: "no"               # scored before and after on the test part instead
+  eval_strategy: "no"               # the test rows are scored before and after instead
   save_strategy: "no"               # final/ is written at the end
   seed: {seed}
 
 parallel:
   nproc: {nproc}
   device: cpu
-  reshard_after_forward: false      # layers stay gathered between forward and backward: a sixth less time a step
+  reshard_after_forward: false      # keep layers gathered between forward and backward: a sixth less time per step
 """
 
 

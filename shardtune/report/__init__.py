@@ -1,1 +1,1 @@
-"""What happened? Run folders read back: one HTML file that needs nothing else, comparisons, and a live dashboard."""
+"""What happened? Run folders read back: a self-contained HTML report, comparisons, and a live dashboard."""

@@ -1,4 +1,4 @@
-"""Who may look? Checks before anything is answered: the name a browser used, a token where others can reach us."""
+"""Who may see the dashboard? Checks before every request: the host name, and a token where others can connect."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _HEADERS = {
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach that address."""
+    """Whether the address is reachable only from this machine."""
     if host == "localhost":
         return True
     try:
@@ -34,19 +34,19 @@ def is_loopback(host: str) -> bool:
 
 
 class AccessMiddleware:
-    """An ASGI application in front of ours: reading only, from the right name, with the token if there is one.
+    """ASGI middleware: read-only requests, for the right host name, with the token if there is one.
 
-    A page elsewhere can make a browser ask us under a name of its own that leads to 127.0.0.1; on loopback, where no
-    token protects, only names of this machine are therefore answered.
+    DNS rebinding: another site can make a browser send requests under its own name, resolved to 127.0.0.1. On
+    loopback, where there is no token, only names of this machine are therefore accepted.
 
     Args:
-        names: Host names that are answered; empty: any (then there must be a token).
-        token: Asked for once as `?token=…`, kept in a cookie from then on, or sent as `Authorization: Bearer …`.
+        names: Accepted host names; empty: any (then there must be a token).
+        token: Given once as `?token=…` and then kept in a cookie, or sent as `Authorization: Bearer …`.
     """
 
     def __init__(self, app: ASGIApp, names: Sequence[str], token: str | None) -> None:
         if not names and not token:
-            raise ValueError("a dashboard that answers to any name needs a token")
+            raise ValueError("a dashboard that accepts any host name needs a token")
         self.app, self.names, self.token = app, frozenset(names), token
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -68,12 +68,12 @@ class AccessMiddleware:
         if scope["method"] not in ("GET", "HEAD"):
             return PlainTextResponse("The dashboard is read-only.", 405, {"Allow": "GET, HEAD"})
         if self.names and _name(headers.get("host", "")) not in self.names:
-            return PlainTextResponse("Not a name of this machine.", 421)
+            return PlainTextResponse("Unknown host name: open the address that `shardtune dashboard` printed.", 421)
         if self.token is None:
             return None
         asked = dict(parse_qsl(scope["query_string"].decode("latin-1")))
         if self._is_right(asked.pop("token", None)):
-            # Out of the address: it would stay in the history and be passed on with a copied link.
+            # Remove it from the address: it would stay in the history and in copied links.
             rest = f"?{urlencode(asked)}" if asked else ""
             answer = RedirectResponse(f"/{scope['path'].lstrip('/')}{rest}", 303)
             answer.set_cookie(_COOKIE, self.token, httponly=True, samesite="strict", path="/")
@@ -81,7 +81,7 @@ class AccessMiddleware:
         scheme, _, given = headers.get("authorization", "").partition(" ")
         if (scheme.lower() == "bearer" and self._is_right(given)) or self._is_right(_cookie(headers)):
             return None
-        return PlainTextResponse("A token is needed: open the address that `shardtune dashboard` has printed.", 401)
+        return PlainTextResponse("A token is required: open the address that `shardtune dashboard` printed.", 401)
 
     def _is_right(self, given: str | None) -> bool:
         expected = (self.token or "").encode()

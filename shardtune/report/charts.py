@@ -1,4 +1,4 @@
-"""Which curves does a run have? Each chart with its unit, how it was counted, and how many steps a point stands for."""
+"""Which charts does a run have? Each with its unit, how it was counted, and how many steps a point stands for."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from shardtune.report import words
+from shardtune.report import formatting
 from shardtune.report.columns import ABSENT, Columns, Numbers
+from shardtune.report.downsampling import Curve, downsample, means
 from shardtune.report.history import RunHistory
-from shardtune.report.thinning import Curve, means, thin
 
-_STRETCHES = 1000  # of a single curve: two points each, about one a pixel on a wide screen
-_SHARED_STRETCHES = 3200  # of all ranks' curves of one chart together: what keeps the file small
-_STACKED_STRETCHES = 300
-_MOST_RANKS = 8  # curves a person can tell apart; beyond, lowest, median and highest
+_BUCKETS = 1000  # of a single curve: two points each, about one per pixel on a wide screen
+_SHARED_BUCKETS = 3200  # of all ranks' curves of one chart together: keeps the file small
+_STACKED_BUCKETS = 300
+_MOST_RANKS = 8  # curves that can be distinguished; beyond that, lowest, median and highest
 _GIB = 1 << 30
 
 
@@ -27,7 +27,7 @@ class Series:
     Args:
         color: Index into the palette: the rank's, or the run's in a comparison.
         look: "line", "points" (joined), "faint" (undone by a restart or rollback) or "band" (an edge of the ranks).
-        rank: Whose; the page can hide it. None: of all.
+        rank: The page can hide it by rank. None: of all ranks.
     """
 
     name: str
@@ -45,12 +45,12 @@ class Chart:
     Args:
         format: How a value reads (d3), with `suffix` behind it.
         axis: Title of the y axis: what is counted, and its unit.
-        can_smooth: A rate or a loss, whose single steps scatter.
+        can_smooth: A noisy rate or loss.
         about: How the numbers were counted.
-        note: How many points stand for how many.
-        latest: The last value as it reads, of a chart with one curve.
-        broken: (x, text) of values that are no numbers.
-        stars: (x, y, text) of points to be marked.
+        note: How the curve was downsampled.
+        latest: The last value as text, of a chart with one curve.
+        broken: (x, text) of values that are NaN or infinite.
+        stars: (x, y, text) of points to mark.
     """
 
     id: str
@@ -96,42 +96,42 @@ _PER_RANK = (
         about="Real tokens (no padding) of one rank over its step time.", axis="tok/s per rank",
     ),
     _PerRank(
-        "mfu", "Speed", "Model FLOPs utilisation", "mfu", ".1f", " %", 100,
-        about="Operations the training needs, over the dense bf16 peak of the chip in the step time.", axis="MFU, %",
+        "mfu", "Speed", "Model FLOPs utilization", "mfu", ".1f", " %", 100,
+        about="FLOPs that the training needs, over the chip's dense bf16 peak during the step.", axis="MFU, %",
     ),
     _PerRank(
         "tflops", "Speed", "Achieved FLOP/s, per rank", "tflops", ".3~g", " TFLOP/s",
-        about="Operations the training needs over the step time, for one rank's device.",
+        about="FLOPs that the training needs, over the step time, on one rank's device.",
     ),
     _PerRank(
         "step_seconds", "Speed", "Step time", "seconds.step", ".3~g", " s", axis="seconds per step",
-        about="From the end of the step before to the end of this one, without evaluation and saving.",
+        about="From the end of the previous step to the end of this one, without evaluation and saving.",
     ),
     _PerRank(
         "gpu_memory", "Memory", "GPU memory, peak", "memory.peak", ".3~g", " GiB", 1 / _GIB,
-        about="The most that tensors have held on a rank's GPU so far.",
+        about="Peak memory allocated to tensors on a rank's GPU so far.",
     ),
     _PerRank(
         "gpu_reserved", "Memory", "GPU memory, reserved", "memory.reserved", ".3~g", " GiB", 1 / _GIB,
-        about="What PyTorch's allocator holds, used or not.",
+        about="Memory reserved by PyTorch's allocator, used or not.",
     ),
     _PerRank(
         "host_memory", "Memory", "Host memory", "host.rss", ".3~g", " GiB", 1 / _GIB,
         about="Resident memory of each rank's process.",
     ),
-    _PerRank("gpu_utilization", "Device", "GPU utilisation", "gpu.utilization", ".0f", " %", axis="% of time",
-             about="Share of time in which a kernel ran, as the driver reports it; not how well it ran."),
+    _PerRank("gpu_utilization", "Device", "GPU utilization", "gpu.utilization", ".0f", " %", axis="% of time",
+             about="Share of time in which a kernel ran, as reported by the driver; not how efficient it was."),
     _PerRank("gpu_power", "Device", "GPU power", "gpu.power_watts", ".0f", " W"),
     _PerRank("gpu_temperature", "Device", "GPU temperature", "gpu.temperature_c", ".0f", " °C", from_zero=False),
     _PerRank("gpu_clock", "Device", "SM clock", "gpu.sm_clock_mhz", ".0f", " MHz", from_zero=False),
-    _PerRank("cpu", "Device", "CPU use of the process", "host.cpu_percent", ".0f", " %", axis="% of one core",
+    _PerRank("cpu", "Device", "CPU usage of the process", "host.cpu_percent", ".0f", " %", axis="% of one core",
              about="100 % is one core."),
 )  # fmt: skip
 _PHASES = ("data", "forward", "backward", "optimizer", "collective")
 
 
 def charts_of(run: RunHistory) -> list[Chart]:
-    """Every chart the run has numbers for, in the order they are read."""
+    """Every chart the run has numbers for, in display order."""
     found = [_loss(run), _eval(run), _grad_norm(run), _learning_rate(run), _throughput(run)]
     has_mfu = any("mfu" in columns.names for columns in run.profile.values())
     for spec in _PER_RANK:
@@ -143,53 +143,54 @@ def charts_of(run: RunHistory) -> list[Chart]:
     return [chart for chart in found if chart is not None]
 
 
-def told(curves: Sequence[Curve]) -> str:
-    """`2,000 points stand for 100,000 …`, or nothing if all are drawn; and how many are no numbers."""
-    thinned = [curve for curve in curves if curve.is_thinned]
-    said = []
+def downsampling_note(curves: Sequence[Curve]) -> str:
+    """`2,000 of 100,000 points are drawn …`, or nothing if all are; and how many are NaN or infinite."""
+    thinned = [curve for curve in curves if curve.is_downsampled]
+    sentences = []
     if thinned:
         most = max(thinned, key=lambda curve: curve.of)
-        said.append(f"{len(most.x):,} points stand for {most.of:,}: the lowest and highest of each stretch.")
+        sentences.append(f"{len(most.x):,} of {most.of:,} points are drawn: the minimum and maximum of each interval.")
     breaks = sum(curve.breaks for curve in curves)
     if breaks:
-        said.append(f"{breaks:,} values are NaN or infinite (✕).")
-    return " ".join(said)
+        sentences.append(f"{breaks:,} values are NaN or infinite (✕).")
+    return " ".join(sentences)
 
 
 def _loss(run: RunHistory) -> Chart | None:
     x, y = run.train.get("loss")
     if not len(x):
         return None
-    curve = thin(x, y, _STRETCHES)
+    curve = downsample(x, y, _BUCKETS)
     series = [
         *(
-            Series("first attempt", *_points(thin(*part["loss"], _STRETCHES // 4)), look="faint")
+            Series("first attempt", *_points(downsample(*part["loss"], _BUCKETS // 4)), look="faint")
             for part in _undone(run, "loss")
         ),
         *_line("training", curve, (x, y), 0),
     ]
     ex, ey = run.evals.get("loss")
     if len(ex):
-        evaluated = thin(ex, ey, _STRETCHES)
+        evaluated = downsample(ex, ey, _BUCKETS)
         series.append(Series("evaluation", evaluated.x, evaluated.y, 1, look="points"))
     undone = (
-        f" {run.train.undone:,} logged steps were repeated after a restart or rollback (the first attempt is dotted)."
+        f" {run.train.undone:,} logged steps were repeated after a restart or rollback (first attempt dotted)."
         if run.train.undone
         else ""
     )
     return Chart(
-        "loss", "Learning", "Loss", ".4~f", can_log=True, series=series, note=told([curve]) + undone,
-        latest=words.loss(float(y[-1])), axis="loss", can_smooth=True,
-        about="Mean per supervised token of all ranks, over the steps between two log lines (train.logging_steps).",
+        "loss", "Learning", "Loss", ".4~f", can_log=True, series=series, note=downsampling_note([curve]) + undone,
+        latest=formatting.loss(float(y[-1])), axis="loss", can_smooth=True,
+        about="Mean per supervised token over all ranks and over the steps between two log lines "
+        "(train.logging_steps).",
         broken=_broken([("training loss", curve)]),
     )  # fmt: skip
 
 
 def _line(name: str, curve: Curve, whole: tuple[Numbers, Numbers], color: int) -> list[Series]:
-    """The curve; where it had to be thinned, its extremes fill a band, and the mean of each stretch lies over it."""
-    if not curve.is_thinned:
+    """The curve; where it was downsampled, a band between its extremes with the mean of each interval over it."""
+    if not curve.is_downsampled:
         return [Series(name, curve.x, curve.y, color)]
-    x, mean = means(whole[0], {"mean": whole[1]}, _STRETCHES // 2)
+    x, mean = means(whole[0], {"mean": whole[1]}, _BUCKETS // 2)
     return [
         Series(f"{name}, lowest and highest", curve.x, curve.y, color, look="band"),
         Series(f"{name}, mean", x, mean["mean"], color),
@@ -197,10 +198,10 @@ def _line(name: str, curve: Curve, whole: tuple[Numbers, Numbers], color: int) -
 
 
 def _undone(run: RunHistory, name: str) -> list[dict[str, tuple[Numbers, Numbers]]]:
-    return [part for part in run.train.set_aside[-20:] if name in part and len(part[name][0])]
+    return [part for part in run.train.undone_parts[-20:] if name in part and len(part[name][0])]
 
 
-# A run without a plan is of a plain Trainer that had the profiler with it; what its mean is over is its own affair.
+# A run without a plan is of a plain Trainer with our profiler; how it averages its loss is not known.
 _OF_A_SCRIPT = "eval_loss, as the script's own Trainer computed it."
 
 
@@ -208,15 +209,15 @@ def _eval(run: RunHistory) -> Chart | None:
     x, y = run.evals.get("loss")
     if not len(x):
         return None
-    curve = thin(x, y, _STRETCHES)
+    curve = downsample(x, y, _BUCKETS)
     finite = np.isfinite(y)
     stars = []
     if finite.any():
         best = int(np.where(finite, y, np.inf).argmin())
         stars.append((float(x[best]), float(f"{y[best]:.6g}"), "lowest"))
     return Chart(
-        "eval", "Learning", "Evaluation loss", ".4~f", can_log=True, note=told([curve]),
-        latest=words.loss(float(y[-1])), series=[Series("evaluation", curve.x, curve.y, 1, look="points")], stars=stars,
+        "eval", "Learning", "Evaluation loss", ".4~f", can_log=True, note=downsampling_note([curve]), stars=stars,
+        latest=formatting.loss(float(y[-1])), series=[Series("evaluation", curve.x, curve.y, 1, look="points")],
         about="Mean over the supervised tokens of the validation set." if run.facts.plan else _OF_A_SCRIPT, axis="loss",
         broken=_broken([("evaluation loss", curve)]),
     )  # fmt: skip
@@ -226,11 +227,12 @@ def _grad_norm(run: RunHistory) -> Chart | None:
     x, y = run.train.get("grad_norm")
     if not len(x):
         return None
-    curve = thin(x, y, _STRETCHES)
+    curve = downsample(x, y, _BUCKETS)
     return Chart(
-        "grad_norm", "Learning", "Gradient norm", ".4~g", can_log=True, note=told([curve]), latest=f"{y[-1]:.3g}",
-        series=_line("gradient norm", curve, (x, y), 2), broken=_broken([("gradient norm", curve)]),
-        about="Of all adapters together, before clipping.", axis="L2 norm", can_smooth=True,
+        "grad_norm", "Learning", "Gradient norm", ".4~g", can_log=True, note=downsampling_note([curve]),
+        latest=f"{y[-1]:.3g}", series=_line("gradient norm", curve, (x, y), 2),
+        broken=_broken([("gradient norm", curve)]),
+        about="Of all trained parameters, before clipping.", axis="L2 norm", can_smooth=True,
     )  # fmt: skip
 
 
@@ -238,9 +240,9 @@ def _learning_rate(run: RunHistory) -> Chart | None:
     x, y = run.train.get("learning_rate")
     if not len(x):
         return None
-    curve = thin(x, y, _STRETCHES)
+    curve = downsample(x, y, _BUCKETS)
     return Chart(
-        "learning_rate", "Learning", "Learning rate", ".3~e", note=told([curve]), from_zero=True,
+        "learning_rate", "Learning", "Learning rate", ".3~e", note=downsampling_note([curve]), from_zero=True,
         latest=f"{y[-1]:.2e}" if y[-1] else "0", series=[Series("learning rate", curve.x, curve.y, 4)],
         axis="learning rate",
     )  # fmt: skip
@@ -250,10 +252,10 @@ def _throughput(run: RunHistory) -> Chart | None:
     x, y = run.train.get("tokens_per_second")
     if not len(x):
         return None
-    curve = thin(x, y, _STRETCHES)
+    curve = downsample(x, y, _BUCKETS)
     return Chart(
-        "throughput", "Speed", "Tokens per second, all ranks", ".3s", " tok/s", note=told([curve]), from_zero=True,
-        series=_line("all ranks", curve, (x, y), 0), latest=words.short(float(y[-1])),
+        "throughput", "Speed", "Tokens per second, all ranks", ".3s", " tok/s", note=downsampling_note([curve]),
+        from_zero=True, series=_line("all ranks", curve, (x, y), 0), latest=formatting.short(float(y[-1])),
         about="Real tokens (no padding) over wall time between two log lines, without evaluation and saving.",
         axis="tok/s, all ranks", can_smooth=True,
     )  # fmt: skip
@@ -268,13 +270,16 @@ def _per_rank(run: RunHistory, spec: _PerRank) -> Chart | None:
     found = {rank: (x, y * scale) for rank, (x, y) in found.items()}
     if len(found) > _MOST_RANKS:
         series, curves = _spread(found)
-        note = f"{len(found)} ranks: the lowest, the median and the highest at each step. {told(curves)}".strip()
+        note = f"{len(found)} ranks: minimum, median and maximum at each step. {downsampling_note(curves)}".strip()
         broken: list[tuple[float, str]] = []
     else:
-        stretches = min(_STRETCHES, _SHARED_STRETCHES // len(found))
-        drawn = {rank: thin(x, y, stretches) for rank, (x, y) in found.items()}
+        buckets = min(_BUCKETS, _SHARED_BUCKETS // len(found))
+        drawn = {rank: downsample(x, y, buckets) for rank, (x, y) in found.items()}
         series = [Series(f"rank {rank}", c.x, c.y, i, rank=rank) for i, (rank, c) in enumerate(drawn.items())]
-        note, broken = told(list(drawn.values())), _broken([(f"rank {rank}", curve) for rank, curve in drawn.items()])
+        note, broken = (
+            downsampling_note(list(drawn.values())),
+            _broken([(f"rank {rank}", curve) for rank, curve in drawn.items()]),
+        )
     return Chart(
         spec.id, spec.group, spec.title, spec.format, suffix, spec.about, note, axis=spec.axis,
         can_smooth=spec.group == "Speed", from_zero=spec.from_zero, series=series, broken=broken,
@@ -282,19 +287,19 @@ def _per_rank(run: RunHistory, spec: _PerRank) -> Chart | None:
 
 
 def _unit(spec: _PerRank, most: float) -> tuple[float, str]:
-    """One unit for a whole chart: a toy on a CPU does GFLOP/s, which as TFLOP/s would read 0.002."""
+    """One unit for a whole chart: a toy on a CPU has GFLOP/s, not 0.002 TFLOP/s."""
     if spec.column != "tflops" or not 0 < most < 1:
         return spec.scale, spec.suffix
     return (1e3, " GFLOP/s") if most >= 1e-3 else (1e6, " MFLOP/s")
 
 
 def _spread(found: dict[int, tuple[Numbers, Numbers]]) -> tuple[list[Series], list[Curve]]:
-    """Lowest, median and highest of all ranks, at the steps that every one of them has."""
+    """Lowest, median and highest of all ranks, at the steps that all of them have."""
     steps, rows = _together(found)
     if not len(steps):
         return [], []
     lines = {"lowest": rows.min(axis=0), "median": np.median(rows, axis=0), "highest": rows.max(axis=0)}
-    curves = {name: thin(steps, values, _STRETCHES) for name, values in lines.items()}
+    curves = {name: downsample(steps, values, _BUCKETS) for name, values in lines.items()}
     colors = {"lowest": 2, "median": 0, "highest": 1}
     series = [
         Series(name, curve.x, curve.y, colors[name], look="line" if name == "median" else "band")
@@ -311,7 +316,7 @@ def _together(found: dict[int, tuple[Numbers, Numbers]]) -> tuple[Numbers, np.nd
 
 
 def _phases(run: RunHistory) -> Chart | None:
-    """Means over all ranks and over stretches; what the phases leave of a step is `other`."""
+    """Means over all ranks and intervals; the rest of a step is `other`."""
     timed = {rank: columns for rank, columns in sorted(run.profile.items()) if "seconds.forward" in columns.names}
     if not timed:
         return None
@@ -324,7 +329,7 @@ def _phases(run: RunHistory) -> Chart | None:
             parts[phase] = np.mean([_filled(columns, f"seconds.{phase}", steps) for columns in timed.values()], axis=0)
     other = total.mean(axis=0) - sum(parts.values())
     parts["other"] = np.maximum(other, 0.0)
-    x, stacked = means(steps, parts, _STACKED_STRETCHES)
+    x, stacked = means(steps, parts, _STACKED_BUCKETS)
     per_point = f" Each point is the mean of about {len(steps) / len(x):,.0f} steps." if len(x) < len(steps) else ""
     over = f", mean of {len(timed)} ranks" if len(timed) > 1 else ""
     return Chart(
@@ -336,7 +341,7 @@ def _phases(run: RunHistory) -> Chart | None:
 
 
 def _filled(columns: Columns, name: str, steps: Numbers) -> Numbers:
-    """A phase that a step does not report took no time that could be told: it counts as `other`."""
+    """A phase that a step does not report counts as 0, and its time as `other`."""
     x, y = columns.get(name)
     filled = np.zeros(len(steps))
     if len(x):

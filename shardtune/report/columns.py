@@ -1,4 +1,4 @@
-"""Which numbers count, step by step? Columns that keep the later attempt where steps were trained twice."""
+"""Which numbers count, by step? Columns that keep the later attempt where steps were trained twice."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 Numbers = NDArray[np.float64]
-# What a step did not report. Not NaN: that is a value a loss can have, and one that has to be seen.
+# What a step did not report. Not NaN: that is a value a loss can have, and it must be visible.
 ABSENT = -sys.float_info.max
 
 
 class Columns:
-    """Numbers by step, in order of steps. A step that comes again puts aside everything from it on.
+    """Numbers by step, in order of steps. A repeated step discards everything from it on.
 
     Attributes:
-        set_aside: (steps, columns) of each part that a restart or a rollback has undone, as far as they are kept.
-        undone: How many steps were put aside in all.
+        undone_parts: (steps, columns) of each part that a restart or a rollback has undone, if they are kept.
+        undone: How many steps were undone in total.
     """
 
     def __init__(self, *, keep_undone: bool = False) -> None:
         self.steps = array("q")
         self.times = array("d")
-        self.set_aside: list[dict[str, tuple[Numbers, Numbers]]] = []
+        self.undone_parts: list[dict[str, tuple[Numbers, Numbers]]] = []
         self.undone = 0
         self._values: dict[str, array[float]] = {}
         self._keep_undone = keep_undone
@@ -44,7 +44,7 @@ class Columns:
 
     def add(self, step: int, time: float, values: Mapping[str, float]) -> None:
         if self.steps and step <= self.steps[-1]:
-            self.go_back(step - 1)
+            self.rewind(step - 1)
         for name in values.keys() - self._values.keys():
             self._values[name] = array("d", [ABSENT]) * len(self.steps)
         self.steps.append(step)
@@ -52,7 +52,7 @@ class Columns:
         for name, column in self._values.items():
             column.append(values.get(name, ABSENT))
 
-    def go_back(self, step: int) -> None:
+    def rewind(self, step: int) -> None:
         """Everything after `step` no longer counts."""
         at = bisect_right(self.steps, step)
         if at == len(self.steps):
@@ -60,7 +60,7 @@ class Columns:
         self.undone += len(self.steps) - at
         if self._keep_undone:
             kept = {name: self.get(name, begin=at) for name in self._values}
-            self.set_aside.append({name: (x.copy(), y.copy()) for name, (x, y) in kept.items()})
+            self.undone_parts.append({name: (x.copy(), y.copy()) for name, (x, y) in kept.items()})
         del self.steps[at:], self.times[at:]
         for column in self._values.values():
             del column[at:]
@@ -69,7 +69,7 @@ class Columns:
         """Steps and values of one column, where it has any."""
         if name not in self._values:
             return np.empty(0), np.empty(0)
-        # Copies: an array cannot grow while somebody looks into its memory.
+        # Copies: an array cannot grow while a buffer of it is exported.
         steps = np.array(self.steps[begin:], dtype=np.float64)
         values = np.array(self._values[name][begin:], dtype=np.float64)
         there = values != ABSENT

@@ -1,4 +1,4 @@
-"""How do runs differ? Their curves on the same axes, their results, and the settings that are not the same."""
+"""How do runs differ? Their curves on the same axes, their results, and the settings that differ."""
 
 from __future__ import annotations
 
@@ -10,34 +10,34 @@ from typing import Any
 
 import numpy as np
 
-from shardtune.report import tables, words
-from shardtune.report.charts import Chart, Series, told
+from shardtune.report import formatting, tables
+from shardtune.report.charts import Chart, Series, downsampling_note
 from shardtune.report.columns import Numbers
+from shardtune.report.downsampling import Curve, downsample
 from shardtune.report.history import RunHistory
 from shardtune.report.results import Results, results_of
 from shardtune.report.settings import Setting, differences, read_settings
-from shardtune.report.thinning import Curve, thin
 from shardtune.report.view import View, notes, written
 
 # The charts of a comparison, without their curves.
 _OVERLAID = (
     Chart("loss", "Learning", "Training loss", ".4~f", "", "Mean between two log lines.", axis="loss", can_smooth=True,
           can_log=True),
-    Chart("eval", "Learning", "Evaluation loss", ".4~f", "", "Compares on the same validation rows.", axis="loss",
-          can_log=True),
+    Chart("eval", "Learning", "Evaluation loss", ".4~f", "", "Compares only on the same validation rows.",
+          axis="loss", can_log=True),
     Chart("grad_norm", "Learning", "Gradient norm", ".4~g", "", "Before clipping.", axis="L2 norm", can_smooth=True,
           can_log=True),
     Chart("learning_rate", "Learning", "Learning rate", ".3~e", axis="learning rate", from_zero=True),
     Chart("throughput", "Speed", "Tokens per second, all ranks", ".3s", " tok/s", "Real tokens, wall time.",
           axis="tok/s, all ranks", can_smooth=True, from_zero=True),
-    Chart("mfu", "Speed", "Model FLOPs utilisation", ".1f", " %", "Mean of all ranks.", axis="MFU, %", can_smooth=True,
+    Chart("mfu", "Speed", "Model FLOPs utilization", ".1f", " %", "Mean of all ranks.", axis="MFU, %", can_smooth=True,
           from_zero=True),
     Chart("step_seconds", "Speed", "Step time", ".3~g", " s", "The slowest rank.", axis="seconds per step",
           can_smooth=True, from_zero=True),
     Chart("gpu_memory", "Memory", "GPU memory, peak", ".3~g", " GiB", "The rank with the most.", from_zero=True),
     Chart("host_memory", "Memory", "Host memory", ".3~g", " GiB", "The rank with the most.", from_zero=True),
 )  # fmt: skip
-_AXIS_POINTS = 500  # between which a step's place is interpolated
+_AXIS_POINTS = 500  # between which a step's position is interpolated
 _OF_RANKS: dict[str, tuple[str, float, Callable[..., Any]]] = {
     "mfu": ("mfu", 100.0, np.nanmean),
     "step_seconds": ("seconds.step", 1.0, np.nanmax),
@@ -64,7 +64,7 @@ def compare_view(runs: Sequence[RunHistory], now: float) -> View:
 
 
 def _axes(run: RunHistory) -> dict[str, list[float]]:
-    """Where each step lies in tokens, and in hours since the first event: steps of other batches do not compare."""
+    """Each step in tokens, and in hours since the first event: steps of different batch sizes do not compare."""
     steps, tokens = run.train.get("tokens")
     spread = np.linspace(0, len(steps) - 1, min(len(steps), _AXIS_POINTS)) if len(steps) else np.empty(0)
     began = run.first_time or 0.0
@@ -78,30 +78,30 @@ def _axes(run: RunHistory) -> dict[str, list[float]]:
 
 
 def _names(folders: list[Path]) -> list[str]:
-    """Their folders' names; with as much of the way there as tells them apart."""
+    """Their folders' names, with as much of the path as needed to distinguish them."""
     for parts in range(1, max(len(folder.parts) for folder in folders) + 1):
         names = ["/".join(folder.parts[-parts:]) for folder in folders]
         if len(set(names)) == len(set(folders)):
             break
-    return [words.plain(name, 200) for name in names]
+    return [formatting.plain(name, 200) for name in names]
 
 
 def _overlaid(runs: Sequence[RunHistory], names: list[str]) -> list[Chart]:
     found = []
-    stretches = max(250, min(1000, 4000 // max(1, len(runs))))
+    buckets = max(250, min(1000, 4000 // max(1, len(runs))))
     for chart in _OVERLAID:
         series: list[Series] = []
         curves: list[tuple[str, Curve]] = []
         for index, run in enumerate(runs):
             x, y = _column(run, chart.id)
             if len(x):
-                curve = thin(x, y, stretches)
+                curve = downsample(x, y, buckets)
                 look = "points" if chart.id == "eval" else "line"
                 series.append(Series(names[index], curve.x, curve.y, index, look=look))
                 curves.append((names[index], curve))
         broken = [(x, f"{name}: {word} at step {x:,}") for name, curve in curves for x, word in curve.broken]
         if series:
-            note = told([curve for _, curve in curves])
+            note = downsampling_note([curve for _, curve in curves])
             found.append(replace(chart, note=note, series=series, broken=broken))
     return found
 
@@ -120,7 +120,7 @@ def _column(run: RunHistory, id_: str) -> tuple[Numbers, Numbers]:
     rows = np.full((len(columns), len(steps)), np.nan)
     for row, (x, y) in zip(rows, columns, strict=True):
         row[np.searchsorted(steps, x)] = y
-    with warnings.catch_warnings():  # numpy warns of steps at which no rank has a number; they stay NaN, and visible
+    with warnings.catch_warnings():  # numpy warns about steps at which no rank has a number; they stay NaN, and visible
         warnings.simplefilter("ignore", RuntimeWarning)
         return steps, together(rows, axis=0) * scale
 
@@ -130,19 +130,19 @@ def _result_table(names: list[str], results: list[Results]) -> tables.Table:
     rows: list[list[tables.Cell]] = []
     for name, r in zip(names, results, strict=True):
         lowest = r.best_eval is not None and r.best_eval[1] == best and len(results) > 1
-        evaluated = f"{words.loss(r.best_eval[1])} (step {r.best_eval[0]:,})" if r.best_eval else ""
+        evaluated = f"{formatting.loss(r.best_eval[1])} (step {r.best_eval[0]:,})" if r.best_eval else ""
         rows.append(
             [
                 {"text": name, "tone": "run"},
                 {"text": r.status.state, "tone": f"state {r.status.state}"},
                 f"{r.step:,}" + (f" of {r.steps:,}" if r.steps else ""),
-                words.loss(r.last_loss) if r.last_loss is not None else "",
+                formatting.loss(r.last_loss) if r.last_loss is not None else "",
                 {"text": evaluated, "tone": "best" if lowest else ""},
-                words.short(r.tokens) if r.tokens is not None else "",
-                words.short(r.tokens_per_second) if r.tokens_per_second is not None else "",
-                words.percent(r.mfu) if r.mfu is not None else "",
-                words.memory(r.gpu_peak[1]) if r.gpu_peak else "",
-                words.clock(r.seconds) if r.seconds is not None else "",
+                formatting.short(r.tokens) if r.tokens is not None else "",
+                formatting.short(r.tokens_per_second) if r.tokens_per_second is not None else "",
+                formatting.percent(r.mfu) if r.mfu is not None else "",
+                formatting.memory(r.gpu_peak[1]) if r.gpu_peak else "",
+                formatting.clock(r.seconds) if r.seconds is not None else "",
             ]
         )
     heads = [
@@ -163,7 +163,7 @@ def _result_table(names: list[str], results: list[Results]) -> tables.Table:
 
 
 def _without_empty(found: tables.Table) -> tables.Table:
-    """Columns that no row has anything in only take room."""
+    """Without the columns that are empty in every row."""
     kept = [
         i for i in range(len(found["columns"]))
         if any((row[i]["text"] if isinstance(row[i], dict) else row[i]) for row in found["rows"])
@@ -176,19 +176,19 @@ def _without_empty(found: tables.Table) -> tables.Table:
 
 
 def _difference_table(names: list[str], settings: list[list[Setting]]) -> tables.Table | None:
-    """Between runs that have a config.yaml: a Trainer with the profiler has none, and differs in nothing."""
+    """Between runs that have a config.yaml; a plain Trainer with our profiler has none."""
     known = [(name, of_run) for name, of_run in zip(names, settings, strict=True) if of_run]
     if len(known) < min(2, len(names)):
         return None
     found = differences([of_run for _, of_run in known])
     rows: list[list[tables.Cell]] = [
         [
-            {"text": words.plain(path, 200), "tone": "mono"},
-            *({"text": words.plain(v, 300), "tone": "mono"} if v is not None else "–" for v in values),
+            {"text": formatting.plain(path, 200), "tone": "mono"},
+            *({"text": formatting.plain(v, 300), "tone": "mono"} if v is not None else "–" for v in values),
         ]
         for path, values in found
     ]
-    note = "All other settings are the same." if found else "Every setting is the same."
+    note = "All other settings are the same." if found else "All settings are the same."
     if without := [name for name, of_run in zip(names, settings, strict=True) if not of_run]:
         note += f" Without a config.yaml: {', '.join(without)}."
     return tables.table(["setting", *(name for name, _ in known)], rows, note=note)

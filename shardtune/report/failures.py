@@ -1,4 +1,4 @@
-"""Why did a run fail? What its launcher found, in `crash/`; the ranks themselves often saw only the consequence."""
+"""Why did a run fail? The findings of its launcher, in `crash/`; the ranks themselves often see only consequences."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from shardtune.report.read import listed, mapping, number, read_json, text, whole
 
-FOLDER, LATEST = "crash", "findings.json"  # as launch/local.py writes them; a test compares
+FOLDER, LATEST = "crash", "findings.json"  # as launch/launcher.py writes them; a test compares
 _MOST_FILES = 200
 _MOST_BYTES = 4 << 20
 _MARGIN = 5.0  # seconds after its findings that a file of an older version, which has no time, was written
@@ -19,14 +19,14 @@ _PARTS = re.compile(r"^  (why|fix): ", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Failure:
-    """One failure of a run: its cause in three parts, and which ranks were found to have failed with it.
+    """One failure of a run: its cause in three parts, and the ranks that failed.
 
     Args:
         time: When the cause happened.
-        written: When the launcher wrote it down, after all ranks had ended.
-        rank: Whose failure is the cause; None where that is a node, or not known.
-        ranks: All ranks with a finding of their own, consequences included.
-        restarted: The launcher started all ranks again.
+        written: When the launcher recorded it, after all ranks had ended.
+        rank: The rank that caused it; None where that is a node, or unknown.
+        ranks: All ranks that failed, consequences included.
+        restarted: The launcher restarted all ranks.
     """
 
     time: float
@@ -45,12 +45,12 @@ class Failure:
         return self.what if self.exit_code is None else f"{self.what.rstrip('.')}; exit code {self.exit_code}."
 
     def includes(self, time: float, ranks: set[int]) -> bool:
-        """Is what these ranks said at that time part of this failure?"""
+        """Do events of these ranks at that time belong to this failure?"""
         return self.time - 60 <= time <= self.written + 60 and ranks <= self.ranks
 
 
 def read_failures(folder: Path) -> tuple[Failure, ...]:
-    """Every failure a launcher has written down in a run's folder, the latest last."""
+    """Every failure that a launcher has recorded in a run's folder, the latest last."""
     try:
         paths = sorted((folder / FOLDER).glob("findings*.json"), reverse=True)[:_MOST_FILES]
     except OSError:
@@ -60,7 +60,7 @@ def read_failures(folder: Path) -> tuple[Failure, ...]:
 
 
 def current(failures: Sequence[Failure], since: float | None) -> Failure | None:
-    """The failure that ended the run, if nothing has happened in it `since`."""
+    """The failure that ended the run, if it was not started again `since`."""
     last = failures[-1] if failures else None
     return last if last is not None and (since is None or last.written >= since) else None
 
@@ -71,16 +71,16 @@ def _read(path: Path) -> Failure | None:
             return None
     except OSError:
         return None
-    said = read_json(path)
-    findings = [mapping(finding) for finding in listed(said.get("findings"))]
+    record = read_json(path)
+    findings = [mapping(finding) for finding in listed(record.get("findings"))]
     times = [at for finding in findings if (at := number(finding.get("time"))) is not None and math.isfinite(at)]
-    if not times or not text(said.get("message")):
+    if not times or not text(record.get("message")):
         return None
-    written = number(said.get("time"))
+    written = number(record.get("time"))
     if written is not None and not math.isfinite(written):
         return None
     cause = findings[0] if written is not None else {}  # older versions did not put the cause first
-    what, why, fix = _three_parts(text(said.get("message")))
+    what, why, fix = _three_parts(text(record.get("message")))
     step = re.search(r"\(step (\d{1,12})\)", text(cause.get("doing")))
     return Failure(
         time=times[0] if cause else min(times),
@@ -88,17 +88,17 @@ def _read(path: Path) -> Failure | None:
         what=what,
         why=why,
         fix=fix,
-        exit_code=whole(said.get("exit_code")),
+        exit_code=whole(record.get("exit_code")),
         rank=whole(cause.get("rank")),
         ranks=frozenset(rank for finding in findings if (rank := whole(finding.get("rank"))) is not None),
         step=int(step.group(1)) if step else None,
-        restarted=said.get("restart") is True,
+        restarted=record.get("restart") is True,
     )
 
 
-def _three_parts(told: str) -> tuple[str, str, str]:
-    """What, why and fix of a message as launch/failure.py renders it; of a traceback the line that says what it was."""
-    head, *rest = _PARTS.split(told)
+def _three_parts(message: str) -> tuple[str, str, str]:
+    """What, why and fix of a message as run/failure.py renders it; of a traceback the line with the exception."""
+    head, *rest = _PARTS.split(message)
     parts = dict(zip(rest[::2], (part.strip() for part in rest[1::2]), strict=True))
     first, *more = head.strip().splitlines() or [""]
     if more and not first.startswith("error: "):

@@ -13,10 +13,10 @@ from shardtune.observe.events import VERSION
 from shardtune.report.columns import Columns
 from shardtune.report.failures import Failure, current, read_failures
 from shardtune.report.read import Event, Tail, event_files, listed, mapping, number, read_json, text, whole
-from shardtune.report.status import ENDINGS, Life
+from shardtune.report.status import ENDINGS, Liveness
 
 _KNOWN_VERSION = VERSION
-_MOST_MARKS = 5000  # a run that warns at every step must not eat the reader's memory
+_MOST_MARKS = 5000  # a run that warns at every step must not use up the reader's memory
 _GROUPS = {
     "seconds": ("step", "data", "forward", "backward", "optimizer", "collective"),
     "tokens": ("supervised", "real", "padded"),
@@ -37,7 +37,7 @@ _STEP_COLUMNS = ("loss", "grad_norm", "learning_rate", "tokens", "tokens_per_sec
 
 @dataclass
 class Mark:
-    """Something that happened at a step: a checkpoint, a warning, a guard's word, a restart."""
+    """Something that happened at a step: a checkpoint, a warning, a guard, a restart."""
 
     kind: str
     step: int
@@ -49,7 +49,7 @@ class Mark:
 
 @dataclass
 class Facts:
-    """What is known once, or the last time it was said."""
+    """What is written once, or the last value of it."""
 
     starts: list[Event] = field(default_factory=list)
     resumes: list[Event] = field(default_factory=list)
@@ -65,10 +65,10 @@ class Facts:
 
 
 class RunHistory:
-    """One run, as far as it has been written. `update` reads on from where it stopped.
+    """One run, as far as it has been written. `update` continues reading where it stopped.
 
-    What every rank says alike (loss, plan, data) is taken from the lowest rank that has a file; numbers of a profile
-    are kept by rank.
+    What is the same on every rank (loss, plan, data) is taken from the lowest rank that has a file; profiles are kept
+    by rank.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -91,7 +91,7 @@ class RunHistory:
         self.newer_version = 0
         self.first_time: float | None = None
         self.last_time: float | None = None
-        self._at: dict[int, int] = {}  # the step each rank is at, for events that do not say
+        self._at: dict[int, int] = {}  # the current step of each rank, for events without one
 
     @property
     def ranks(self) -> list[int]:
@@ -105,7 +105,7 @@ class RunHistory:
         """Read what is new; True if there was anything.
 
         Args:
-            seconds: Stop after about this long and let the next call go on (a dashboard answers between two pieces).
+            seconds: Stop after about this long; the next call continues (a dashboard responds in between).
         """
         until = time.monotonic() + seconds if seconds is not None else None
         failures = read_failures(self.folder)
@@ -116,23 +116,23 @@ class RunHistory:
             more = False
             for rank, tail in self._tails.items():
                 news = tail.read()
-                if news.began_again:
+                if news.restarted_file:
                     self._tails = {known: Tail(other.path) for known, other in self._tails.items()}
                     self._clear()
                     more = changed = True
                     break
                 self.unreadable += news.unreadable
                 for event in news.events:
-                    self._take(rank, event)
+                    self._handle(rank, event)
                 more |= bool(news.events or news.unreadable)
             changed |= more
         self.is_behind = more
         return changed
 
     @property
-    def life(self) -> Life:
+    def liveness(self) -> Liveness:
         steps = [columns.times[-1] for columns in (self.train, *self.profile.values()) if len(columns)]
-        return Life(
+        return Liveness(
             recorded=number(read_json(self.folder / "run.json").get("started")),
             began=number(self.facts.starts[-1].get("time")) if self.facts.starts else None,
             last_step=max(steps, default=None),
@@ -142,14 +142,14 @@ class RunHistory:
 
     @property
     def failure(self) -> Failure | None:
-        """What its launcher found to have ended it since its last start."""
+        """What ended it since its last start, according to its launcher."""
         return current(self.failures, number(self.facts.starts[-1].get("time")) if self.facts.starts else None)
 
-    def told_marks(self) -> list[Mark]:
-        """The marks with one entry for each failure: the cause a launcher found, or a guard's word, stands for what the
-        ranks then said of it."""
+    def reported_marks(self) -> list[Mark]:
+        """The marks with one entry for each failure: the cause found by a launcher, or a guard, replaces what the ranks
+        reported as a consequence."""
         causes = [mark for mark in self.marks if _explains_an_end(mark)]
-        told = [
+        marks = [
             mark
             for mark in self.marks
             if not _is_consequence(mark)
@@ -162,10 +162,10 @@ class RunHistory:
             if any(failure.includes(cause.time, set()) for cause in causes):
                 continue
             step = self._at.get(failure.rank or 0, 0) if failure.step is None else failure.step
-            said = " ".join(part for part in (failure.sentence, failure.why, failure.fix) if part)
+            message = " ".join(part for part in (failure.sentence, failure.why, failure.fix) if part)
             ranks = failure.ranks if failure.rank is None else {failure.rank}
-            told.append(Mark("failure", step, failure.time, said, set(ranks)))
-        return told
+            marks.append(Mark("failure", step, failure.time, message, set(ranks)))
+        return marks
 
     def _find_files(self) -> bool:
         files = event_files(self.folder)
@@ -177,7 +177,7 @@ class RunHistory:
         self._tails = {rank: self._tails.get(rank) or Tail(path) for rank, path in files.items()}
         return True
 
-    def _take(self, rank: int, event: Event) -> None:
+    def _handle(self, rank: int, event: Event) -> None:
         at = number(event.get("time")) or 0.0
         if at > 0 and at == at and at < 1e11:
             self.first_time = at if self.first_time is None else min(self.first_time, at)
@@ -188,35 +188,35 @@ class RunHistory:
         step = whole(event.get("step"))
         if step is not None and event["event"] in ("step", "profile"):
             self._at[rank] = step
-        taker = _TAKERS.get(event["event"])
-        if taker is None:
+        handler = _HANDLERS.get(event["event"])
+        if handler is None:
             self.unknown[event["event"][:80]] += 1
         else:
-            taker(self, rank, event, at)
+            handler(self, rank, event, at)
 
     def _is_lowest(self, rank: int) -> bool:
         return rank == next(iter(self._tails))
 
-    def _mark(self, kind: str, rank: int, event: Event, at: float, said: str) -> None:
+    def _mark(self, kind: str, rank: int, event: Event, at: float, message: str) -> None:
         step = whole(event.get("step"))
         step = self._at.get(rank, 0) if step is None else step
-        known = self._same.get((kind, step, said))
-        if known is not None and abs(known.time - at) < 60:  # the same word of another rank
+        known = self._same.get((kind, step, message))
+        if known is not None and abs(known.time - at) < 60:  # the same from another rank
             known.ranks.add(rank)
             return
         if len(self.marks) >= _MOST_MARKS:
             self.marks_left_out += 1
             return
-        mark = Mark(kind, step, at, said, {rank}, event)
-        self._same[kind, step, said] = mark
+        mark = Mark(kind, step, at, message, {rank}, event)
+        self._same[kind, step, message] = mark
         self.marks.append(mark)
 
-    def _go_back(self, rank: int, step: int) -> None:
+    def _rewind(self, rank: int, step: int) -> None:
         if self._is_lowest(rank):
-            self.train.go_back(step)
-            self.evals.go_back(step)
+            self.train.rewind(step)
+            self.evals.rewind(step)
         if rank in self.profile:
-            self.profile[rank].go_back(step)
+            self.profile[rank].rewind(step)
         self._at[rank] = step
 
 
@@ -227,7 +227,7 @@ def _explains_an_end(mark: Mark) -> bool:
 
 
 def _is_consequence(mark: Mark) -> bool:
-    """Said by a rank that ends, whatever ended it."""
+    """Written by any rank that ends, whatever ended it."""
     return mark.kind == "failure" and mark.detail.get("event") in ("run_failed", "no_progress")
 
 
@@ -239,23 +239,23 @@ def _on_start(run: RunHistory, rank: int, event: Event, at: float) -> None:
         run.facts.ending = None
     run.facts.starts.append(event)
     if len(run.facts.starts) > 1:
-        run._mark("restart", rank, event, at, f"Started again (start {len(run.facts.starts)})")
+        run._mark("restart", rank, event, at, f"Restarted (start {len(run.facts.starts)})")
 
 
 def _on_resume(run: RunHistory, rank: int, event: Event, at: float) -> None:
     step = whole(event.get("step"))
     if step is None:
         return
-    run._go_back(rank, step)
+    run._rewind(rank, step)
     if run._is_lowest(rank):
         run.facts.resumes.append(event)
         changed = [part for part in listed(event.get("changes")) if isinstance(part, str)]
-        said = "; ".join([f"Resumed from the checkpoint of step {step:,}", *changed])
+        message = "; ".join([f"Resumed from the checkpoint of step {step:,}", *changed])
         last = run.marks[-1] if run.marks else None
         if last is not None and last.kind == "restart" and last.detail["event"] == "run_start":
-            last.step, last.text = step, f"{last.text}. {said}"  # one restart, now known where from
+            last.step, last.text = step, f"{last.text}. {message}"  # the same restart, with where it resumed
         else:
-            run._mark("restart", rank, event, at, said)
+            run._mark("restart", rank, event, at, message)
 
 
 def _on_step(run: RunHistory, rank: int, event: Event, at: float) -> None:
@@ -293,10 +293,10 @@ def _on_profile(run: RunHistory, rank: int, event: Event, at: float) -> None:
 
 def _on_guard(run: RunHistory, rank: int, event: Event, at: float) -> None:
     back = whole(event.get("to_step"))
-    said = text(event.get("text")) or text(event.get("guard")) or "A guard reported"
-    run._mark("guard", rank, event, at, said)
+    message = text(event.get("text")) or text(event.get("guard")) or "A guard was triggered"
+    run._mark("guard", rank, event, at, message)
     if back is not None and event.get("action") == "rollback":
-        run._go_back(rank, back)
+        run._rewind(rank, back)
 
 
 def _on_out_of_memory(run: RunHistory, rank: int, event: Event, at: float) -> None:
@@ -317,7 +317,7 @@ def _on_failed(run: RunHistory, rank: int, event: Event, at: float) -> None:
 
 def _on_ending(run: RunHistory, rank: int, event: Event, at: float) -> None:
     known = run.facts.ending
-    # What went wrong on any rank counts, and a word that explains is not replaced by one that only confirms it.
+    # A failure on any rank counts, and is not replaced by one that only confirms it.
     if event["event"] != "run_end" and (known is None or known["event"] == "run_end"):
         began = number(run.facts.starts[-1].get("time")) if run.facts.starts else None
         if began is None or at >= began:
@@ -333,17 +333,17 @@ def _on_checkpoint(run: RunHistory, rank: int, event: Event, at: float) -> None:
 
 
 def _on_checkpoint_failed(run: RunHistory, rank: int, event: Event, at: float) -> None:
-    run._mark("warning", rank, event, at, f"A checkpoint was not written: {text(event.get('error'))}")
+    run._mark("warning", rank, event, at, f"Could not write a checkpoint: {text(event.get('error'))}")
 
 
 def _on_proof(run: RunHistory, rank: int, event: Event, at: float) -> None:
     if run._is_lowest(rank) or event.get("ok") is False:
         run.facts.proof = event
     if event.get("ok") is False:
-        run._mark("failure", rank, event, at, f"The wrong weights train: {text(event.get('problem'))}")
+        run._mark("failure", rank, event, at, f"Training check failed: {text(event.get('problem'))}")
 
 
-def _on_words(run: RunHistory, rank: int, event: Event, at: float) -> None:
+def _on_message(run: RunHistory, rank: int, event: Event, at: float) -> None:
     run._mark(event["event"], rank, event, at, text(event.get("text")))
 
 
@@ -375,7 +375,7 @@ def _on_weights(run: RunHistory, rank: int, event: Event, at: float) -> None:
     run.facts.weights[rank] = event
 
 
-_TAKERS: dict[str, Callable[[RunHistory, int, dict[str, Any], float], None]] = {
+_HANDLERS: dict[str, Callable[[RunHistory, int, dict[str, Any], float], None]] = {
     "run_start": _on_start,
     "resume": _on_resume,
     "step": _on_step,
@@ -389,8 +389,8 @@ _TAKERS: dict[str, Callable[[RunHistory, int, dict[str, Any], float], None]] = {
     "checkpoint": _on_checkpoint,
     "checkpoint_failed": _on_checkpoint_failed,
     "proof": _on_proof,
-    "warning": _on_words,
-    "notice": _on_words,
+    "warning": _on_message,
+    "notice": _on_message,
     "sample": _on_sample,
     "score": _on_score,
     "data": _on_data,
@@ -398,4 +398,4 @@ _TAKERS: dict[str, Callable[[RunHistory, int, dict[str, Any], float], None]] = {
     "hardware": _on_hardware,
     "weights": _on_weights,
 }
-assert set(ENDINGS) <= set(_TAKERS)
+assert set(ENDINGS) <= set(_HANDLERS)

@@ -38,7 +38,7 @@ def chart_library() -> str:
         return (files("plotly") / "package_data" / "plotly.min.js").read_text(encoding="utf-8")
     except (ModuleNotFoundError, FileNotFoundError) as error:
         raise ShardtuneError(
-            "The charts need the package plotly, which is not installed.", fix="pip install 'plotly>=7.1'"
+            "The charts need the package plotly, which is not installed.", fix="Run: pip install 'plotly>=7.1'"
         ) from error
 
 
@@ -55,14 +55,14 @@ def page(view: dict[str, Any]) -> str:
         '<meta name="referrer" content="no-referrer">\n'
         f'<title>{title}</title>\n<link rel="icon" href="data:,">\n<style>{asset("style.css")}</style>\n'
         + "\n".join(f"<script>{script}</script>" for script in scripts)
-        + "\n</head>\n<body>\n<noscript>This report draws with scripts, which are switched off here.</noscript>\n"
+        + "\n</head>\n<body>\n<noscript>This report needs JavaScript, which is disabled.</noscript>\n"
         f'<script type="application/json" id="view">{embedded(view)}</script>\n'
         f"<script>{library}</script>\n</body>\n</html>\n"
     )
 
 
 def embedded(view: dict[str, Any]) -> str:
-    """JSON that cannot end the element it stands in: `<`, `>` and `&` are written as escapes of JSON."""
+    """JSON that cannot close its HTML element: `<`, `>` and `&` are escaped."""
     text = json.dumps(view, ensure_ascii=True, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
@@ -75,9 +75,9 @@ def write_page(view: dict[str, Any], path: Path) -> int:
         path.chmod(0o644)
     except OSError as error:
         raise UserInputError(
-            f"The report '{path}' could not be written.",
+            f"Could not write the report '{path}'.",
             why=error.strerror or str(error),
-            fix="Give -o a file in a folder that exists and may be written to.",
+            fix="Pass -o FILE in an existing, writable folder.",
         ) from error
     return path.stat().st_size
 
@@ -89,13 +89,13 @@ def shell(scripts: Sequence[str], version: str) -> str:
         '<!doctype html>\n<html lang="en" data-mode="dashboard">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n<title>shardtune</title>\n'
         f'<link rel="icon" href="data:,">\n<link rel="stylesheet" href="/static/style.css?v={version}">\n{tags}\n'
-        "</head>\n<body>\n<noscript>The dashboard needs scripts, which are switched off here.</noscript>\n"
+        "</head>\n<body>\n<noscript>The dashboard needs JavaScript, which is disabled.</noscript>\n"
         "</body>\n</html>\n"
     )
 
 
 def _closed(script: str) -> str:
-    """A script must not hold what would end its element; in a string or a pattern `<\\/` is the same."""
+    """A script must not contain its closing tag; in a string or a regex `<\\/` means the same."""
     return script.replace("</script", "<\\/script")
 
 

@@ -1,4 +1,4 @@
-"""What has been written since I last looked? The new events of one file, however it ends or vanishes meanwhile."""
+"""What has been appended since the last read? The new events of one file, which may be truncated or deleted."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from typing import Any
 from shardtune.durable import open_plain, read_plain
 
 NAMED = re.compile(r"events-rank(\d{1,7})\.jsonl")
-_PIECE = 8 << 20  # read at a time, so that a file of many gigabytes needs no such memory
-_LONGEST = 4 << 20  # a line beyond this is not one of ours, and is not waited for
+_PIECE = 8 << 20  # bytes read at a time: files may have many gigabytes
+_LONGEST = 4 << 20  # a longer line is not one of ours, and is skipped
 
 Event = dict[str, Any]
 
 
 @dataclass
-class News:
-    """What one look found.
+class NewEvents:
+    """The result of one read.
 
     Args:
         events: In the order they were written.
-        unreadable: Lines that a crash has cut, or that are no event.
-        began_again: The file is another one than last time, or was cut: what was read before no longer counts.
+        unreadable: Lines that were cut off by a crash, or are not events.
+        restarted_file: The file was replaced or truncated: what was read before no longer counts.
     """
 
     events: list[Event] = field(default_factory=list)
     unreadable: int = 0
-    began_again: bool = False
+    restarted_file: bool = False
 
 
 class Tail:
-    """Reads an append-only file from where it stopped. A last line without its end is left for the next look."""
+    """Reads an append-only file from where it stopped. An incomplete last line is left for the next read."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -45,28 +45,28 @@ class Tail:
         """Whether the file ends in the middle of a line, as far as it was read."""
         return bool(self._rest) or self._too_long
 
-    def read(self, most: int = _PIECE) -> News:
+    def read(self, most: int = _PIECE) -> NewEvents:
         """The next events, from up to `most` bytes; empty when there is nothing new, or no file."""
-        news = News()
+        news = NewEvents()
         try:
             with open_plain(self.path) as file:
                 seen = os.fstat(file.fileno())
                 if self._inode not in (-1, seen.st_ino) or seen.st_size < self._offset:
-                    news.began_again = True
+                    news.restarted_file = True
                     self._offset, self._rest, self._too_long = 0, b"", False
                 self._inode = seen.st_ino
                 file.seek(self._offset)
                 piece = file.read(most)
-        except OSError:  # deleted while we look, or on a disk that is away: nothing new
+        except OSError:  # deleted meanwhile, or the disk is unavailable: nothing new
             return news
         self._offset += len(piece)
         self._take(piece, news)
         return news
 
-    def _take(self, piece: bytes, news: News) -> None:
+    def _take(self, piece: bytes, news: NewEvents) -> None:
         *lines, self._rest = (self._rest + piece).split(b"\n")
         if self._too_long and lines:
-            lines, self._too_long = lines[1:], False  # the end of the line that was given up
+            lines, self._too_long = lines[1:], False  # the end of the skipped line
         if len(self._rest) > _LONGEST:
             news.unreadable += not self._too_long
             self._rest, self._too_long = b"", True
@@ -98,8 +98,8 @@ def event_files(folder: Path) -> dict[int, Path]:
 
 
 def number(value: object) -> float | None:
-    """A number as events hold it; `"nan"` and `"inf"` are how a loss that left the numbers is written."""
-    if type(value) is float:  # asked tens of millions of times for a long run, and nearly always this
+    """A number as events have it; NaN and infinity are written as `"nan"` and `"inf"`."""
+    if type(value) is float:  # called tens of millions of times for a long run, and nearly always this
         return value
     if isinstance(value, bool):
         return None
@@ -114,14 +114,14 @@ def number(value: object) -> float | None:
 
 
 def whole(value: object) -> int | None:
-    """A step: a whole number that fits a column."""
+    """A step: an integer that fits a column."""
     if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 62:
         return value
     return None
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The mapping in a small file of a run; empty where there is none, or what is there is no plain file."""
+    """The JSON object in a small file of a run; empty where there is none, or it is not a plain file."""
     try:
         return mapping(json.loads(read_plain(path)))
     except (OSError, ValueError, RecursionError):
@@ -139,5 +139,5 @@ def listed(value: object) -> list[Any]:
 
 
 def text(value: object) -> str:
-    """The value if it is a text, else an empty one."""
+    """The value if it is a string, else an empty one."""
     return value if isinstance(value, str) else ""

@@ -1,4 +1,4 @@
-"""What came out? The few numbers by which a run is judged, each with how it was counted."""
+"""What are the results? The few numbers by which a run is judged, each with how it was counted."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shardtune.report import words
+from shardtune.report import formatting
 from shardtune.report.columns import Numbers
 from shardtune.report.history import RunHistory
 from shardtune.report.read import mapping, number, whole
@@ -15,7 +15,7 @@ from shardtune.report.status import Status, status_of
 
 @dataclass(frozen=True)
 class Results:
-    """None: not known."""
+    """None: unknown."""
 
     status: Status
     step: int
@@ -44,7 +44,7 @@ def results_of(run: RunHistory, now: float) -> Results:
     plan = mapping(mapping(run.facts.plan).get("math"))
     step = max([run.train.last_step, run.evals.last_step, *(c.last_step for c in run.profile.values())])
     return Results(
-        status=status_of(run.folder, run.life, now, run.failure),
+        status=status_of(run.folder, run.liveness, now, run.failure),
         step=step,
         steps=whole(plan.get("steps")),
         first_loss=float(losses[0]) if len(losses) else None,
@@ -88,29 +88,29 @@ def _most(run: RunHistory, name: str) -> tuple[int, float] | None:
 
 
 def tiles(run: RunHistory, results: Results) -> list[dict[str, str]]:
-    """(name, value, note) of each tile on top of a run's page; what is not known has no tile."""
+    """(name, value, note) of each tile at the top of a run's page; what is not known has no tile."""
     found = [_steps_tile(run, results), _loss_tile(results), *_eval_tiles(results)]
     if results.tokens is not None:
         rate = results.tokens_per_second
         found.append(
             _tile(
                 "tokens",
-                words.short(results.tokens),
-                f"{words.short(rate)} tok/s of all ranks, median" if rate else "of all ranks",
+                formatting.short(results.tokens),
+                f"{formatting.short(rate)} tok/s over all ranks, median" if rate else "all ranks",
             )
         )
     if results.seconds is not None:
         starts = f"{results.starts} starts" if results.starts > 1 else "first to last event"
-        found.append(_tile("time", words.clock(results.seconds), starts))
+        found.append(_tile("time", formatting.clock(results.seconds), starts))
     if results.mfu is not None:
-        found.append(_tile("MFU", words.percent(results.mfu), "per rank, median of all steps"))
+        found.append(_tile("MFU", formatting.percent(results.mfu), "per rank, median of all steps"))
     elif results.tflops is not None:
-        value, unit = words.operations(results.tflops).split()
+        value, unit = formatting.operations(results.tflops).split()
         found.append(_tile(unit, value, "per rank, median of all steps"))
     for name, most in (("GPU memory", results.gpu_peak), ("host memory", results.host_peak)):
         if most is not None and not (name == "host memory" and results.gpu_peak is not None):
             found.append(
-                _tile(name, words.memory(most[1]), f"peak, rank {most[0]}" if len(run.profile) > 1 else "peak")
+                _tile(name, formatting.memory(most[1]), f"peak, rank {most[0]}" if len(run.profile) > 1 else "peak")
             )
     return [tile for tile in found if tile]
 
@@ -130,23 +130,23 @@ def _steps_tile(run: RunHistory, results: Results) -> dict[str, str]:
 def _loss_tile(results: Results) -> dict[str, str]:
     first, last = results.first_loss, results.last_loss
     if last is None or first is None:
-        return _tile("loss", "–", "no step was logged yet")
-    return _tile("loss", words.loss(last), f"started at {words.loss(first)}")
+        return _tile("loss", "–", "no step logged yet")
+    return _tile("loss", formatting.loss(last), f"started at {formatting.loss(first)}")
 
 
 def _eval_tiles(results: Results) -> list[dict[str, str]]:
     if results.last_eval is None:
         return []
     step, value = results.last_eval
-    found = [_tile("final evaluation loss", words.loss(value), f"step {step:,}")]
+    found = [_tile("final evaluation loss", formatting.loss(value), f"step {step:,}")]
     if results.best_eval is not None and results.evaluations > 1:
         step, value = results.best_eval
-        found.append(_tile("best evaluation loss", words.loss(value), f"step {step:,}, of {results.evaluations}"))
+        found.append(_tile("best evaluation loss", formatting.loss(value), f"step {step:,}, of {results.evaluations}"))
     return found
 
 
 def remaining(run: RunHistory, results: Results) -> float | None:
-    """Seconds to go for a run that is running: the last attempt's pace, times the steps that are left."""
+    """Seconds left of a run that is running: the pace since its last start, times the remaining steps."""
     if results.status.state != "running" or not results.steps or len(run.train) < 2 or not run.facts.starts:
         return None
     began = number(run.facts.starts[-1].get("time"))

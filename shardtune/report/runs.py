@@ -1,4 +1,4 @@
-"""Which runs are there, and how do they stand? Answered from the first and last lines of each, a thousand at a time."""
+"""Which runs are there, and what is their state? Read from the first and last lines of each, for thousands of runs."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from shardtune.durable import open_plain
 from shardtune.errors import UserInputError
 from shardtune.report.failures import FOLDER, LATEST, Failure, current, read_failures
 from shardtune.report.read import Event, event_files, mapping, number, parse, read_json, text, whole
-from shardtune.report.status import ENDINGS, Life, Status, status_of
+from shardtune.report.status import ENDINGS, Liveness, Status, status_of
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")  # as launch/run_folder.py makes them; a test compares
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")  # as run/folder.py makes them; a test compares
 _RECORD = "run.json"
-DEFAULT_DIR = Path("runs")  # train.output_dir unless a config says otherwise
-_MOST_RANKS = 64  # whose ends are read
-_HEAD, _TAIL = 256 << 10, 256 << 10  # bytes: the plan stands near the start, a step and an evaluation near the end
+DEFAULT_DIR = Path("runs")  # the default of train.output_dir
+_MOST_RANKS = 64  # whose files are read
+_HEAD, _TAIL = 256 << 10, 256 << 10  # bytes: the plan is near the start, a step and an evaluation near the end
 
 
 @dataclass(frozen=True)
-class Glance:
-    """What the ends of a run's first event file tell."""
+class RunSummary:
+    """What the head and tail of a run's first event file contain."""
 
     started: float | None = None
-    life: Life = Life()  # noqa: RUF009 - frozen
+    liveness: Liveness = Liveness()  # noqa: RUF009 - frozen
     steps: int | None = None
     step: int | None = None
     loss: float | None = None
@@ -42,27 +42,27 @@ class Glance:
 class RunRow:
     name: str
     status: Status
-    glance: Glance
+    summary: RunSummary
 
 
 @dataclass
 class _Known:
     signature: tuple[object, ...]
-    glance: Glance
+    summary: RunSummary
 
 
 @dataclass
 class RunList:
     """The runs in a folder, and in the folders there that group runs.
 
-    Remembers each by the size and time of its files, so that looking again costs a `stat`.
+    Caches each by the size and time of its files, so that an unchanged run costs a few `stat`s.
     """
 
     root: Path
     _known: dict[str, _Known] = field(default_factory=dict)
 
     def rows(self, now: float) -> list[RunRow]:
-        """The newest first; a run that vanishes while we look is left out."""
+        """The newest first; a run that is deleted meanwhile is left out."""
         found = {}
         for name in _candidates(self.root):
             files = event_files(self.root / name)
@@ -74,22 +74,22 @@ class RunList:
                 continue
             known = self._known.get(name)
             if known is None or known.signature != signature:
-                known = _Known(signature, glance(first, record, others))
+                known = _Known(signature, summary(first, record, others))
             found[name] = known
         self._known = found
         rows = [
             RunRow(
                 name,
-                status_of(self.root / name, known.glance.life, now, known.glance.failure),
-                known.glance,
+                status_of(self.root / name, known.summary.liveness, now, known.summary.failure),
+                known.summary,
             )
             for name, known in found.items()
         ]
-        return sorted(rows, key=lambda row: (row.glance.started or 0.0, row.name), reverse=True)
+        return sorted(rows, key=lambda row: (row.summary.started or 0.0, row.name), reverse=True)
 
 
 def _candidates(root: Path) -> Iterator[str]:
-    """Names of what may be a run: folders there, and `group/folder` in those that are none."""
+    """Names of possible runs: folders there, and `group/folder` in those that are not runs."""
     for name, is_folder in _entries(root):
         if is_run(root / name):
             yield name
@@ -98,7 +98,7 @@ def _candidates(root: Path) -> Iterator[str]:
 
 
 def _entries(folder: Path) -> list[tuple[str, bool]]:
-    """(name, whether it is a folder and no link to one) of what may be a run or hold runs."""
+    """(name, whether it is a folder and not a link) of what may be a run or contain runs."""
     try:
         with os.scandir(folder) as found:
             return [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in found if is_run_name(entry.name)]
@@ -107,7 +107,7 @@ def _entries(folder: Path) -> list[tuple[str, bool]]:
 
 
 def is_run_name(name: str) -> bool:
-    """One plain folder name: it leads nowhere but into the folder of runs."""
+    """One plain folder name, which cannot lead out of the folder of runs."""
     return _NAME.fullmatch(name) is not None
 
 
@@ -125,7 +125,7 @@ def is_run(folder: Path) -> bool:
 
 
 def runs_dirs() -> list[Path]:
-    """Where runs are looked up unless a folder is given: `runs`, then the other folders here that hold runs."""
+    """Where runs are looked up by default: `runs`, then the other folders here that contain runs."""
     others = sorted(name for name, is_folder in _entries(Path()) if is_folder and name != DEFAULT_DIR.name)
     return [DEFAULT_DIR, *(folder for folder in map(Path, others) if not is_run(folder) and _holds_runs(folder))]
 
@@ -138,7 +138,7 @@ def _holds_runs(folder: Path) -> bool:
 
 
 def find_run(given: str, runs_dir: Path | None) -> Path:
-    """The folder of a run from its path, its id, or the beginning of its id where no other run begins so.
+    """The folder of a run from its path, its id, or a unique prefix of its id.
 
     Args:
         runs_dir: Where ids are looked up; None: in `runs_dirs`.
@@ -161,15 +161,15 @@ def find_run(given: str, runs_dir: Path | None) -> Path:
         return found[begin_so[0]].resolve()
     if begin_so:
         raise UserInputError(
-            f"{len(begin_so)} runs begin with '{given}': {_some(begin_so)}.", fix="Give more of the id."
+            f"{len(begin_so)} runs start with '{given}': {_some(begin_so)}.", fix="Give more of the id."
         )
     if inside := run_names(Path(given).expanduser()):
         raise UserInputError(
-            f"'{given}' is a folder of runs, not a run. It holds {_some(inside)}.",
+            f"'{given}' is a folder of runs, not a run. It contains {_some(inside)}.",
             fix=f"Give one of them, such as {Path(given) / inside[0]}.",
         )
     near = difflib.get_close_matches(given, known, n=3, cutoff=0.6)
-    there = f" Did you mean {' or '.join(near)}?" if near else f" Runs there are: {_some(known)}." if known else ""
+    there = f" Did you mean {' or '.join(near)}?" if near else f" Known runs: {_some(known)}." if known else ""
     raise UserInputError(
         f"There is no run '{given}'.{there}",
         why="Looked for run.json or events-rank0.jsonl in " + " and ".join(map(str, places)) + ".",
@@ -178,7 +178,7 @@ def find_run(given: str, runs_dir: Path | None) -> Path:
 
 
 def run_names(runs_dir: Path) -> list[str]:
-    """Runs in a folder, the newest first where ids are dates."""
+    """Runs in a folder, newest first if their ids are dates."""
     return sorted((name for name in _candidates(runs_dir) if is_run(runs_dir / name)), key=_id, reverse=True)
 
 
@@ -190,24 +190,24 @@ def _some(names: Sequence[str], most: int = 5) -> str:
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
-def glance(events: Path | None, record: Path, others: Sequence[Path] = ()) -> Glance:
-    """Read the ends of a run's event file and what its record says of the model.
+def summary(events: Path | None, record: Path, others: Sequence[Path] = ()) -> RunSummary:
+    """Read the head and tail of a run's event file, and the model from its record.
 
     Args:
-        others: Files of other ranks, where a failure may stand that the first rank did not live to see.
+        others: Files of other ranks, which may contain a failure that the first rank did not record.
     """
     head, tail = _ends(events) if events is not None else ([], [])
     last, ending = _last_of_each(tail)
     start = next((event for event in head if event["event"] == "run_start"), {})
     plan = last.get("plan") or next((event for event in reversed(head) if event["event"] == "plan"), {})
     step, evaluated, profile = (last.get(kind, {}) for kind in ("step", "eval", "profile"))
-    said = read_json(record)
+    run_record = read_json(record)
     times = [time for event in tail[-1:] if (time := number(event.get("time"))) is not None]
     steps = [found for event in (step, profile, evaluated) if (found := whole(event.get("step"))) is not None]
-    return Glance(
-        started=number(start.get("time")) or number(said.get("started")),
-        life=Life(
-            recorded=number(said.get("started")),
+    return RunSummary(
+        started=number(start.get("time")) or number(run_record.get("started")),
+        liveness=Liveness(
+            recorded=number(run_record.get("started")),
             began=number(last.get("run_start", start).get("time")),
             last_step=max((time for event in (step, profile) if (time := number(event.get("time")))), default=None),
             last_time=times[0] if times else None,
@@ -219,7 +219,7 @@ def glance(events: Path | None, record: Path, others: Sequence[Path] = ()) -> Gl
         eval_loss=number(evaluated.get("loss")),
         tokens_per_second=number(step.get("tokens_per_second")),
         processes=whole(start.get("world_size")),
-        model=text(mapping(mapping(said.get("settings")).get("model")).get("model_name_or_path"))
+        model=text(mapping(mapping(run_record.get("settings")).get("model")).get("model_name_or_path"))
         or text(start.get("model")),
         failure=current(read_failures(record.parent), times[0] if times else None),
     )
@@ -256,7 +256,7 @@ def _ends(path: Path, head_bytes: int = _HEAD, tail_bytes: int = _TAIL) -> tuple
     except OSError:
         return [], []
     first = [event for line in head.split(b"\n") if (event := parse(line)) is not None]
-    # All of a small file; of a larger one from the first whole line on. A last line without its end is not one yet.
+    # All of a small file; of a larger one from the first whole line on. An incomplete last line is ignored.
     lines = tail.split(b"\n")[0 if size <= tail_bytes else 1 :]
     return first, [event for line in lines[:-1] if (event := parse(line)) is not None]
 

@@ -1,4 +1,4 @@
-"""What does the dashboard answer? A page, its scripts, and three questions about the runs; nothing is ever changed."""
+"""What does the dashboard serve? A page, its scripts, and a read-only API with three requests."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from starlette.routing import Route
 from shardtune import __version__
 from shardtune.errors import UserInputError
 from shardtune.report.access import AccessMiddleware, is_loopback
+from shardtune.report.api import RunsApi
 from shardtune.report.page import SCRIPTS, asset, chart_library, shell
 from shardtune.report.runs import is_run_path
-from shardtune.report.watch import Watch
 
 _LIBRARY = "plotly.js"
 _SCRIPTS = (_LIBRARY, *SCRIPTS, "live.js")
@@ -31,7 +31,7 @@ _SCRIPTS = (_LIBRARY, *SCRIPTS, "live.js")
 
 def application(root: Path, names: Sequence[str], token: str | None) -> Starlette:
     """The dashboard of the runs in `root`."""
-    watch = Watch(root)
+    api = RunsApi(root)
     texts = {name: asset(name) for name in (*SCRIPTS, "live.js", "style.css")} | {_LIBRARY: chart_library()}
     version = hashlib.sha256((__version__ + "".join(texts.values())).encode()).hexdigest()[:12]
     empty = shell(_SCRIPTS, version)
@@ -49,13 +49,13 @@ def application(root: Path, names: Sequence[str], token: str | None) -> Starlett
         return Response(texts[name], media_type=kind, headers={"Cache-Control": "private, max-age=86400"})
 
     def runs(request: Request) -> Response:
-        return _answer(watch.runs(request.query_params.get("cursor")))
+        return _answer(api.runs(request.query_params.get("cursor")))
 
     def run(request: Request) -> Response:
-        return _answer(watch.run(request.path_params["name"], request.query_params.get("cursor")))
+        return _answer(api.run(request.path_params["name"], request.query_params.get("cursor")))
 
     def compare(request: Request) -> Response:
-        return _answer(watch.compare(request.query_params.getlist("run"), request.query_params.get("cursor")))
+        return _answer(api.compare(request.query_params.getlist("run"), request.query_params.get("cursor")))
 
     routes = [
         Route("/", page),
@@ -66,7 +66,7 @@ def application(root: Path, names: Sequence[str], token: str | None) -> Starlett
         Route("/api/runs/{name:path}", run),
         Route("/api/compare", compare),
     ]
-    # The access check is the outermost: nothing is looked up for whoever may not look.
+    # The access check is the outermost: nothing is read for requests without access.
     inside = [
         Middleware(AccessMiddleware, names=names, token=token),
         Middleware(GZipMiddleware, minimum_size=2000, compresslevel=4),
@@ -77,13 +77,13 @@ def application(root: Path, names: Sequence[str], token: str | None) -> Starlett
 def _answer(found: dict[str, Any] | None) -> Response:
     headers = {"Cache-Control": "no-store"}
     if found is None:
-        found = {"gone": True}  # not a 404: a page that asks on for a deleted run would fill the browser's log
+        found = {"gone": True}  # not a 404: a page that polls a deleted run would fill the browser's log
     return JSONResponse(found, headers=headers)
 
 
 @dataclass(frozen=True)
 class Address:
-    """Where a dashboard listens, and what a person opens."""
+    """Where a dashboard listens, and the URL to open."""
 
     listening: socket.socket
     url: str
@@ -92,41 +92,41 @@ class Address:
 
 
 def listen(host: str, port: int, token: str | None) -> Address:
-    """Take the port, and decide who may look: from beyond this machine only whoever knows a token.
+    """Bind the port, and decide on access: from other machines only with a token.
 
     Args:
-        token: None: one is made if it is needed.
+        token: None: one is generated if needed.
 
     Raises:
-        UserInputError: the address cannot be taken.
+        UserInputError: the address cannot be bound.
     """
     local = is_loopback(host)
     if token == "" or (token is not None and len(token) < 8):
         raise UserInputError(
-            "--token is too short to protect anything.",
-            fix="Give at least eight characters, or leave it out to get one.",
+            "--token is too short.",
+            fix="Use at least 8 characters, or omit it to have one generated.",
         )
     if token is None and not local:
         token = secrets.token_urlsafe(24)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        taken = socket.create_server((host, port), family=family)
+        listening = socket.create_server((host, port), family=family)
     except (OSError, OverflowError) as error:
         raise UserInputError(
             f"The dashboard cannot listen on {host}, port {port}.",
             why=getattr(error, "strerror", None) or str(error),
-            fix="Choose another --port (0 takes a free one), or an address of this machine for --host.",
+            fix="Choose another --port (0 picks a free one), or an address of this machine for --host.",
         ) from error
-    number = taken.getsockname()[1]
+    number = listening.getsockname()[1]
     shown = f"[{host}]" if ":" in host else host
     if host in ("0.0.0.0", "::"):
         shown = socket.gethostname()
     names = ("127.0.0.1", "localhost", "::1", host) if local else ()
-    return Address(taken, f"http://{shown}:{number}/" + (f"?token={token}" if token else ""), token, names)
+    return Address(listening, f"http://{shown}:{number}/" + (f"?token={token}" if token else ""), token, names)
 
 
 def serve(root: Path, address: Address, ready: Callable[[], None]) -> None:
-    """Answer until interrupted."""
+    """Serve until interrupted."""
     # No access log: the first address has the token in it.
     config = uvicorn.Config(
         application(root, address.names, address.token), access_log=False, log_level="warning", lifespan="off",
@@ -135,7 +135,7 @@ def serve(root: Path, address: Address, ready: Callable[[], None]) -> None:
     ready()
     try:
         uvicorn.Server(config).run(sockets=[address.listening])
-    except KeyboardInterrupt:  # uvicorn ends in good order, then passes on the signal it was sent
+    except KeyboardInterrupt:  # uvicorn shuts down cleanly, then re-raises the signal
         pass
     finally:
         address.listening.close()

@@ -1,4 +1,4 @@
-"""What was the run told to do, and by whom? config.yaml as it was written: each value, and where it came from."""
+"""Which settings did a run have? config.yaml as it was written: each value, and where it came from."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ class Setting:
 
 
 def read_settings(run: Path) -> list[Setting]:
-    """The settings of a run in their order; empty if its config.yaml is not there."""
+    """The settings of a run in order; empty without a config.yaml."""
     try:
         lines = read_plain(run / "config.yaml").decode("utf-8", errors="replace").splitlines()
     except OSError:
         return []
     found, section, key = [], "", ""
     for line in lines:
-        # The comment has no two spaces in it and a `#` in a value never comes after it: the last one separates.
+        # The comment never contains two spaces, so the last `  # ` separates it from the value.
         body, mark, origin = line.rpartition("  # ")
         text = body.rstrip() if mark else line.rstrip()
         name, colon, value = text.strip().partition(": ")

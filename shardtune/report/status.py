@@ -1,4 +1,4 @@
-"""What is the state of a run? From its last events, whoever holds its lease, and how long it has been quiet."""
+"""What is the state of a run? From its last events, its lease, and the time since its last event."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any, Literal
 
 from shardtune.lease import looks_alive
 from shardtune.report.failures import Failure
+from shardtune.report.formatting import age
 from shardtune.report.read import text
-from shardtune.report.words import age
 
-LEASE = ".run.lease"  # as launch/which_run.py names it; a test compares
+LEASE = ".run.lease"  # as run/folder.py names it; a test compares
 ENDINGS = ("run_end", "run_failed", "out_of_memory", "no_progress")
-# Without a lease to ask, a run that wrote nothing for this long counts as gone: longer than loading large weights or
-# an evaluation takes, and shorter than anybody would wait.
+# Without a lease to check, a run that wrote nothing for this long is stale: longer than loading large weights or an
+# evaluation takes.
 STALE_SECONDS = 900.0
 
 State = Literal["starting", "running", "done", "stopped", "failed", "stale"]
@@ -29,11 +29,11 @@ class Status:
 
 
 @dataclass(frozen=True)
-class Life:
-    """What the files of a run tell of its course; times in Unix seconds, None where nothing was written yet.
+class Liveness:
+    """What the files of a run say about its progress; Unix seconds, None where nothing was written yet.
 
     Args:
-        recorded: When its folder was made, or it was started again, as its record says.
+        recorded: When it was created or restarted, according to its record.
         began: Its last `run_start`.
         last_step: Its last step.
         last_time: Its last event.
@@ -52,44 +52,44 @@ class Life:
         return self.last_step is not None and (self.began is None or self.last_step >= self.began)
 
 
-def status_of(folder: Path, life: Life, now: float, failure: Failure | None = None) -> Status:
+def status_of(folder: Path, liveness: Liveness, now: float, failure: Failure | None = None) -> Status:
     """The state of a run.
 
     Args:
-        failure: What its launcher found to have ended it, if it has; it knows more than the ranks that wrote events.
+        failure: What ended it according to its launcher, which knows more than the ranks that wrote events.
     """
     lease = folder / LEASE
     if failure is not None:
         if failure.restarted and looks_alive(lease):
-            return Status("starting", f"starting again after: {failure.sentence}")
-        if _taken_since(lease, failure.written):
-            return Status("starting", "started again; it has not gone on yet")
+            return Status("starting", f"restarting after: {failure.sentence}")
+        if _leased_since(lease, failure.written):
+            return Status("starting", "restarted; not resumed yet")
         return Status("failed", failure.sentence, tuple(part for part in (failure.why, failure.fix) if part))
-    if life.ending is not None:
-        if life.last_time is not None and _taken_since(lease, life.last_time):
-            return Status("starting", "started again; it has not gone on yet")
-        return _ended(life.ending)
-    under_way: State = "running" if life.is_training else "starting"
-    last = max((time for time in (life.recorded, life.last_time) if time is not None), default=None)
+    if liveness.ending is not None:
+        if liveness.last_time is not None and _leased_since(lease, liveness.last_time):
+            return Status("starting", "restarted; not resumed yet")
+        return _ended(liveness.ending)
+    under_way: State = "running" if liveness.is_training else "starting"
+    last = max((time for time in (liveness.recorded, liveness.last_time) if time is not None), default=None)
     quiet = now - last if last is not None else None
-    if life.recorded is not None and life.last_time is None and not lease.exists():
-        # Whoever makes a run's record holds its lease, and lets go of it only in good order.
-        return Status("stopped", "it ended before it wrote an event")
+    if liveness.recorded is not None and liveness.last_time is None and not lease.exists():
+        # The process that creates a run's record holds its lease, and releases it only on a clean exit.
+        return Status("stopped", "it ended before its first event")
     alive = looks_alive(lease) if lease.exists() else None
     if alive:
         long_quiet = quiet is not None and quiet > STALE_SECONDS
         return Status(under_way, f"alive, but no event for {age(quiet)}" if quiet and long_quiet else "")
     if alive is False:
-        return Status("failed", "its process ended without writing why")
+        return Status("failed", "its process died without an error message")
     if quiet is None:
-        return Status("stale", "no events, and no process holds the run")
+        return Status("stale", "no events, and no process has its lease")
     if quiet <= STALE_SECONDS:
         return Status(under_way)
-    return Status("stale", f"no event for {age(quiet)}, and none that it ended")
+    return Status("stale", f"no event for {age(quiet)}, and no end event")
 
 
-def _taken_since(lease: Path, ended: float) -> bool:
-    """Whether a process that lives took the run after that: it writes its events once the run accepts its config."""
+def _leased_since(lease: Path, ended: float) -> bool:
+    """Whether a live process has leased the run since then: it writes events once its config is accepted."""
     try:
         return lease.stat().st_mtime > ended and looks_alive(lease) is True
     except OSError:
@@ -107,5 +107,5 @@ def _ended(ending: Mapping[str, Any]) -> Status:
     if kind == "no_progress":
         return Status("failed", text(ending.get("text")) or "a rank made no progress")
     code = ending.get("exit_code")
-    said = text(ending.get("text"))
-    return Status("failed", f"{said} (exit code {code})" if isinstance(code, int) else said)
+    message = text(ending.get("text"))
+    return Status("failed", f"{message} (exit code {code})" if isinstance(code, int) else message)

@@ -1,4 +1,4 @@
-"""What else is there to know of a run? Checkpoints, ranks, troubles, data, adapters, the machine: plain tables."""
+"""Which tables does a run's page have? Checkpoints, ranks, problems, data, adapters, the machine."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from shardtune.checkpoint.store import CheckpointStore
-from shardtune.report import words
+from shardtune.report import formatting
 from shardtune.report.columns import Columns
 from shardtune.report.history import Mark, RunHistory
 from shardtune.report.read import Event, listed, mapping, number, read_json, text, whole
@@ -19,7 +19,7 @@ Table = dict[str, Any]
 _MOST_ROWS = 200
 _MOST_SAMPLES = 30
 _OF_EVENT = ("v", "time", "rank", "event")
-_SIZES = ("total", "free", "available", "memory", "ram", "size")  # names under which sizes in bytes stand
+_SIZES = ("total", "free", "available", "memory", "ram", "size")  # names of sizes in bytes
 _PHASES = ("data", "forward", "backward", "optimizer", "collective")
 
 
@@ -27,7 +27,7 @@ def table(columns: list[str], rows: list[list[Cell]], *, numbers: str = "", note
     """A table for the page.
 
     Args:
-        numbers: One character per column: `n` is aligned as numbers are.
+        numbers: One character per column: `n` is aligned as a number.
     """
     kinds = numbers[: len(columns)].ljust(len(columns))
     heads = [{"name": name, "number": kind == "n"} for name, kind in zip(columns, kinds, strict=True)]
@@ -35,7 +35,7 @@ def table(columns: list[str], rows: list[list[Cell]], *, numbers: str = "", note
 
 
 def checkpoints(run: RunHistory) -> Table | None:
-    """What is on the disk now, and which is the best and why; `shardtune checkpoints --verify` tells if it is sound."""
+    """What is on disk now, and which is the best and why; `shardtune checkpoints --verify` checks the contents."""
     store = CheckpointStore(run.folder / "checkpoints", keep=None)
     try:
         steps, best = store.steps(), store.best()
@@ -50,32 +50,34 @@ def checkpoints(run: RunHistory) -> Table | None:
         rows.append(
             [
                 f"{step:,}",
-                words.loss(loss) if loss is not None else "",
-                words.memory(manifest.size) if manifest else {"text": "manifest damaged", "tone": "bad"},
-                words.when(written) if written else "",
+                formatting.loss(loss) if loss is not None else "",
+                formatting.memory(manifest.size) if manifest else {"text": "manifest damaged", "tone": "bad"},
+                formatting.when(written) if written else "",
                 {"text": ", ".join(marks), "tone": "best" if "best" in marks else "soft"},
             ]
         )
     if not rows:
         return None
     why = (
-        f"Best: step {best[0]:,} has the lowest evaluation loss ({words.loss(best[1])}) of those kept." if best else ""
+        f"Best: step {best[0]:,} has the lowest evaluation loss of those kept ({formatting.loss(best[1])})."
+        if best
+        else ""
     )
     return table(["step", "eval loss", "size", "written", ""], rows[-_MOST_ROWS:], numbers="nnn", note=why)
 
 
 def ranks(run: RunHistory) -> Table | None:
-    """Means of every rank over the steps that count; the slowest is marked where it stands out."""
+    """Means of every rank over all steps; a rank that is slower than the others is highlighted."""
     timed = {rank: columns for rank, columns in sorted(run.profile.items()) if len(columns)}
     if not timed:
         return None
     names = [phase for phase in _PHASES if any(f"seconds.{phase}" in c.names for c in timed.values())]
     optional = {
-        "tok/s per rank": ("tokens_per_second", words.short),
-        "MFU": ("mfu", words.percent),
-        "HFU": ("hfu", words.percent),
-        "GPU peak": ("memory.peak", words.memory),
-        "host": ("host.rss", words.memory),
+        "tok/s per rank": ("tokens_per_second", formatting.short),
+        "MFU": ("mfu", formatting.percent),
+        "HFU": ("hfu", formatting.percent),
+        "GPU peak": ("memory.peak", formatting.memory),
+        "host": ("host.rss", formatting.memory),
     }
     shown = {name: spec for name, spec in optional.items() if any(spec[0] in c.names for c in timed.values())}
     pace = {rank: _mean(columns, "seconds.step") for rank, columns in timed.items()}
@@ -85,14 +87,14 @@ def ranks(run: RunHistory) -> Table | None:
         step = pace[rank]
         slow = step is not None and len(known) > 1 and step > 1.05 * float(np.median(known))
         row: list[Cell] = [f"{rank}", _slow(step, slow), *(_spelt(_mean(columns, f"seconds.{n}")) for n in names)]
-        for column, say in shown.values():
+        for column, show in shown.values():
             found = _most(columns, column) if column in ("memory.peak", "host.rss") else _mean(columns, column)
-            row.append(say(found) if found is not None else "")
+            row.append(show(found) if found is not None else "")
         rows.append([*row, _reasons(run.throttled.get(rank), len(columns))])
     heads = ["rank", "step time", *names, *shown, "throttled"]
     left = len(timed) - len(rows)
-    note = "Means over all steps without the first; memory is the most of any step." + (
-        f" {left} more ranks." if left else ""
+    note = "Means over all steps except the first; memory is the maximum." + (
+        f" {left} more ranks are not shown." if left else ""
     )
     if not run.throttled:
         heads, rows = heads[:-1], [row[:-1] for row in rows]
@@ -104,7 +106,7 @@ def _slow(step: float | None, slow: bool) -> Cell:
 
 
 def _spelt(value: float | None) -> str:
-    return words.seconds(value) if value is not None else ""
+    return formatting.seconds(value) if value is not None else ""
 
 
 def _mean(columns: Columns, name: str) -> float | None:
@@ -122,36 +124,36 @@ def _most(columns: Columns, name: str) -> float | None:
 def _reasons(found: Counter[str] | None, steps: int) -> Cell:
     if not found:
         return ""
-    said = ", ".join(f"{reason} in {count:,}" for reason, count in found.most_common(3))
-    return {"text": f"{said} of {steps:,} steps", "tone": "warn"}
+    reasons = ", ".join(f"{reason} in {count:,}" for reason, count in found.most_common(3))
+    return {"text": f"{reasons} of {steps:,} steps", "tone": "warn"}
 
 
-def troubles(run: RunHistory) -> Table | None:
+def problems(run: RunHistory) -> Table | None:
     """Guards, warnings and failures, the latest last."""
-    told = [mark for mark in run.told_marks() if mark.kind in ("guard", "warning", "failure")]
-    found = sorted(told, key=lambda mark: mark.time)
+    marks = [mark for mark in run.reported_marks() if mark.kind in ("guard", "warning", "failure")]
+    found = sorted(marks, key=lambda mark: mark.time)
     if not found:
         return None
-    rows = [_trouble(mark) for mark in found[-_MOST_ROWS:]]
+    rows = [_problem(mark) for mark in found[-_MOST_ROWS:]]
     left = len(found) - len(rows) + run.marks_left_out
-    note = f"{left:,} earlier or further ones are in the event files." if left else ""
+    note = f"{left:,} more are in the event files." if left else ""
     return table(["step", "what", "", "ranks", "time"], rows, numbers="n", note=note)
 
 
-def _trouble(mark: Mark) -> list[Cell]:
+def _problem(mark: Mark) -> list[Cell]:
     tone = {"failure": "bad", "guard": "warn"}.get(mark.kind, "warn")
     action = text(mark.detail.get("action"))
     name = text(mark.detail.get("guard")) or text(mark.detail.get("about")) or mark.kind
     rows = [str(row) for row in listed(mark.detail.get("rows")) if isinstance(row, str | int)]
-    said = mark.text + (f" Rows: {', '.join(rows[:12])}{' …' if len(rows) > 12 else ''}." if rows else "")
+    message = mark.text + (f" Rows: {', '.join(rows[:12])}{' …' if len(rows) > 12 else ''}." if rows else "")
     ranks = {rank for rank in listed(mark.detail.get("ranks")) if isinstance(rank, int)} or mark.ranks
     what = f"{name}: {action}" if action and action != "warn" else name
     return [
         f"{mark.step:,}",
-        {"text": words.plain(what, 80), "tone": tone},
-        words.plain(said, 2000),
+        {"text": formatting.plain(what, 80), "tone": tone},
+        formatting.plain(message, 2000),
         spans(ranks),
-        words.when(mark.time),
+        formatting.when(mark.time),
     ]
 
 
@@ -167,22 +169,25 @@ def spans(numbers: set[int]) -> str:
 
 
 def out_of_memory(run: RunHistory) -> list[Table]:
-    """For each rank that ran out: what held the memory, and what would free enough."""
+    """For each rank that ran out: what used the memory, and what would free enough."""
     found = []
     for event in run.facts.out_of_memory[:4]:
         held = {str(name): size for name, value in mapping(event.get("held")).items() if (size := number(value))}
         rows: list[list[Cell]] = [
-            [words.plain(name, 60), words.memory(size)]
+            [formatting.plain(name, 60), formatting.memory(size)]
             for name, size in sorted(held.items(), key=lambda item: -item[1])
         ]
         facts = [
-            f"{label} {words.memory(value)}"
-            for label, key in (("wanted", "wanted"), ("free", "free"), ("capacity", "capacity"))
+            f"{label} {formatting.memory(value)}"
+            for label, key in (("requested", "wanted"), ("free", "free"), ("capacity", "capacity"))
             if (value := number(event.get(key))) is not None
         ]
         title = f"Out of memory: rank {event.get('rank')}, {text(event.get('phase'))}, step {event.get('step', '?')}"
         found.append(
-            {"title": words.plain(title, 120), **table(["held by", "size"], rows, numbers=" n", note=", ".join(facts))}
+            {
+                "title": formatting.plain(title, 120),
+                **table(["used by", "size"], rows, numbers=" n", note=", ".join(facts)),
+            }
         )
         advice = _advice(event)
         if advice is not None:
@@ -195,12 +200,16 @@ def _advice(event: Event) -> Table | None:
     for part in listed(event.get("advice")):
         item = mapping(part)
         frees = number(item.get("frees"))
-        setting = f"{text(item.get('setting'))}={words.plain(item.get('value', ''), 60)}"
-        freed = words.memory(frees) if frees is not None else ""
+        setting = f"{text(item.get('setting'))}={formatting.plain(item.get('value', ''), 60)}"
+        freed = formatting.memory(frees) if frees is not None else ""
         rows.append(
-            [{"text": words.plain(setting, 160), "tone": "mono"}, freed, words.plain(text(item.get("text")), 600)]
+            [
+                {"text": formatting.plain(setting, 160), "tone": "mono"},
+                freed,
+                formatting.plain(text(item.get("text")), 600),
+            ]
         )
-    return {"title": "What would free memory", **table(["change", "frees", ""], rows, numbers=" n")} if rows else None
+    return {"title": "How to free memory", **table(["change", "frees", ""], rows, numbers=" n")} if rows else None
 
 
 def data(run: RunHistory) -> Table | None:
@@ -210,9 +219,9 @@ def data(run: RunHistory) -> Table | None:
     parts = {name: mapping(event.get(name)) for name in ("train", "validation") if event.get(name)}
     labels = {
         "read": "rows read", "rows": "rows trained on", "tokens": "tokens", "supervised": "supervised tokens",
-        "cut": "cut to max_length", "split": "split into several", "dropped_long": "too long, dropped",
+        "cut": "truncated to max_length", "split": "split into several", "dropped_long": "too long, dropped",
         "dropped_short": "empty, dropped", "dropped_unsupervised": "no supervised token, dropped",
-        "skipped_errors": "unreadable, skipped", "duplicates": "duplicates", "without_eos": "without an end token",
+        "skipped_errors": "unreadable, skipped", "duplicates": "duplicates", "without_eos": "without an EOS token",
     }  # fmt: skip
     rows: list[list[Cell]] = []
     for key, label in labels.items():
@@ -220,8 +229,8 @@ def data(run: RunHistory) -> Table | None:
         if any(values):
             rows.append([label, *(f"{value:,}" if value is not None else "" for value in values)])
     form = mapping(event.get("format"))
-    said = f"Format {text(form.get('name'))}: {text(form.get('why'))}" if form.get("name") else ""
-    return table(["", *parts], rows, numbers=" nn", note=words.plain(said, 600))
+    note = f"Format {text(form.get('name'))}: {text(form.get('why'))}" if form.get("name") else ""
+    return table(["", *parts], rows, numbers=" nn", note=formatting.plain(note, 600))
 
 
 def adapters(run: RunHistory) -> Table | None:
@@ -232,11 +241,11 @@ def adapters(run: RunHistory) -> Table | None:
     for part in listed(found.get("rows")):
         row = mapping(part)
         places = [(whole(row.get(key)) or 0, word) for key, word in (("modules", "module"), ("tensors", "tensor"))]
-        said = ", ".join(words.count(number_of, word) for number_of, word in places if number_of)
+        adapted = ", ".join(formatting.count(number_of, word) for number_of, word in places if number_of)
         rows.append(
             [
-                {"text": words.plain(row.get("pattern", ""), 300), "tone": "mono"},
-                said,
+                {"text": formatting.plain(row.get("pattern", ""), 300), "tone": "mono"},
+                adapted,
                 f"{whole(row.get('parameters')) or 0:,}",
                 _share(row.get("covers"), base),
                 *([_share(row.get("covers_active"), active)] if routed else []),
@@ -246,12 +255,12 @@ def adapters(run: RunHistory) -> Table | None:
         return None
     trainable, total = whole(found.get("trainable")), whole(found.get("total"))
     note = f"{trainable:,} of {total:,} parameters train ({_share(trainable, total)})." if trainable and total else ""
-    note += " Covered: the share of the model's weights that have an adapter or train in full" + (
-        ", of all and of those active per token." if routed else "."
+    note += " Covered: the share of the model's weights that have an adapter or are trained in full" + (
+        ", of all weights and of those active per token." if routed else "."
     )
     proof = run.facts.proof
     if proof is not None and proof.get("ok") is True:
-        note += f" Checked at step {proof.get('step')}: adapter weights got gradients and changed, frozen ones did not."
+        note += f" Checked at step {proof.get('step')}: adapters got gradients and changed, frozen weights did not."
     heads = [
         "target",
         "adapters on",
@@ -264,36 +273,36 @@ def adapters(run: RunHistory) -> Table | None:
 
 def _share(part: object, whole_: float) -> str:
     value = number(part)
-    return words.percent(value / whole_) if value is not None and whole_ else ""
+    return formatting.percent(value / whole_) if value is not None and whole_ else ""
 
 
 def samples(run: RunHistory) -> list[dict[str, str]]:
-    """Answers before and after, by row, in the order they were asked."""
+    """Answers before and after training, by row, in the order of generation."""
     found: dict[str, dict[str, str]] = {}
     for event in run.facts.samples:
-        row = words.plain(event.get("row", ""), 100)
+        row = formatting.plain(event.get("row", ""), 100)
         entry = found.setdefault(row, {"row": row})
         for name in ("prompt", "expected"):
             if isinstance(event.get(name), str):
-                entry[name] = words.plain(event[name])
+                entry[name] = formatting.plain(event[name])
         if event.get("when") in ("before", "after"):
-            entry[event["when"]] = words.plain(text(event.get("answer")))
+            entry[event["when"]] = formatting.plain(text(event.get("answer")))
     return list(found.values())[:_MOST_SAMPLES]
 
 
 def environment(run: RunHistory) -> list[dict[str, Any]]:
-    """Named groups of (name, value): what environment.json and the hardware events say."""
-    said = read_json(run.folder / "environment.json")
-    software: dict[str, Any] = {key: said.pop(key) for key in ("python", "packages") if key in said}
+    """Named groups of (name, value), from environment.json and the hardware events."""
+    recorded = read_json(run.folder / "environment.json")
+    software: dict[str, Any] = {key: recorded.pop(key) for key in ("python", "packages") if key in recorded}
     packages = mapping(software.pop("packages", None))
     found: list[tuple[str, dict[str, Any]]] = [("Software", {**packages, **software})]
-    told: dict[str, list[int]] = {}
+    machines: dict[str, list[int]] = {}
     for rank, event in sorted(run.facts.hardware.items()):
         body = {key: value for key, value in event.items() if key not in (*_OF_EVENT, "python", "packages")}
-        told.setdefault(json.dumps(body, sort_keys=True), []).append(rank)
-    if not told and said:
-        found.append(("Machine", said))
-    found += [(f"Machine of rank {spans(set(of))}", json.loads(body)) for body, of in list(told.items())[:8]]
+        machines.setdefault(json.dumps(body, sort_keys=True), []).append(rank)
+    if not machines and recorded:
+        found.append(("Machine", recorded))
+    found += [(f"Machine of rank {spans(set(of))}", json.loads(body)) for body, of in list(machines.items())[:8]]
     groups = [{"title": title, "pairs": _flat(body)[:_MOST_ROWS]} for title, body in found]
     return [group for group in groups if group["pairs"]]
 
@@ -306,9 +315,9 @@ def _flat(value: Any, name: str = "", depth: int = 0) -> list[tuple[str, str]]:
     if value is None or value in ([], {}, ""):
         return []
     if isinstance(value, int) and value > 1 << 20 and name.rpartition(" ")[2].removesuffix("_bytes") in _SIZES:
-        shown = words.memory(value)
+        shown = formatting.memory(value)
     elif isinstance(value, list):
         shown = ", ".join(map(str, value))
     else:
         shown = value if isinstance(value, str) else json.dumps(value)
-    return [(words.plain(name.replace("_", " "), 80), words.plain(shown, 400))]
+    return [(formatting.plain(name.replace("_", " "), 80), formatting.plain(shown, 400))]

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from shardtune import __version__
-from shardtune.report import tables, words
+from shardtune.report import formatting, tables
 from shardtune.report.charts import Chart, charts_of
-from shardtune.report.head import facts, scores
+from shardtune.report.header import facts, scores
 from shardtune.report.history import Mark, RunHistory
 from shardtune.report.results import remaining, results_of, tiles
 from shardtune.report.settings import Setting, read_settings
@@ -18,7 +18,7 @@ _MARK_KINDS = {
     "restart": "restarts", "checkpoint": "checkpoints", "notice": "notices", "warning": "warnings", "guard": "guards",
     "failure": "failures",
 }  # fmt: skip
-_MOST_MARKS = 400  # of one kind; more are not told apart on a screen
+_MOST_MARKS = 400  # of one kind; more cannot be distinguished on a screen
 
 View = dict[str, Any]
 
@@ -30,19 +30,19 @@ def run_view(run: RunHistory, now: float) -> View:
     left = remaining(run, results)
     return {
         "kind": "run",
-        "title": words.plain(run.folder.name, 200),
-        "folder": words.plain(str(run.folder), 1000),
+        "title": formatting.plain(run.folder.name, 200),
+        "folder": formatting.plain(str(run.folder), 1000),
         "status": results.status.state,
-        "why": _sentence(words.plain(results.status.text, 600)),
-        "advice": [words.plain(part, 2000) for part in results.status.advice],
+        "why": _sentence(formatting.plain(results.status.text, 600)),
+        "advice": [formatting.plain(part, 2000) for part in results.status.advice],
         "progress": min(1.0, results.step / results.steps) if results.steps else None,
-        "left": f"about {words.clock(left)} left" if left is not None else "",
+        "left": f"about {formatting.clock(left)} left" if left is not None else "",
         "facts": facts(run, settings),
         "tiles": [*tiles(run, results), *scores(run)],
         "charts": [chart.as_dict() for chart in charts],
         "ranks": _shown_ranks(charts),
         "marks": _marks(run),
-        "troubles": tables.troubles(run),
+        "problems": tables.problems(run),
         "out_of_memory": tables.out_of_memory(run),
         "rank_table": tables.ranks(run),
         "checkpoints": tables.checkpoints(run),
@@ -57,7 +57,7 @@ def run_view(run: RunHistory, now: float) -> View:
 
 
 def written(now: float) -> str:
-    return f"shardtune {__version__}, {words.when(now)}"
+    return f"shardtune {__version__}, {formatting.when(now)}"
 
 
 def _sentence(text: str) -> str:
@@ -70,10 +70,10 @@ def _shown_ranks(charts: list[Chart]) -> list[int]:
 
 
 def _marks(run: RunHistory) -> list[View]:
-    """What the timeline shows, by kind; of a kind with very many the first of each stretch."""
-    found, told = [], run.told_marks()
+    """What the timeline shows, by kind; of a kind with very many an even selection."""
+    found, reported = [], run.reported_marks()
     for kind, name in _MARK_KINDS.items():
-        marks = sorted((mark for mark in told if mark.kind == kind), key=lambda mark: mark.step)
+        marks = sorted((mark for mark in reported if mark.kind == kind), key=lambda mark: mark.step)
         shown = marks if len(marks) <= _MOST_MARKS else [marks[i] for i in _spread(len(marks))]
         if shown:
             points = [{"x": mark.step, "text": _short(mark)} for mark in shown]
@@ -87,8 +87,8 @@ def _spread(count: int) -> list[int]:
 
 
 def _short(mark: Mark) -> str:
-    said = words.plain(mark.text, 160).replace("\n", " ")
-    return f"step {mark.step:,}: {said}"
+    message = formatting.plain(mark.text, 160).replace("\n", " ")
+    return f"step {mark.step:,}: {message}"
 
 
 def _config(settings: list[Setting]) -> list[View]:
@@ -98,29 +98,29 @@ def _config(settings: list[Setting]) -> list[View]:
         section, _, name = setting.path.partition(".")
         sections.setdefault(section, []).append(
             {
-                "name": words.plain(name or section, 200),
-                "value": words.plain(setting.value, 2000),
-                "origin": words.plain(setting.origin, 400),
+                "name": formatting.plain(name or section, 200),
+                "value": formatting.plain(setting.value, 2000),
+                "origin": formatting.plain(setting.origin, 400),
                 "is_default": setting.is_default,
             }
         )
-    return [{"name": words.plain(name, 80), "settings": rows} for name, rows in sections.items()]
+    return [{"name": formatting.plain(name, 80), "settings": rows} for name, rows in sections.items()]
 
 
 def notes(run: RunHistory) -> list[str]:
-    """What a reader should know about the files themselves."""
+    """Notes about the event files themselves."""
     found = []
     if run.is_behind:
-        found.append(f"Still reading the events: what is shown ends at step {run.train.last_step:,}.")
+        found.append(f"Still reading the events: shown up to step {run.train.last_step:,}.")
     if run.unreadable:
-        found.append(f"Left out: {words.count(run.unreadable, 'line')} of the event files that a crash has cut.")
+        found.append(f"Skipped {formatting.count(run.unreadable, 'unreadable line')} of the event files.")
     if run.newer_version:
         found.append(
-            f"Some events have schema version {run.newer_version}, newer than this shardtune: it shows what it knows."
+            f"Some events have schema version {run.newer_version}, which this version of shardtune does not fully know."
         )
     if run.unknown:
-        names = ", ".join(words.plain(name, 60) for name, _ in run.unknown.most_common(5))
-        found.append(f"{words.count(run.unknown.total(), 'event')} of kinds this shardtune does not know: {names}.")
+        names = ", ".join(formatting.plain(name, 60) for name, _ in run.unknown.most_common(5))
+        found.append(f"Ignored {formatting.count(run.unknown.total(), 'event')} of unknown kinds: {names}.")
     if not run.ranks:
-        found.append("This run has written no events.")
+        found.append("This run has no events.")
     return found

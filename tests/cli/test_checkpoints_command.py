@@ -28,12 +28,12 @@ def run(tmp_path: Path) -> Path:
 def test_it_lists_step_size_loss_age_and_marks(shardtune: Command, run: Path) -> None:
     result = shardtune("checkpoints", run)
     assert result.returncode == 0, result.stderr
-    rows = [line.split("│") for line in result.stdout.splitlines() if "sound" in line]
+    rows = [line.split("│") for line in result.stdout.splitlines() if "intact" in line]
     cells = [[cell.strip() for cell in row if cell.strip()] for row in rows]
     assert cells == [
-        ["100", "1.95 KiB", "2.5000", "2 h", "sound"],
-        ["200", "1.95 KiB", "1.2500", "2 h", "best", "sound"],
-        ["300", "1.95 KiB", "2 h", "latest", "sound"],
+        ["100", "1.95 KiB", "2.5000", "2 h", "intact"],
+        ["200", "1.95 KiB", "1.2500", "2 h", "best", "intact"],
+        ["300", "1.95 KiB", "2 h", "latest", "intact"],
     ]
 
 
@@ -44,7 +44,7 @@ def test_damage_is_named_and_only_verify_reads_every_byte(shardtune: Command, ru
     result = shardtune("checkpoints", run, "--verify", "--json")
     assert result.returncode == 1
     rows = {row["step"]: row for row in json.loads(result.stdout)}
-    assert [row["sound"] for row in rows.values()] == [True, False, True]
+    assert [row["intact"] for row in rows.values()] == [True, False, True]
     assert rows[200]["damages"] == ["adapter_model.safetensors: changed (its checksum does not match)"]
     file.write_bytes(b"x" * 10)
     assert "truncated" in shardtune("checkpoints", run).stdout
@@ -73,7 +73,7 @@ def test_an_id_that_is_unknown_or_not_the_only_one_is_answered_with_those_there_
     assert unknown.returncode == 2 and "Did you mean 20260101-101010-abcd" in unknown.stderr
     several = shardtune("checkpoints", "2026", "--runs-dir", tmp_path)
     assert several.returncode == 2
-    assert "2 runs begin with '2026': 20260102-101010-ef01, 20260101-101010-abcd." in several.stderr
+    assert "2 runs start with '2026': 20260102-101010-ef01, 20260101-101010-abcd." in several.stderr
 
 
 def test_several_runs_have_a_table_each(shardtune: Command, run: Path) -> None:

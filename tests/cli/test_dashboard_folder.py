@@ -23,6 +23,6 @@ def test_the_only_folder_that_holds_runs_is_shown_where_there_is_no_runs(
     assert default_folder() == Path("outputs")
     make(tmp_path / "more" / "b")
     refused = shardtune("dashboard")
-    assert refused.returncode == 2 and "several others here hold runs: more, outputs" in refused.stderr
+    assert refused.returncode == 2 and "several others here contain runs: more, outputs" in refused.stderr
     make(tmp_path / "runs" / "c")
     assert default_folder() == Path("runs")

@@ -181,7 +181,7 @@ def test_progress_tells_the_beginning_of_each_step(capsys: pytest.CaptureFixture
 
 def test_progress_says_once_that_it_waits(capsys: pytest.CaptureFixture[str]) -> None:
     text = told(capsys, *((t, info(0, 0, "waiting")) for t in (1.0, 2.0, 60.0)))
-    assert text == "waiting for another process that prepares the same data\n"
+    assert text == "waiting for another process that is preparing the same data\n"
 
 
 def test_progress_on_a_terminal_is_a_bar(capsys: pytest.CaptureFixture[str]) -> None:

@@ -25,7 +25,7 @@ def test_an_id_or_its_beginning_is_the_runs_folder(runs: Path, given: str) -> No
 
 
 def test_what_names_several_runs_or_none_is_refused_with_those_there_are(runs: Path) -> None:
-    with pytest.raises(UserInputError, match=r"--adapter: '2026' does not exist\. 2 runs begin with '2026'"):
+    with pytest.raises(UserInputError, match=r"--adapter: '2026' does not exist\. 2 runs start with '2026'"):
         _adapter(Path("2026"), runs, Node())
     with pytest.raises(UserInputError, match=r"There is no run '2027.*20260202-101010-abcd"):
         _adapter(Path("2027"), runs, Node())

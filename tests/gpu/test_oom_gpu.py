@@ -15,7 +15,7 @@ from shardtune.adapters.lora import add_lora
 from shardtune.config.schema import LoraSection, ParallelSection, RunConfig
 from shardtune.parallel.processes import Processes, join
 from shardtune.parallel.shard import shard_model
-from shardtune.plan.memory_advice import Answer, Model, Shortage, advise
+from shardtune.plan.memory_advice import MemoryAdvice, ModelFacts, Shortage, advise
 from shardtune.train.memory.allocator import allocator_of
 from shardtune.train.memory.ledger import DATA, OPTIMIZER, Ledger, Shortfall
 
@@ -68,13 +68,13 @@ class Loop:
         self.peaks[phase] = torch.cuda.max_memory_allocated()
         torch.cuda.reset_peak_memory_stats()
 
-    def answer(self, found: Shortfall, batch: int) -> Answer:
+    def answer(self, found: Shortfall, batch: int) -> MemoryAdvice:
         config = RunConfig.model_validate({
             "model": {"model_name_or_path": "m"}, "data": {"dataset_name_or_path": "d", "max_length": LENGTH},
             "train": {"per_device_train_batch_size": batch, "gradient_checkpointing": False},
         })  # fmt: skip
         short = Shortage(found.phase, found.held, found.wanted, found.free, found.capacity, found.layers_done)
-        return advise(short, config, Model(LAYERS, HIDDEN, 2.0), 1)
+        return advise(short, config, ModelFacts(LAYERS, HIDDEN, 2.0), 1)
 
 
 @pytest.fixture

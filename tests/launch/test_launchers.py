@@ -16,10 +16,10 @@ from running import Command, events
 from toys import toy_config, toy_rows
 
 from shardtune.observe.events import VERSION
+from shardtune.report.api import RunsApi
 from shardtune.report.history import RunHistory
 from shardtune.report.page import embedded
 from shardtune.report.view import run_view
-from shardtune.report.watch import Watch
 
 ACCELERATE_FILE = """\
 compute_environment: LOCAL_MACHINE
@@ -247,7 +247,7 @@ def test_a_worker_that_is_killed_ends_the_run_and_is_named_by_launcher_report_an
     history = RunHistory(folder)
     history.update()
     view = run_view(history, time.time())
-    (row,) = [row for row in Watch(folder.parent).runs(None)["runs"] if row["name"] == folder.name]
+    (row,) = [row for row in RunsApi(folder.parent).runs(None)["runs"] if row["name"] == folder.name]
     for status, why in ((view["status"], view["why"]), (row["status"], row["why"])):
         assert status == "failed" and why.startswith("Rank 1 was killed by signal 9 (SIGKILL) while ")
         assert why.endswith("; exit code 137.")

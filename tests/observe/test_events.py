@@ -131,8 +131,8 @@ def test_on_a_full_disk_lines_wait_and_come_in_order_once_there_is_room(tmp_path
         for step in range(1, 30):
             log.write("step", step=step, text="x" * 1000)
         assert said == [
-            "events-rank0.jsonl cannot be written: No space left on device. Training goes on; the lines are kept in "
-            "memory until there is room."
+            "events-rank0.jsonl cannot be written: No space left on device. Training continues; events are kept in "
+            "memory until it can be written again."
         ]
         assert [json.loads(line)["step"] for line in log.lines()] == list(range(30))
         free(disk)
@@ -147,7 +147,7 @@ def test_on_a_full_disk_lines_wait_and_come_in_order_once_there_is_room(tmp_path
 def test_memory_is_bounded_and_what_it_had_no_room_for_is_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(events_module, "_MOST_WAITING", 20_000)
+    monkeypatch.setattr(events_module, "_MAX_WAITING_BYTES", 20_000)
     said: list[str] = []
     with small_disk(tmp_path / "disk", 64) as disk:
         log = EventLog(disk, 0, said.append)
@@ -174,7 +174,11 @@ def test_a_disk_that_stays_full_is_said_at_the_end_with_what_it_cost(tmp_path: P
             log.write("step", step=step)
         log.finish()
         log.close()
-    assert len(said) == 2 and said[1].startswith("3 lines of ") and "are lost: No space left on device" in said[1]
+    assert (
+        len(said) == 2
+        and said[1].startswith("3 events could not be written")
+        and "are lost: No space left on device" in said[1]
+    )
 
 
 def test_a_folder_that_is_gone_and_comes_back_is_written_to_again(tmp_path: Path) -> None:

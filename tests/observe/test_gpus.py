@@ -58,7 +58,7 @@ def test_two_cards_are_joined_by_their_links_or_by_what_they_hang_on() -> None:
 
 def test_a_machine_without_a_driver_says_why_there_is_no_gpu() -> None:
     assert describe_gpus(FakeNvml(None)) == {"no_gpu": "NVML Shared Library Not Found"}
-    assert describe_gpus(FakeNvml([])) == {"no_gpu": "NVML finds none"}
+    assert describe_gpus(FakeNvml([])) == {"no_gpu": "NVML reports no GPU"}
 
 
 def test_a_lost_card_is_named_and_the_others_are_described() -> None:

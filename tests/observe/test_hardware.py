@@ -61,7 +61,8 @@ def test_a_run_begins_with_a_few_lines(tmp_path: Path) -> None:
     assert len(text.splitlines()) <= 6
     assert "2 × AMD EPYC 9654 96-Core Processor, 8 CPUs, 0.984 TiB memory" in text
     assert (
-        "8 × NVIDIA H200 140 GiB (ECC on), driver 580.95.05, CUDA 13.0 (driver), 12.8 (torch), joined by NV18" in text
+        "8 × NVIDIA H200 140 GiB (ECC on), driver 580.95.05, CUDA 13.0 (driver), 12.8 (torch), connected by NV18"
+        in text
     )
     assert "eth0 100 Gb/s, 8 × InfiniBand 400 Gb/sec (4X NDR)" in text
     assert "NCCL 2.27.7" in text
@@ -69,7 +70,7 @@ def test_a_run_begins_with_a_few_lines(tmp_path: Path) -> None:
 
 def test_a_part_of_the_cards_is_told_as_a_part(tmp_path: Path) -> None:
     lines = dict(summary_lines(big_node(tmp_path, CUDA_VISIBLE_DEVICES="0,1")))
-    assert lines["gpus"].startswith("8 × NVIDIA H200") and lines["gpus"].endswith("of which CUDA_VISIBLE_DEVICES=0,1")
+    assert lines["gpus"].startswith("8 × NVIDIA H200") and lines["gpus"].endswith("CUDA_VISIBLE_DEVICES=0,1")
 
 
 def test_only_what_differs_on_another_node_is_told(tmp_path: Path) -> None:
@@ -96,16 +97,16 @@ def test_a_small_dev_shm_matters_only_to_data_workers(tmp_path: Path) -> None:
     facts = {**big_node(tmp_path), "shm": {"path": "/dev/shm", "total": 64 * 2**20, "free": 64 * 2**20}}
     assert concerns(facts) == []
     (warning,) = concerns(facts, workers=2)
-    assert "/dev/shm has 64 MiB" in warning and "train.dataloader_num_workers" in warning
+    assert "/dev/shm has only 64 MiB" in warning and "train.dataloader_num_workers" in warning
 
 
 @pytest.mark.parametrize(
     ("card", "words"),
     [
-        (Card(uncorrected=3), "GPU 0 has counted 3 memory errors that ECC could not correct"),
+        (Card(uncorrected=3), "GPU 0 has 3 uncorrectable ECC memory errors"),
         (Card(lanes=8), "GPU 0 is connected over 8 of 16 PCIe lanes"),
-        (Card(mig=1), "GPU 0 is cut into MIG instances"),
-        (Card(lost=True), "GPU 0 cannot be reached: GPU is lost"),
+        (Card(mig=1), "GPU 0 is split into MIG instances"),
+        (Card(lost=True), "GPU 0 is not reachable: GPU is lost"),
         (Card(links=[None, "switch"]), "GPU 0 has NVLinks that are down: 0 (of 2)"),
     ],
 )

@@ -11,11 +11,11 @@ from small_disk import fill, free, small_disk
 PROGRAM = """
 import sys
 from rich.console import Console
-from shardtune.observe.output import unstoppable_output
+from shardtune.observe.output import ignore_write_errors
 from small_disk import fill, free
 from pathlib import Path
 disk = Path(sys.argv[1])
-with unstoppable_output():
+with ignore_write_errors():
     console = Console()
     console.print("before")
     fill(disk)

@@ -51,13 +51,16 @@ def test_the_page_is_the_schema() -> None:
     ("record", "problem"),
     [
         ({"event": "guard"}, "guard.action is missing"),
-        ({"event": "eval", "step": 1, "loss": "high"}, "eval.loss is no number: 'high'"),
-        ({"event": "eval", "step": True, "loss": 1.0}, "eval.step is no integer: True"),
+        ({"event": "eval", "step": 1, "loss": "high"}, "eval.loss is not of kind number: 'high'"),
+        ({"event": "eval", "step": True, "loss": 1.0}, "eval.step is not of kind integer: True"),
         ({"event": "eval", "step": 1, "loss": None}, "eval.loss is null"),
         ({"event": "eval", "step": 1, "loss": 1.0, "extra": 1}, "eval.extra is not in the schema"),
         ({"event": "profile", "step": 1, "seconds": {}}, "profile.seconds.step is missing"),
-        ({"event": "profile", "step": 1, "seconds": {"step": 1}, "gpu": {"throttle": [4]}}, "holds more than texts"),
-        ({"event": "party"}, "no event is called 'party'"),
+        (
+            {"event": "profile", "step": 1, "seconds": {"step": 1}, "gpu": {"throttle": [4]}},
+            "has items other than texts",
+        ),
+        ({"event": "party"}, "there is no event 'party'"),
     ],
 )
 def test_what_is_not_as_written_is_found(record: dict, problem: str) -> None:

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from shardtune.config.schema import RunConfig
-from shardtune.plan.memory_advice import Answer, Model, Shortage, advise
+from shardtune.plan.memory_advice import MemoryAdvice, ModelFacts, Shortage, advise
 
 GB = 10**9
-MODEL = Model(layers=32, hidden=4096, weight_bytes=2.0)
+MODEL = ModelFacts(layers=32, hidden=4096, weight_bytes=2.0)
 
 
 def config(**sections: dict[str, Any]) -> RunConfig:
@@ -21,7 +21,7 @@ def config(**sections: dict[str, Any]) -> RunConfig:
 
 def answer(
     phase: str, held: dict[str, int], wanted: int, free: int = 0, *, done: int | None = None, **sections: Any
-) -> Answer:
+) -> MemoryAdvice:
     short = Shortage(phase, held, wanted, free, 80 * GB, done)
     return advise(short, config(**sections), MODEL, processes=4)
 
@@ -35,7 +35,7 @@ def test_a_smaller_micro_batch_comes_first_and_is_the_largest_that_fits() -> Non
     assert (first.setting, first.value) == ("train.per_device_train_batch_size", "4")
     assert first.frees == (60 + 4 + 8) * GB // 2
     assert "train.gradient_accumulation_steps: 4" in first.text
-    assert "first change is enough" in found.summary
+    assert "first change alone is enough" in found.verdict
     assert [(one.setting, one.value) for one in found.advice[1:4]] == [
         ("train.gradient_checkpointing", "selective"), ("train.gradient_checkpointing", "full"),
         ("model.base_precision", "fp8"),
@@ -136,13 +136,13 @@ def test_no_single_change_is_enough_but_several_are() -> None:
     found = answer("backward", held, 30 * GB, train=train, parallel={"offload_params": True},
                    lora={"r": 2})  # fmt: skip
     assert found.needed > max(one.frees for one in found.advice)
-    assert "no single change is enough, the first 2 together are" in found.summary
+    assert "no single change is enough, but the first 2 together are" in found.verdict
 
 
 def test_it_says_so_when_nothing_is_enough() -> None:
     held = {"weights": 78 * GB, "activations": 1 * GB}
     found = answer("loading", held, 900 * GB, parallel={"offload_params": True})
-    assert "use more or larger GPUs, or a smaller model" in found.summary
+    assert "use more or larger GPUs, or a smaller model" in found.verdict
 
 
 def test_what_is_enough_alone_comes_before_what_is_cheaper_and_is_not() -> None:

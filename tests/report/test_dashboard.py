@@ -135,7 +135,7 @@ def test_ctrl_c_ends_it_cleanly_and_no_token_is_in_its_log(environment: dict[str
         assert found.ask("/?token=correct-horse")[0] == 303
         assert found.ask("/api/runs")[0] == 401
         code, out, err = found.end()
-    assert code == 0 and "Dashboard ended." in out
+    assert code == 0 and "Dashboard stopped." in out
     assert "Traceback" not in err and "correct-horse" not in out + err
 
 

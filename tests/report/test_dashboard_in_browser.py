@@ -128,7 +128,7 @@ def test_a_deleted_run_is_said_to_be_gone_and_stays_on_the_screen(
         page = at.open(f"{served.url}runs/one")
         at.until(f"{STEPS} === 30")
         shutil.rmtree(tmp_path / "runs" / "one")
-        at.until("document.querySelector('#live').textContent === 'this run is gone'")
+        at.until("document.querySelector('#live').textContent === 'this run no longer exists'")
         assert page.locator("h1").inner_text() == "one"
         page = at.open(f"{served.url}runs/never-was")
         at.until("document.body.textContent.includes('There is no such run')")

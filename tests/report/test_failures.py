@@ -13,12 +13,12 @@ from fake_run import FakeRun
 from shardtune.launch.coordinator import Directive, end_directive
 from shardtune.launch.launcher import _write_failure_file
 from shardtune.lease import Lease
+from shardtune.report.api import RunsApi
 from shardtune.report.failures import read_failures
 from shardtune.report.history import RunHistory
 from shardtune.report.page import embedded
 from shardtune.report.status import LEASE
 from shardtune.report.view import View, run_view
-from shardtune.report.watch import Watch
 from shardtune.run.findings import Finding, cause_of
 
 BROKEN = "RuntimeError('gloo: Connection closed by peer')"
@@ -30,9 +30,9 @@ def view_of(run: FakeRun) -> View:
     return run_view(history, run.now)
 
 
-def troubles(view: View) -> list[tuple[str, str, str]]:
+def problems(view: View) -> list[tuple[str, str, str]]:
     """(what, text, ranks) of each entry."""
-    return [(what["text"], said, ranks) for _, what, said, ranks, _ in (view["troubles"] or {"rows": []})["rows"]]
+    return [(what["text"], said, ranks) for _, what, said, ranks, _ in (view["problems"] or {"rows": []})["rows"]]
 
 
 def kill_rank_1(run: FakeRun, step: int, *, restarts_left: int = 0) -> Directive:
@@ -68,14 +68,14 @@ def test_a_killed_rank_is_the_cause_and_not_the_rank_that_lost_its_connection(ru
     assert [line.split(":")[0] for line in view["advice"]] == [
         "The host ran out of memory", "Give the job more memory, or use fewer data workers or processes.",
     ]  # fmt: skip
-    ((what, said, ranks),) = troubles(view)
+    ((what, said, ranks),) = problems(view)
     assert (what, ranks) == ("failure", "1") and said.startswith("Rank 1 was killed") and "more memory" in said
     (points,) = [marks["points"] for marks in view["marks"] if marks["kind"] == "failure"]
     assert [point["x"] for point in points] == [8]
 
 
 def test_the_list_of_runs_says_the_same_as_soon_as_it_is_known(run: FakeRun) -> None:
-    watch = Watch(run.folder.parent, clock=lambda: run.now)
+    watch = RunsApi(run.folder.parent, clock=lambda: run.now)
     before = watch.runs(None)
     assert before["runs"][0]["status"] == "running"
     kill_rank_1(run, 8)
@@ -84,7 +84,7 @@ def test_the_list_of_runs_says_the_same_as_soon_as_it_is_known(run: FakeRun) -> 
 
 
 def test_a_page_that_is_open_gets_the_cause_after_it_had_the_consequence(run: FakeRun) -> None:
-    watch = Watch(run.folder.parent, clock=lambda: run.now)
+    watch = RunsApi(run.folder.parent, clock=lambda: run.now)
     run.write("run_failed", 0, exit_code=1, text=BROKEN)
     first = watch.run("run", None)
     assert first is not None and "Connection closed" in first["why"]
@@ -103,10 +103,10 @@ def test_a_run_that_was_started_again_and_finished_is_done_and_keeps_its_failure
     run.end(20)
     view = view_of(run)
     assert (view["status"], view["why"], view["advice"]) == ("done", "", [])
-    assert [(what, said.partition("(step")[2][:3]) for what, said, _ in troubles(view)] == [
+    assert [(what, said.partition("(step")[2][:3]) for what, said, _ in problems(view)] == [
         ("failure", " 8)"), ("failure", " 9)"),
     ]  # fmt: skip
-    (row,) = Watch(run.folder.parent, clock=lambda: run.now).runs(None)["runs"]
+    (row,) = RunsApi(run.folder.parent, clock=lambda: run.now).runs(None)["runs"]
     assert (row["status"], row["why"]) == ("done", "")
 
 
@@ -115,7 +115,7 @@ def test_a_run_that_is_being_started_again_is_starting(run: FakeRun) -> None:
     assert lease is not None
     kill_rank_1(run, 8, restarts_left=1)
     view = view_of(run)
-    assert view["status"] == "starting" and view["why"].startswith("Starting again after: Rank 1 was killed")
+    assert view["status"] == "starting" and view["why"].startswith("Restarting after: Rank 1 was killed")
     lease.release()
     assert view_of(run)["status"] == "failed", "its launcher did not live to do it"
 
@@ -130,7 +130,7 @@ def test_a_loss_that_is_no_number_is_one_entry(run: FakeRun) -> None:
     stop_by_guard(run)
     view = view_of(run)
     assert view["status"] == "failed" and "nan on rank 1" in view["why"]
-    assert [(what, ranks) for what, _, ranks in troubles(view)] == [("non_finite: stop", "1")]
+    assert [(what, ranks) for what, _, ranks in problems(view)] == [("non_finite: stop", "1")]
 
 
 def test_it_stays_one_entry_when_the_launcher_has_written_it_down_too(run: FakeRun) -> None:
@@ -141,7 +141,7 @@ def test_it_stays_one_entry_when_the_launcher_has_written_it_down_too(run: FakeR
     view = view_of(run)
     assert view["why"] == "The loss of step 8 is nan on rank 1; exit code 1."
     assert view["advice"] == ["Rows train:3.", "Lower train.learning_rate."]
-    assert [what for what, _, _ in troubles(view)] == ["non_finite: stop"]
+    assert [what for what, _, _ in problems(view)] == ["non_finite: stop"]
 
 
 def test_an_exception_is_told_with_its_last_line(run: FakeRun) -> None:
@@ -155,7 +155,7 @@ def test_an_exception_is_told_with_its_last_line(run: FakeRun) -> None:
 def test_without_findings_the_events_are_what_is_known(run: FakeRun) -> None:
     run.write("run_failed", 0, exit_code=1, text=BROKEN)
     view = view_of(run)
-    assert "Connection closed" in view["why"] and [what for what, _, _ in troubles(view)] == ["failure"]
+    assert "Connection closed" in view["why"] and [what for what, _, _ in problems(view)] == ["failure"]
 
 
 def test_findings_of_an_older_version_are_read(run: FakeRun) -> None:
@@ -165,7 +165,7 @@ def test_findings_of_an_older_version_are_read(run: FakeRun) -> None:
     said = {"message": word.text, "exit_code": 137, "findings": list(reversed(word.findings))}
     (run.folder / "crash" / "findings.json").write_text(json.dumps(said))
     view = view_of(run)
-    assert view["why"].startswith("Rank 1 was killed") and len(troubles(view)) == 1
+    assert view["why"].startswith("Rank 1 was killed") and len(problems(view)) == 1
 
 
 @pytest.mark.parametrize(
@@ -218,7 +218,7 @@ def test_a_pipe_in_a_runs_folder_is_not_waited_for_and_a_link_is_not_shown(
     path.unlink(missing_ok=True)
     os.mkfifo(path)
     assert view_of(run)["status"] == "running"
-    assert Watch(run.folder.parent).runs(None)["runs"]
+    assert RunsApi(run.folder.parent).runs(None)["runs"]
     path.unlink()
     (tmp_path / "private").write_text('password: hunter2\n{"password": "hunter2"}\n')
     path.symlink_to(tmp_path / "private")

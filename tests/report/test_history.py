@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from fake_run import FakeRun, showcase
 
+from shardtune.report.api import RunsApi
 from shardtune.report.compare import compare_view
 from shardtune.report.history import RunHistory
 from shardtune.report.page import embedded
 from shardtune.report.view import run_view
-from shardtune.report.watch import Watch
 
 
 def read(folder: Path) -> RunHistory:
@@ -38,7 +38,7 @@ def test_after_a_resume_the_later_attempt_counts_and_the_earlier_is_kept_apart(t
     steps, losses = history.train.get("loss")
     assert list(steps) == list(range(1, 16))
     assert list(losses[9:]) == [110.0, 11.0, 12.0, 13.0, 14.0, 15.0]
-    assert [list(part["loss"][1]) for part in history.train.set_aside] == [[111.0, 112.0]]
+    assert [list(part["loss"][1]) for part in history.train.undone_parts] == [[111.0, 112.0]]
     assert all(list(history.profile[rank].steps) == list(range(1, 16)) for rank in (0, 1))
     restarts = [mark for mark in history.marks if mark.kind == "restart"]
     assert len(restarts) == 1 and restarts[0].step == 10 and "checkpoint of step 10" in restarts[0].text
@@ -152,7 +152,7 @@ def test_no_field_that_is_not_what_it_should_be_breaks_the_page(tmp_path: Path, 
     history = read(run.folder)
     assert json.loads(embedded(run_view(history, run.now)))
     assert json.loads(embedded(compare_view([history, history], run.now)))
-    [row] = Watch(tmp_path).runs(None)["runs"]
+    [row] = RunsApi(tmp_path).runs(None)["runs"]
     assert json.dumps(row, allow_nan=False)
 
 

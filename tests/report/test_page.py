@@ -80,13 +80,13 @@ def test_the_view_tells_what_happened(tmp_path: Path) -> None:
     assert max(value for value in loss["series"][2]["y"]) < 3, "the spike was rolled back and does not count"
     assert 7.9 in loss["series"][0]["y"]
     assert {group["kind"] for group in view["marks"]} == {"restart", "checkpoint", "warning", "guard"}
-    assert [row[1]["text"] for row in view["troubles"]["rows"]] == ["data", "loss_spike: rollback", "straggler"]
-    assert "train:812" in view["troubles"]["rows"][1][2] and view["troubles"]["rows"][1][3] == "1"
+    assert [row[1]["text"] for row in view["problems"]["rows"]] == ["data", "loss_spike: rollback", "straggler"]
+    assert "train:812" in view["problems"]["rows"][1][2] and view["problems"]["rows"][1][3] == "1"
     slow = [row[1]["tone"] if isinstance(row[1], dict) else "" for row in view["rank_table"]["rows"]]
     assert slow == ["", "", "warn", ""], "rank 2 is the slow one"
     assert "sw_power_cap" in view["rank_table"]["rows"][1][-1]["text"]
     assert view["checkpoints"]["rows"][-1][-1]["text"] == "latest, best"
-    assert "lowest evaluation loss (0.5548)" in view["checkpoints"]["note"]
+    assert "lowest evaluation loss of those kept (0.5548)" in view["checkpoints"]["note"]
     assert view["samples"][0]["before"] != view["samples"][0]["after"] == view["samples"][0]["expected"]
     settings = {s["name"]: s for section in view["config"] for s in section["settings"]}
     assert settings["r"]["origin"] == "file: run.yaml:8:3" and not settings["r"]["is_default"]
@@ -213,7 +213,7 @@ def test_a_run_that_is_not_there_and_a_place_that_cannot_be_written_are_told(
     assert result.returncode == 2 and "There is no run 'nothing'" in result.stderr and "--runs-dir" in result.stderr
     FakeRun(tmp_path / "one", ranks=1).begin(5)
     result = shardtune("report", tmp_path / "one", "-o", tmp_path / "missing" / "x.html")
-    assert result.returncode == 2 and "could not be written" in result.stderr and "Traceback" not in result.stderr
+    assert result.returncode == 2 and "Could not write the report" in result.stderr and "Traceback" not in result.stderr
 
 
 @pytest.mark.slow
@@ -228,4 +228,4 @@ def test_a_hundred_thousand_steps_of_four_ranks_stay_small_and_keep_their_extrem
     memory = next(chart for chart in view["charts"] if chart["id"] == "gpu_memory")
     rank_1 = next(s for s in memory["series"] if s["rank"] == 1)
     assert (at, 900.25) in zip(rank_1["x"], rank_1["y"], strict=True), f"planted at {at}"
-    assert "stand for 100,000" in memory["note"]
+    assert "of 100,000 points" in memory["note"]

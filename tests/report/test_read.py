@@ -51,7 +51,7 @@ def test_a_file_that_is_another_one_is_read_from_its_start(tmp_path: Path) -> No
     tail.read()
     path.write_text(line(event="new"))
     news = tail.read()
-    assert news.began_again and [event["event"] for event in news.events] == ["new"]
+    assert news.restarted_file and [event["event"] for event in news.events] == ["new"]
 
 
 def test_a_file_that_is_gone_has_no_news(tmp_path: Path) -> None:

@@ -12,10 +12,10 @@ from browsing import Visit
 from fake_run import FakeRun, showcase
 
 from shardtune.report.compare import compare_view
+from shardtune.report.formatting import when
 from shardtune.report.history import RunHistory
 from shardtune.report.page import write_page
 from shardtune.report.view import run_view
-from shardtune.report.words import when
 
 if TYPE_CHECKING:
     from playwright.sync_api import FloatRect, Page
@@ -238,7 +238,7 @@ def test_a_hostile_run_is_only_text(visit: Callable[..., Visit], tmp_path: Path)
         assert page.locator("img, main script, main a[href^=http], svg a, b").count() == 0
         if view["kind"] == "run":
             assert (
-                hostile in page.locator("#samples").inner_text() and hostile in page.locator("#troubles").inner_text()
+                hostile in page.locator("#samples").inner_text() and hostile in page.locator("#problems").inner_text()
             )
             page.locator("#chart-timeline").scroll_into_view_if_needed()
             mark = page.locator("#chart-timeline .point").last.bounding_box()

@@ -141,11 +141,11 @@ def test_a_thousand_runs_are_read_once_and_then_only_where_they_changed(
     listed = RunList(tmp_path)
     assert len(listed.rows(run.now)) == 1000
     read: list[str] = []
-    original = runs.glance
-    monkeypatch.setattr(runs, "glance", lambda first, *rest: read.append(first.parent.name) or original(first, *rest))
+    original = runs.summary
+    monkeypatch.setattr(runs, "summary", lambda first, *rest: read.append(first.parent.name) or original(first, *rest))
     run.step(4, 100)
     rows = {row.name: row for row in listed.rows(run.now)}
-    assert read == ["run-0000"] and rows["run-0000"].glance.step == 4 and rows["run-0999"].glance.step == 3
+    assert read == ["run-0000"] and rows["run-0000"].summary.step == 4 and rows["run-0999"].summary.step == 3
 
 
 def test_only_the_ends_of_a_long_file_are_read(tmp_path: Path) -> None:
@@ -155,7 +155,7 @@ def test_only_the_ends_of_a_long_file_are_read(tmp_path: Path) -> None:
     run.step(7, 9000, loss=0.25)
     run.raw('{"event": "step", "step": 8, "lo')
     (row,) = RunList(tmp_path).rows(run.now)
-    assert (row.glance.steps, row.glance.step, row.glance.loss) == (9000, 7, 0.25)
+    assert (row.summary.steps, row.summary.step, row.summary.loss) == (9000, 7, 0.25)
 
 
 def test_what_is_no_run_is_not_listed(tmp_path: Path) -> None:
@@ -198,7 +198,7 @@ def test_without_a_folder_given_runs_are_found_in_every_folder_here_that_holds_s
     assert runs.runs_dirs() == [Path("runs"), Path("more"), Path("outputs")]
     assert find_run("20260101-a", None) == tmp_path / "outputs" / "20260101-a"
     assert find_run("20260103", None) == tmp_path / "more" / "20260103-c"
-    with pytest.raises(UserInputError, match="3 runs begin with"):
+    with pytest.raises(UserInputError, match="3 runs start with"):
         find_run("2026", None)
     with pytest.raises(UserInputError, match="There is no run"):
         find_run("20260101-a", Path("runs"))
@@ -211,4 +211,4 @@ def test_a_profiled_trainers_run_is_listed_with_its_model(tmp_path: Path) -> Non
     run = FakeRun(tmp_path / "script", ranks=1)
     run.profiled("toys/dense")
     (row,) = RunList(tmp_path).rows(run.now)
-    assert row.glance.model == "toys/dense"
+    assert row.summary.model == "toys/dense"

@@ -90,7 +90,7 @@ def test_the_phase_is_named_and_what_was_held_is_counted(config: Path, phase: st
     with failing_in(phase), pytest.raises(OutOfMemory) as ended:
         run(config, run_id=phase)
     assert ended.value.exit_code == OUT_OF_MEMORY == 71
-    assert words in ended.value.what and "64 KiB were wanted" in ended.value.what
+    assert words in ended.value.what and "failed to allocate 64 KiB" in ended.value.what
     (event,) = events(config.parent / "runs" / phase, "out_of_memory")
     assert (event["phase"], event["wanted"]) == (phase, 64 << 10)
     held = event["held"]
@@ -147,8 +147,8 @@ def test_what_the_allocator_has_given_out_is_told_apart_and_adds_up(
     assert sum(held.values()) == allocated()
     assert (event["capacity"], event["free"]) == (10 << 20, 30 << 10)
     assert "30 KiB of 10 MiB were free" in ended.value.what
-    assert ended.value.why.startswith("Held: activations 5 MiB, loss and logits 2 MiB, other 1 MiB, ")
-    assert "the first change is enough" in ended.value.fix
+    assert ended.value.why.startswith("In use: activations 5 MiB, loss and logits 2 MiB, other 1 MiB, ")
+    assert "the first change alone is enough" in ended.value.fix
     assert (event["advice"][0]["value"], event["advice"][0]["frees"]) == ("1", ((5 << 20) + (2 << 20) + 65_536) // 2)
 
 

@@ -18,18 +18,18 @@
         try {
           const separator = address.includes("?") ? "&" : "?";
           const answer = await fetch(cursor === null ? address : `${address}${separator}cursor=${encodeURIComponent(cursor)}`);
-          if (answer.status === 401) say("the token is no longer right", "off");
-          else if (!answer.ok) say(`the dashboard answers with ${answer.status}`, "off");
+          if (answer.status === 401) say("the token is no longer valid", "off");
+          else if (!answer.ok) say(`the dashboard returned status ${answer.status}`, "off");
           else {
             const view = await answer.json();
-            if (view.gone) { gone(); say("this run is gone", "off"); }
+            if (view.gone) { gone(); say("this run no longer exists", "off"); }
             else {
               if (!view.unchanged) show(view);
               cursor = view.cursor;
               say("live", "on");
             }
           }
-        } catch { say("no answer from the dashboard, asking again", "off"); }
+        } catch { say("no response from the dashboard, retrying", "off"); }
       }
       await new Promise((resolve) => setTimeout(resolve, Math.max(EVERY, 10 * (performance.now() - began))));
     }
@@ -38,10 +38,10 @@
   function followView(address, make, what) {
     let update = null;
     const page = begin(what);
-    page.main.append(element("p", { class: "empty" }, "Reading …"));
+    page.main.append(element("p", { class: "empty" }, "Loading …"));
     follow(address, (view) => { update ??= make(view); update(view); }, () => {
       if (update) return;
-      page.main.replaceChildren(element("p", { class: "empty" }, "There is no such run (any more). ", element("a", { href: "/" }, "All runs")));
+      page.main.replaceChildren(element("p", { class: "empty" }, "There is no such run. ", element("a", { href: "/" }, "All runs")));
     });
   }
 

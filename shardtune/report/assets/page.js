@@ -90,7 +90,7 @@
   function runPage(view) {
     const page = begin(view.title);
     const part = {
-      summary: section(page, "summary", ""), notes: section(page, "notes", ""), troubles: section(page, "troubles", "Warnings and failures"),
+      summary: section(page, "summary", ""), notes: section(page, "notes", ""), problems: section(page, "problems", "Warnings and failures"),
       memory: section(page, "out-of-memory", "Out of memory"), charts: section(page, "charts", "Charts"),
       ranks: section(page, "ranks", "Ranks"), checkpoints: section(page, "checkpoints", "Checkpoints"),
       samples: section(page, "samples", "Samples"), data: section(page, "data", "Data"), adapters: section(page, "adapters", "Adapters"),
@@ -104,7 +104,7 @@
     return (view) => {
       fill(part.summary, [view.facts, view.tiles, view.status, view.why, view.advice, view.left, view.progress], () => summary(view));
       fill(part.notes, view.notes, notes);
-      fill(part.troubles, view.troubles, (t) => card(table(t, "Warnings and failures")));
+      fill(part.problems, view.problems, (t) => card(table(t, "Warnings and failures")));
       fill(part.memory, view.out_of_memory, (all) => all.map(titled));
       part.charts.made.hidden = part.charts.link.hidden = !view.charts.length && !view.marks.length;
       refresh(tools, view.ranks, () => chartTools(view.ranks.map((rank) => `rank ${rank}`)));

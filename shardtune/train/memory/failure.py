@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from shardtune.errors import ShardtuneError
 from shardtune.observe.events import EventLog
-from shardtune.plan.memory_advice import Answer, Model, Shortage, advise
+from shardtune.plan.memory_advice import MemoryAdvice, ModelFacts, Shortage, advise
 from shardtune.run.exit_codes import OUT_OF_MEMORY
 from shardtune.terminal import size
 from shardtune.train.memory.allocator import ran_out, wanted_in
@@ -40,7 +40,7 @@ class MemoryAnswer:
 
     def __init__(self, ledger: Ledger, events: EventLog, processes: Processes, config: RunConfig) -> None:
         self.ledger, self.events, self.processes = ledger, events, processes
-        self.config = config
+        self.config = config  # replaced as the autos are settled
 
     def __enter__(self) -> MemoryAnswer:
         return self
@@ -61,15 +61,17 @@ class MemoryAnswer:
         self._write(found, answer)
         raise self._error(found, answer) from shortage
 
-    def _model(self) -> Model:
+    def _model(self) -> ModelFacts:
         model = self.ledger.model
         hidden = getattr(getattr(model, "config", None), "hidden_size", 0)
         frozen = [p for p in model.parameters() if not p.requires_grad] if model is not None else []
         count = sum(p.numel() for p in frozen)
         total = sum(p.numel() * p.element_size() for p in frozen)
-        return Model(layers=max(1, self.ledger.layers), hidden=hidden, weight_bytes=total / count if count else 2.0)
+        return ModelFacts(
+            layers=max(1, self.ledger.layers), hidden=hidden, weight_bytes=total / count if count else 2.0
+        )
 
-    def _write(self, found: Shortfall, answer: Answer) -> None:
+    def _write(self, found: Shortfall, answer: MemoryAdvice) -> None:
         self.events.write(
             "out_of_memory",
             phase=found.phase,
@@ -81,12 +83,12 @@ class MemoryAnswer:
             advice=[one.event() for one in answer.advice],
         )
 
-    def _error(self, found: Shortfall, answer: Answer) -> OutOfMemory:
+    def _error(self, found: Shortfall, answer: MemoryAdvice) -> OutOfMemory:
         step = f" of step {found.step}" if found.phase in ("forward", "loss", "backward", "optimizer") else ""
         free = f", {size(found.free)} of {size(found.capacity)} were free" if found.capacity else ""
         what = (
-            f"Rank {self.processes.rank} ran out of GPU memory {_PHASES[found.phase]}{step}: {size(found.wanted)} were "
-            f"wanted{free}."
+            f"Rank {self.processes.rank} ran out of GPU memory {_PHASES[found.phase]}{step}: failed to allocate "
+            f"{size(found.wanted)}{free}."
         )
         largest = sorted(found.held.items(), key=lambda part: -part[1])
         held = ", ".join(f"{_NAMES[part]} {size(count)}" for part, count in largest if count)
@@ -94,4 +96,4 @@ class MemoryAnswer:
             f"{number}. {one.setting}: {one.value} frees about {size(one.frees)}. {one.text}"
             for number, one in enumerate(answer.advice, 1)
         ]
-        return OutOfMemory(what, why=f"Held: {held}.", fix="\n       ".join([answer.summary, *lines]))
+        return OutOfMemory(what, why=f"In use: {held}.", fix="\n       ".join([answer.verdict, *lines]))

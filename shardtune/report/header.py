@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from shardtune.report import words
+from shardtune.report import formatting
 from shardtune.report.history import RunHistory
 from shardtune.report.read import listed, mapping, number, text, whole
 from shardtune.report.settings import Setting
@@ -14,7 +14,7 @@ _MOST_META, _MOST_SCORES = 40, 12
 
 
 def facts(run: RunHistory, settings: list[Setting]) -> list[dict[str, str]]:
-    """(name, value) in the order they are read; what is not known has no line."""
+    """(name, value) in display order; what is not known has no line."""
     values = {setting.path: _bare(setting.value) for setting in settings}
     start = run.facts.starts[-1] if run.facts.starts else {}
     meta = list(mapping(start.get("meta")).items())[:_MOST_META]
@@ -29,27 +29,29 @@ def facts(run: RunHistory, settings: list[Setting]) -> list[dict[str, str]]:
         ("Command", text(start.get("command"))),
         *((str(name), value if isinstance(value, str) else str(value)) for name, value in meta),
     ]
-    return [{"name": words.plain(name, 80), "value": words.plain(value, 1000)} for name, value in found if value]
+    return [
+        {"name": formatting.plain(name, 80), "value": formatting.plain(value, 1000)} for name, value in found if value
+    ]
 
 
 def scores(run: RunHistory) -> list[dict[str, str]]:
-    """A tile for each score of test rows, as `score` events have them: after training, and before."""
+    """A tile for each `score` event's metric: after training, and before."""
     found: dict[str, dict[str, str]] = {}
     for event in run.facts.scores:
         name, when, value = text(event.get("name")), text(event.get("when")), number(event.get("value"))
         if name and value is not None:
             unit = text(event.get("unit"))
-            shown = words.plain(f"{value:.3g} {unit}" if unit else words.loss(value), 40)
-            said = found.setdefault(words.plain(name, 80), {})
-            said[when] = shown
-            said["rows"] = words.count(whole(event.get("rows")) or 0, "test row")
+            shown = formatting.plain(f"{value:.3g} {unit}" if unit else formatting.loss(value), 40)
+            score = found.setdefault(formatting.plain(name, 80), {})
+            score[when] = shown
+            score["rows"] = formatting.count(whole(event.get("rows")) or 0, "test row")
     return [
         {
             "name": name,
-            "value": said.get("after", "–"),
-            "note": f"before: {said['before']}, {said['rows']}" if "before" in said else said["rows"],
+            "value": score.get("after", "–"),
+            "note": f"before: {score['before']}, {score['rows']}" if "before" in score else score["rows"],
         }
-        for name, said in list(found.items())[:_MOST_SCORES]
+        for name, score in list(found.items())[:_MOST_SCORES]
     ]
 
 
@@ -77,9 +79,9 @@ def _trained(run: RunHistory, values: dict[str, str]) -> str:
     covers = sum(number(mapping(row).get("covers")) or 0.0 for row in listed(found.get("rows"))) - in_full
     rank = f"LoRA, rank {values['lora.r']}: " if values.get("lora.r") else ""
     return (
-        f"{rank}{trainable:,.0f} parameters, {words.percent(trainable / total)} of all; adapters on "
-        f"{words.percent(covers / base)} of the weights"
-        f"{f'; {words.percent(in_full / base)} train in full' if in_full else ''}"
+        f"{rank}{trainable:,.0f} parameters, {formatting.percent(trainable / total)} of all; adapters on "
+        f"{formatting.percent(covers / base)} of the weights"
+        f"{f'; {formatting.percent(in_full / base)} train in full' if in_full else ''}"
     )
 
 
@@ -93,14 +95,14 @@ def _rows(run: RunHistory, part: str) -> str:
 
 
 def _hardware(run: RunHistory) -> str:
-    """Each kind of node once; ranks of one node may each have written what it is."""
+    """Each kind of node once; several ranks of one node may have recorded it."""
     start = run.facts.starts[-1] if run.facts.starts else {}
     nodes = {text(event.get("host")): event for _, event in sorted(run.facts.hardware.items())}
     described = [_node(event) for event in nodes.values()] or [_node(mapping(start.get("environment")))]
     kinds = Counter(filter(None, described))
     parts = [f"{number_of} nodes, each {kind}" if number_of > 1 else kind for kind, number_of in kinds.items()]
     processes = whole(start.get("world_size"))
-    return "; ".join([*parts, *([words.count(processes, "process", "es")] if processes else [])])
+    return "; ".join([*parts, *([formatting.count(processes, "process", "es")] if processes else [])])
 
 
 def _node(event: dict[str, Any]) -> str:
@@ -109,7 +111,7 @@ def _node(event: dict[str, Any]) -> str:
         return ", ".join(f"{number_of} × {name}" for name, number_of in Counter(names).items())
     cpu = mapping(event.get("cpu"))
     threads = whole(cpu.get("threads")) or whole(event.get("cpus"))
-    known = [text(cpu.get("model")), words.count(threads, "CPU") if threads else ""]
+    known = [text(cpu.get("model")), formatting.count(threads, "CPU") if threads else ""]
     return ", ".join([*filter(None, known), "no GPU"]) if any(known) else ""
 
 
@@ -117,4 +119,4 @@ def _when(run: RunHistory) -> str:
     if run.first_time is None:
         return ""
     host = text(mapping(run.facts.starts[-1].get("environment")).get("host")) if run.facts.starts else ""
-    return _joined(words.when(run.first_time), f"on {host}" if host else "")
+    return _joined(formatting.when(run.first_time), f"on {host}" if host else "")

@@ -1,4 +1,4 @@
-"""Does it work, here, on something real? Data, a score before, `shardtune train`, a score after, side by side."""
+"""What does the quickstart do? Generates data, scores the model, trains it with `shardtune train`, scores it again."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from shardtune.quickstart.score import Score
 
 
-def show(*, model: str | None, output_dir: Path, seed: int, nproc: int, tiny: bool) -> int:
+def run_quickstart(*, model: str | None, output_dir: Path, seed: int, nproc: int, tiny: bool) -> int:
     """Run the quickstart; returns the exit code of its training.
 
     Args:
-        model: Folder or hub name; None finds the weights itself.
-        tiny: A random toy model instead, for tests.
+        model: Folder or hub name; None uses the default weights.
+        tiny: Use a random toy model, for tests.
     """
     console, began = Console(), time.perf_counter()
     recipe = TINY if tiny else REAL
@@ -63,12 +63,12 @@ def show(*, model: str | None, output_dir: Path, seed: int, nproc: int, tiny: bo
         json.dumps({"before": before.as_dict(), "after": after.as_dict()}, indent=2) + "\n", encoding="utf-8"
     )
     _write_scores(work / run_id, before, after)
-    _tell(console, before, after, final, time.perf_counter() - began)
+    _print_result(console, before, after, final, time.perf_counter() - began)
     return 0
 
 
 def _score(weights: Path, adapter: Path | None, rows: list[dict[str, str]], recipe: Recipe) -> Score:
-    """Plain transformers and peft in this process: what anybody would load the adapter with."""
+    """Plain transformers and peft in this process, as any user would load the adapter."""
     import torch
     from peft import PeftModel
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -85,9 +85,9 @@ def _score(weights: Path, adapter: Path | None, rows: list[dict[str, str]], reci
 
 
 def _write_scores(run: Path, before: Score, after: Score) -> None:
-    """The scores and the answers that are shown, for the report; answers as `train.samples` would have written them.
+    """Write scores and sample answers for the report, in the form of `train.samples`.
 
-    Not by that setting: each token would gather the whole model over loopback, for what scoring has said already.
+    Not with that setting: each token would gather the whole model over loopback, for answers that are known already.
     """
     from shardtune.quickstart.score import SCORE_NAMES, samples
 
@@ -107,13 +107,13 @@ def _write_scores(run: Path, before: Score, after: Score) -> None:
     events.close()
 
 
-def _tell(console: Console, before: Score, after: Score, final: Path, seconds: float) -> None:
+def _print_result(console: Console, before: Score, after: Score, final: Path, seconds: float) -> None:
     from shardtune.quickstart.score import comparison
     from shardtune.terminal import clock
 
     console.print(comparison(before, after))
     say(console, "adapter", str(final))
-    say(console, "time", f"{clock(seconds)} in all")
+    say(console, "time", f"{clock(seconds)} in total")
     run = final.parent
     say(console, "report", f"shardtune report {_typed(run)}")
     say(console, "live", f"shardtune dashboard {_typed(run.parent)}")

@@ -1,6 +1,6 @@
-"""How are a hundred thousand points drawn honestly? The lowest and the highest of each stretch, and what is no number.
+"""How are a hundred thousand points drawn? Minimum and maximum of each bucket, and values that are NaN or infinite.
 
-A mean would hide the one step that matters, every n-th point would miss it.
+A mean would hide the one step that matters, and every n-th point would miss it.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from shardtune.report.columns import Numbers
 
 @dataclass(frozen=True)
 class Curve:
-    """What is drawn of a series.
+    """The points of a series that are drawn.
 
     Args:
         y: None where the value is not finite: a gap.
         of: How many points there were.
-        broken: (step, "nan" | "inf" | "-inf"), the first of each stretch that has one.
-        breaks: How many values were not finite in all.
+        broken: (step, "nan" | "inf" | "-inf"), the first of each bucket that has one.
+        breaks: How many values were not finite in total.
     """
 
     x: list[float]
@@ -31,18 +31,18 @@ class Curve:
     breaks: int
 
     @property
-    def is_thinned(self) -> bool:
+    def is_downsampled(self) -> bool:
         return len(self.x) < self.of
 
 
-def thin(x: Numbers, y: Numbers, stretches: int) -> Curve:
-    """At most about `3 * stretches` points: of each stretch the lowest, the highest, the first that is no number."""
+def downsample(x: Numbers, y: Numbers, buckets: int) -> Curve:
+    """At most about `3 * buckets` points: minimum, maximum and the first non-finite value of each bucket."""
     finite = np.isfinite(y)
-    if len(x) <= 2 * stretches:
+    if len(x) <= 2 * buckets:
         chosen = np.arange(len(x))
-        broken = np.flatnonzero(~finite)[:stretches]
+        broken = np.flatnonzero(~finite)[:buckets]
     else:
-        chosen, broken = _extremes(y, finite, stretches)
+        chosen, broken = _extremes(y, finite, buckets)
     return Curve(
         x=[_plain(value) for value in x[chosen]],
         y=[_rounded(float(y[i])) if finite[i] else None for i in chosen],
@@ -52,8 +52,8 @@ def thin(x: Numbers, y: Numbers, stretches: int) -> Curve:
     )
 
 
-def _extremes(y: Numbers, finite: np.ndarray, stretches: int) -> tuple[np.ndarray, np.ndarray]:
-    edges = np.linspace(0, len(y), stretches + 1).astype(int)
+def _extremes(y: Numbers, finite: np.ndarray, buckets: int) -> tuple[np.ndarray, np.ndarray]:
+    edges = np.linspace(0, len(y), buckets + 1).astype(int)
     chosen, broken = {0, len(y) - 1}, []
     for begin, end in pairwise(edges):
         here, sound = y[begin:end], finite[begin:end]
@@ -69,9 +69,9 @@ def _extremes(y: Numbers, finite: np.ndarray, stretches: int) -> tuple[np.ndarra
     return np.array(sorted(chosen)), np.array(broken, dtype=int)
 
 
-def means(x: Numbers, columns: dict[str, Numbers], stretches: int) -> tuple[list[float], dict[str, list[float | None]]]:
-    """Means of stretches, for what is stacked: only means add up to a mean. x is the last step of each stretch."""
-    edges = np.unique(np.linspace(0, len(x), (len(x) if len(x) <= 2 * stretches else stretches) + 1).astype(int))
+def means(x: Numbers, columns: dict[str, Numbers], buckets: int) -> tuple[list[float], dict[str, list[float | None]]]:
+    """Means of buckets, for stacked charts: only means add up to a mean. x is the last step of each bucket."""
+    edges = np.unique(np.linspace(0, len(x), (len(x) if len(x) <= 2 * buckets else buckets) + 1).astype(int))
     pairs = list(pairwise(edges))
     found: dict[str, list[float | None]] = {}
     for name, values in columns.items():
@@ -85,7 +85,7 @@ def _plain(value: float) -> float:
 
 
 def _rounded(value: float) -> float:
-    """Six digits: more than a screen shows, and half the bytes."""
+    """Six significant digits: more than a screen shows, and half the bytes."""
     return float(f"{value:.6g}")
 
 

@@ -7,7 +7,7 @@ import random
 
 import numpy as np
 
-from shardtune.report.thinning import means, thin
+from shardtune.report.downsampling import downsample, means
 
 
 def test_an_extreme_at_any_step_is_drawn() -> None:
@@ -16,7 +16,7 @@ def test_an_extreme_at_any_step_is_drawn() -> None:
         values = np.sin(np.arange(50_000) / 500)
         high, low = chance.sample(range(50_000), 2)
         values[high], values[low] = 77.0, -77.0
-        curve = thin(np.arange(50_000.0), values, 300)
+        curve = downsample(np.arange(50_000.0), values, 300)
         assert (high, 77.0) in zip(curve.x, curve.y, strict=True)
         assert (low, -77.0) in zip(curve.x, curve.y, strict=True)
         assert len(curve.x) <= 602 and curve.of == 50_000
@@ -25,19 +25,19 @@ def test_an_extreme_at_any_step_is_drawn() -> None:
 def test_what_is_no_number_stays_visible_between_those_that_are() -> None:
     values = np.ones(10_000)
     values[4321], values[7000:7100] = math.nan, math.inf
-    curve = thin(np.arange(10_000.0), values, 100)
+    curve = downsample(np.arange(10_000.0), values, 100)
     assert (4321, "nan") in curve.broken and any(word == "inf" for _, word in curve.broken)
     assert curve.y[curve.x.index(4321)] is None, "the curve has a gap there"
     assert curve.breaks == 101
 
 
 def test_few_points_are_all_drawn_in_order() -> None:
-    curve = thin(np.array([1.0, 2.0, 5.0]), np.array([3.0, math.nan, 4.0]), 100)
-    assert curve.x == [1, 2, 5] and curve.y == [3.0, None, 4.0] and not curve.is_thinned
+    curve = downsample(np.array([1.0, 2.0, 5.0]), np.array([3.0, math.nan, 4.0]), 100)
+    assert curve.x == [1, 2, 5] and curve.y == [3.0, None, 4.0] and not curve.is_downsampled
 
 
 def test_the_ends_are_drawn_and_steps_rise() -> None:
-    curve = thin(np.arange(5000.0), np.ones(5000), 50)
+    curve = downsample(np.arange(5000.0), np.ones(5000), 50)
     assert curve.x[0] == 0 and curve.x[-1] == 4999 and curve.x == sorted(set(curve.x))
 
 

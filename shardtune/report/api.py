@@ -1,4 +1,4 @@
-"""What has changed since a browser last asked? Histories that are kept and read on, the ones looked at last."""
+"""What has changed since the last request? Histories that are cached and read incrementally, the latest ones."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from shardtune.report import words
+from shardtune.report import formatting
 from shardtune.report.compare import compare_view
 from shardtune.report.history import RunHistory
 from shardtune.report.runs import RunList, RunRow, is_run, is_run_path
 from shardtune.report.status import status_of
 from shardtune.report.view import run_view
 
-_KEPT = 12  # histories in memory: the runs somebody looks at, or compares
-_READ_SECONDS = 5.0  # at a time: a very long run appears in pieces rather than after a minute of nothing
+_KEPT = 12  # histories in memory: the runs that are viewed or compared
+_READ_SECONDS = 5.0  # per request: a very long run appears in pieces rather than after a minute
 MOST_COMPARED = 12
 
 
-class Watch:
-    """Answers questions about one folder of runs. Every answer has a cursor; the same one means unchanged."""
+class RunsApi:
+    """The dashboard's data for one folder of runs. Every response has a cursor; the same one means unchanged."""
 
     def __init__(self, root: Path, clock: Callable[[], float] = time.time) -> None:
         self.root, self.clock = root, clock
@@ -33,8 +33,8 @@ class Watch:
         self._lock, self._list_lock = (
             threading.Lock(),
             threading.Lock(),
-        )  # a long run that is read keeps no list waiting
-        self._born = secrets.token_hex(4)  # cursors of an earlier process mean nothing
+        )  # reading a long run must not block the list
+        self._born = secrets.token_hex(4)  # cursors of an earlier process are invalid
 
     def runs(self, cursor: str | None) -> dict[str, Any]:
         """The list of runs."""
@@ -45,7 +45,7 @@ class Watch:
         )
 
     def run(self, name: str, cursor: str | None) -> dict[str, Any] | None:
-        """The view of one run; None if there is none of that name (any more)."""
+        """The view of one run; None if there is no such run."""
         with self._lock:
             history = self._read(name)
             if history is None:
@@ -54,7 +54,7 @@ class Watch:
             return self._unless_known(cursor, self._cursor([history], now), lambda: run_view(history, now))
 
     def compare(self, names: list[str], cursor: str | None) -> dict[str, Any] | None:
-        """Several runs on the same axes; None if one of them is not there."""
+        """Several runs on the same axes; None if one of them does not exist."""
         with self._lock:
             histories = [history for name in dict.fromkeys(names[:MOST_COMPARED]) if (history := self._read(name))]
             if len(histories) < min(len(set(names)), MOST_COMPARED) or not histories:
@@ -75,10 +75,10 @@ class Watch:
         return history
 
     def _cursor(self, histories: list[RunHistory], now: float) -> str:
-        """Changes with the events, with the files beside them, and with the status, which time alone can change."""
+        """Changes with the events, the other files, and the status, which also depends on the time."""
         parts = []
         for history in histories:
-            status = status_of(history.folder, history.life, now, history.failure)
+            status = status_of(history.folder, history.liveness, now, history.failure)
             changes = self._changes.get(str(history.folder), 0)
             parts.append((str(history.folder), changes, status, _beside(history.folder)))
         return f"{self._born}-{hash(repr(parts)):x}"
@@ -100,23 +100,23 @@ def _beside(folder: Path) -> list[int]:
 
 def _row(row: RunRow) -> dict[str, Any]:
     """A line of the list: texts to show, numbers to sort by."""
-    seen = row.glance
+    seen = row.summary
     progress = min(1.0, (seen.step or 0) / seen.steps) if seen.steps else None
     steps = f"{seen.step or 0:,}" + (f" / {seen.steps:,}" if seen.steps else "")
     return {
         "name": row.name,
         "status": row.status.state,
-        "why": words.plain(row.status.text, 300),
+        "why": formatting.plain(row.status.text, 300),
         "progress": progress,
         "cells": {
-            "model": [words.plain(seen.model, 200), seen.model],
+            "model": [formatting.plain(seen.model, 200), seen.model],
             "processes": [f"{seen.processes}" if seen.processes else "", seen.processes],
             "steps": [steps, seen.step],
-            "loss": _shown(seen.loss, words.loss),
-            "eval loss": _shown(seen.eval_loss, words.loss),
-            "tok/s, all ranks": _shown(seen.tokens_per_second, words.short),
-            "started": _shown(seen.started, words.when),
-            "last event": _shown(seen.life.last_time, words.when),
+            "loss": _shown(seen.loss, formatting.loss),
+            "eval loss": _shown(seen.eval_loss, formatting.loss),
+            "tok/s, all ranks": _shown(seen.tokens_per_second, formatting.short),
+            "started": _shown(seen.started, formatting.when),
+            "last event": _shown(seen.liveness.last_time, formatting.when),
         },
     }
 

@@ -1,4 +1,4 @@
-"""How does a number read? The same everywhere in reports: 1.2k, 3:58, 12.3 GiB."""
+"""How are numbers and texts formatted? The same everywhere in reports: 1.2k, 3:58, 12.3 GiB."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def loss(value: float) -> str:
 
 
 def seconds(value: float) -> str:
-    """A short span: `812 ms`, `1.24 s`; longer ones as a clock shows them."""
+    """A short duration: `812 ms`, `1.24 s`; longer ones as `1:01:40`."""
     if value < 1:
         return f"{1000 * value:.3g} ms"
     return f"{value:.3g} s" if value < 100 else clock(value)
@@ -45,7 +45,7 @@ def age(value: float) -> str:
 
 
 def when(time: float) -> str:
-    """Local time of whoever writes the report; empty where it makes no sense."""
+    """Local time on the machine that writes the report; empty if out of range."""
     try:
         return f"{datetime.fromtimestamp(time).astimezone():%Y-%m-%d %H:%M:%S}"
     except (ValueError, OverflowError, OSError):
@@ -53,7 +53,7 @@ def when(time: float) -> str:
 
 
 def plain(value: object, most: int = 20_000) -> str:
-    """Text of others as it can be shown: no control or direction-changing characters, no surrogates, not endless."""
+    """Untrusted text, safe to show: no control or direction-changing characters, no surrogates, limited in length."""
     text = value if isinstance(value, str) else str(value)
     cut = f" … ({len(text) - most:,} more characters)" if len(text) > most else ""
     return "".join(_visible(char) for char in text[:most]) + cut
