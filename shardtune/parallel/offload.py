@@ -8,6 +8,8 @@ the device wait for every copy; TRL's offloading moves whatever any layer saves.
 from __future__ import annotations
 
 from collections import deque
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING
 from weakref import ReferenceType, ref
 
 import torch
@@ -15,6 +17,9 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from shardtune.config.schema import ParallelSection
+
+if TYPE_CHECKING:
+    from peft import PeftModel
 
 _KEEP_LAST = 2  # the last inputs of a forward pass are needed first: they stay on the device
 
@@ -125,3 +130,10 @@ class _Offloaded:
 
     def __del__(self) -> None:
         self.wait()  # its memory goes back to those who compute, who must not write into it before
+
+
+def offload_context(model: PeftModel, device: torch.device, *, enabled: bool) -> AbstractContextManager[object]:
+    """What `train.offload_activations` puts around forward and backward passes; nothing on a CPU."""
+    if not enabled or not has_device_memory(device):
+        return nullcontext()
+    return OffloadedInputs(model.config.get_text_config().hidden_size, device)

@@ -187,6 +187,23 @@ def reshard_all(model: nn.Module) -> None:
             module.reshard()
 
 
+class GradientSync:
+    """Reduces gradients over ranks at a step's last micro-batch only, where that pays.
+
+    Until then each rank holds whole gradients of what trains instead of its shard, and nothing is sent. Not with
+    offloaded parameters, whose shards are in host memory.
+    """
+
+    def __init__(self, model: nn.Module, section: ParallelSection, mesh: DeviceMesh, accumulation: int) -> None:
+        offloaded = offloads_params(section, torch.device(mesh.device_type))
+        once = mesh.size() > 1 and accumulation > 1 and not offloaded
+        self.units = [module for module in model.modules() if isinstance(module, FSDPModule)] if once else []
+
+    def before_micro_batch(self, *, last: bool) -> None:
+        for unit in self.units:  # with `recurse` it would go through all modules in each step
+            unit.set_requires_gradient_sync(last, recurse=False)
+
+
 def _exempt_fp8_from_cast(model: nn.Module, precision: MixedPrecisionPolicy, ignored: set[nn.Parameter]) -> None:
     """Exempt FP8 codes and their scales from the policy's cast: a code in bf16 is no code, a scale in bf16 is rounded.
 

@@ -104,8 +104,9 @@ class Grace:
         self.save = 0.0
         self._warned = False
 
-    def warning(self) -> str | None:
+    def check(self, step_seconds: float, longest_save: float) -> str | None:
         """A warning, once, when the grace period is too short; None otherwise."""
+        self.step, self.save = max(self.step, step_seconds), longest_save
         needed = self.step + self.save
         if self._warned or self.save == 0.0 or needed <= self.seconds:
             return None

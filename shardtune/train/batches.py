@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from torch.utils.data import DataLoader
 
 from shardtune.data.collate import SUPERVISED
@@ -66,6 +67,16 @@ def eval_loader(data: Data, train: TrainSection, processes: Processes) -> DataLo
 def supervised_tokens(batches: list[Batch]) -> int:
     """Of this rank's micro-batches."""
     return sum(len(batch[SUPERVISED]) for batch in batches)
+
+
+def supervised_over_ranks(batches: list[Batch], processes: Processes) -> int | torch.Tensor:
+    """Of all ranks' micro-batches. On several ranks a number of the device, which the host does not wait for."""
+    counted, device = supervised_tokens(batches), processes.device
+    if processes.world_size == 1:
+        return counted
+    total = torch.tensor(counted, pin_memory=device.type == "cuda").to(device, non_blocking=True)
+    dist.all_reduce(total)
+    return total
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:

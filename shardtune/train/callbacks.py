@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from shardtune.config.schema import RunConfig, TrainSection
+    from shardtune.observe.profiler import LLMStepProfiler
     from shardtune.plan.steps import TrainingMath
-    from shardtune.train.context import RunContext
-    from shardtune.train.loop import Training
+    from shardtune.train.context import RunContext, Training
 
 
 def check_callbacks(train: TrainSection) -> None:
@@ -70,7 +70,7 @@ def users_callbacks(names: Sequence[str]) -> list[type[TrainerCallback]]:
 
 
 def callback_handler(
-    training: Training, profiler: TrainerCallback, optimizer: Any, scheduler: Any, loader: Any
+    training: Training, profiler: LLMStepProfiler, optimizer: Any, scheduler: Any, loader: Any
 ) -> CallbackHandler:
     """What transformers' `Trainer` would call, in its order; the profiler first, so that trackers get its numbers."""
     setup, context = training.setup, training.context
@@ -83,6 +83,7 @@ def callback_handler(
         [profiler, DefaultFlowCallback(), *trackers, *own], setup.model, setup.tokenizer, optimizer, scheduler
     )
     handler.train_dataloader = loader
+    profiler.is_attached = True
     return handler
 
 

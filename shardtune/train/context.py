@@ -23,6 +23,11 @@ from shardtune.run.which_run import choose_run
 
 if TYPE_CHECKING:
     from shardtune.config.schema import RunConfig
+    from shardtune.run.stop_request import StopRequest
+    from shardtune.train.memory.ledger import Ledger
+    from shardtune.train.saving import CheckpointSaver
+    from shardtune.train.setup import Setup
+    from shardtune.train.watchdog import Watchdog
 
 
 @dataclass(frozen=True)
@@ -49,6 +54,18 @@ class RunContext:
     asked: RunConfig  # the config as it was given, before any `auto` was resolved
     temporary: bool = False  # the folder goes when this process ends
     held_files: dict[str, str] = field(default_factory=dict)  # as events are held: until the run goes on
+
+
+@dataclass(frozen=True)
+class Training:
+    """What the training loop works with."""
+
+    context: RunContext
+    setup: Setup  # with its weights loaded
+    saver: CheckpointSaver
+    stop: StopRequest
+    watchdog: Watchdog
+    ledger: Ledger
 
 
 def open_run(asked: RunConfig, processes: Processes, run_id: str | None, at_end: ExitStack) -> RunContext:

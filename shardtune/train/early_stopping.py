@@ -23,12 +23,16 @@ class EarlyStopping:
     def update(self, step: int, eval_loss: float) -> bool:
         """Whether to stop now. A step that was evaluated before (a resumed run may do it again) counts once."""
         if step <= self.last_step:
-            return self.without_improvement >= self.patience
+            return self.should_stop
         self.last_step = step
         if math.isfinite(eval_loss) and (self.best_loss is None or self.best_loss - eval_loss > self.min_improvement):
             self.best_loss, self.best_step, self.without_improvement = eval_loss, step, 0
         else:
             self.without_improvement += 1
+        return self.should_stop
+
+    @property
+    def should_stop(self) -> bool:
         return self.without_improvement >= self.patience
 
     @property

@@ -18,7 +18,7 @@ from shardtune.errors import ShardtuneError
 from shardtune.terminal import warn
 
 if TYPE_CHECKING:
-    from shardtune.train.loop import Training
+    from shardtune.train.context import Training
 
 FINAL = "final"
 _RETRY_SECONDS = 3.0

@@ -7,19 +7,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from shardtune.checkpoint.adapter import load_adapter
 from shardtune.checkpoint.changes import Change, changes
+from shardtune.checkpoint.rng import load_rng
 from shardtune.checkpoint.snapshot import Snapshot, read_snapshot
 from shardtune.checkpoint.store import CheckpointStore
 from shardtune.errors import ShardtuneError, UserInputError
 from shardtune.parallel.exchange import tensor_from_spec, tensor_spec
+from shardtune.train.callbacks import restore_callbacks
 
 if TYPE_CHECKING:
-    import torch
     from peft import PeftModel
 
     from shardtune.parallel.processes import Processes
     from shardtune.plan.steps import TrainingMath
+    from shardtune.train.loop import TrainingLoop
     from shardtune.train.saving import RunFacts
 
 
@@ -47,6 +51,38 @@ class ResumePoint:
     def tokens(self) -> int:
         """Trained on before, by all ranks."""
         return sum(int(part["real_tokens"]) for part in self.trainer["metrics"])
+
+
+def restore_loop(loop: TrainingLoop, point: ResumePoint) -> None:
+    """Everything the loop remembers between two steps, but the optimizer and the random state."""
+    saved, state = point.trainer, loop.state
+    state.global_step, state.epoch = saved["step"], saved["epoch"]
+    state.log_history = list(saved["log_history"])
+    loop.metrics.restore(saved["metrics"])
+    loop.guards.restore(saved["guards"])
+    if loop.early_stopping is not None and saved["early_stopping"]:
+        loop.early_stopping.restore(saved["early_stopping"])
+    restore_callbacks(loop.callbacks.callbacks, saved["callbacks"])
+
+
+def missed_evaluation(loop: TrainingLoop) -> bool:
+    """A stop cuts the evaluation short that belongs to the step of the checkpoint."""
+    step, train = loop.state.global_step, loop.config.train
+    at_step = train.eval_strategy == "steps" and step % train.eval_steps == 0 and train.eval_delay <= step
+    at_epoch = train.eval_strategy == "epoch" and step % loop.math.steps_per_epoch == 0
+    due = at_step or (at_epoch and train.eval_delay <= loop.state.epoch)
+    return due and loop.eval_loss_at(step) is None
+
+
+def seed_rank(loop: TrainingLoop, point: ResumePoint | None) -> None:
+    """Dropout: each rank draws its own numbers, and after a resume those that come next."""
+    seed = loop.config.train.seed + loop.processes.rank
+    if point is None:
+        torch.manual_seed(seed)
+    elif point.rng is not None:
+        load_rng(point.rng, loop.processes.device)
+    else:  # another number of ranks than before: numbers that were not drawn yet
+        torch.manual_seed(seed + 1_000_003 * point.step)
 
 
 def resume_point(

@@ -31,10 +31,10 @@ from shardtune.train.account import (
 )
 from shardtune.train.best import load_best
 from shardtune.train.callbacks import check_callbacks
-from shardtune.train.context import RunContext, open_run, refuse_different_nodes
+from shardtune.train.context import RunContext, Training, open_run, refuse_different_nodes
 from shardtune.train.evaluation import evaluate_only, temporary_run
 from shardtune.train.final import write_final
-from shardtune.train.loop import Training, TrainingLoop
+from shardtune.train.loop import TrainingLoop
 from shardtune.train.memory.allocator import allocator_of
 from shardtune.train.memory.failure import MemoryAnswer
 from shardtune.train.memory.ledger import Ledger

@@ -25,7 +25,7 @@ from shardtune.parallel.shard import reshard_all
 if TYPE_CHECKING:
     from shardtune.data.prepared import Prepared
     from shardtune.parallel.processes import Processes
-    from shardtune.train.loop import Training
+    from shardtune.train.context import Training
 
 
 @dataclass(frozen=True)

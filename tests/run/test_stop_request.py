@@ -74,10 +74,8 @@ def test_the_grace_comes_from_the_config_or_the_scheduler_or_is_the_usual_one() 
 
 def test_a_grace_that_is_too_short_is_told_once() -> None:
     grace = Grace(30)
-    assert grace.warning() is None
-    grace.step, grace.save = 20.0, 5.0
-    assert grace.warning() is None
-    grace.save = 15.0
-    text = grace.warning()
+    assert grace.check(0.0, 0.0) is None
+    assert grace.check(20.0, 5.0) is None
+    text = grace.check(1.0, 15.0)
     assert text is not None and "up to 35 s" in text and "train.grace_seconds" in text
-    assert grace.warning() is None
+    assert grace.check(1.0, 15.0) is None
