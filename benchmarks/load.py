@@ -48,7 +48,7 @@ from accelerate.utils.fsdp_utils import fsdp2_load_full_state_dict
 from shardtune.adapters.lora import add_lora
 from shardtune.config.schema import LoraSection, ModelSection, ParallelSection
 from shardtune.model.meta_model import build_meta_model
-from shardtune.model.fill import bare_name
+from shardtune.model.weight_loading import unwrapped_name
 from shardtune.parallel.processes import join
 from shardtune.parallel.shard import shard_model
 from shardtune.train.proof import checksum
@@ -70,7 +70,8 @@ def load(processes):
         meta_model = build_meta_model(section, checkpoint.folder, checkpoint.stored)
         model, *_ = add_lora(meta_model.model, LoraSection(), meta_model.family)
         shard_model(model, ParallelSection(device="cpu"), processes.mesh, None)
-        load_sharded_weights(model, meta_model, checkpoint.way, processes, 0, lambda done, total: None, on_host=False)
+        strategy = checkpoint.strategy
+        load_sharded_weights(model, meta_model, strategy, processes, 0, lambda done, total: None, on_host=False)
         return model
     if way == "transformers":
         from transformers.distributed import DistributedConfig
@@ -91,7 +92,7 @@ with join(ParallelSection(device="cpu")) as processes:
     imported = high_water()
     began = time.perf_counter()
     model = load(processes)
-    held = {bare_name(n): p for n, p in model.named_parameters() if isinstance(p, DTensor) and "lora_" not in n}
+    held = {unwrapped_name(n): p for n, p in model.named_parameters() if isinstance(p, DTensor) and "lora_" not in n}
     sums = {name: checksum(parameter) for name, parameter in held.items()}
     dist.barrier()
     seconds, peak = time.perf_counter() - began, high_water()

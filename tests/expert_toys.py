@@ -10,7 +10,7 @@ from transformers import Mistral4Config, Mistral4ForCausalLM, MixtralConfig, Mix
 
 from shardtune.kernels import fp8
 from shardtune.model.experts import SCALE_SUFFIX
-from shardtune.model.quantized import fp8_candidates, hold_in_fp8
+from shardtune.model.quantized import fp8_candidates, use_fp8_storage
 
 EXPERT_PARAMETERS = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
 
@@ -102,7 +102,7 @@ def fp8_and_its_twin(kind: str, dtype: torch.dtype) -> tuple[PreTrainedModel, Pr
     blocks = toy_blocks(held)
     filled = {name: quantise(held.get_parameter(name).detach(), block) for name, block in blocks.items()}
     held.to(dtype), twin.to(dtype)
-    hold_in_fp8(held, blocks)
+    use_fp8_storage(held, blocks)
     with torch.no_grad():
         for name, (codes, scale) in filled.items():
             held.get_parameter(name).copy_(codes)

@@ -23,7 +23,8 @@ from shardtune.config.schema import LoraSection, ParallelSection
 from shardtune.data.collate import REAL_TOKENS, Collator
 from shardtune.kernels import varlen
 from shardtune.parallel.shard import shard_model
-from shardtune.train.fused_loss import use_fused_loss
+from shardtune.train.losses import Loss, nll
+from shardtune.train.losses.fused import use_fused_loss
 
 Rows = list[list[tuple[np.ndarray, np.ndarray]]]
 VOCABULARY, EXPERTS = 1000, 8
@@ -78,15 +79,7 @@ class Path:
 
     def loss(self, batch: dict[str, Any]) -> torch.Tensor:
         """Summed over supervised tokens; the eager twin takes it from logits."""
-        if self.fast:
-            loss: torch.Tensor = self.model(**batch, use_cache=False).loss
-            return loss
-        given = {k: v for k, v in batch.items() if k != "labels"}
-        logits = self.model(**given, use_cache=False).logits.float()
-        labels = batch["labels"][:, 1:].flatten()
-        return torch.nn.functional.cross_entropy(
-            logits[:, :-1].flatten(0, 1), labels, ignore_index=-100, reduction="sum"
-        )
+        return Loss(nll.LOSS, 0.0, fused=self.fast)(self.model, batch).loss
 
     def loss_and_gradients(self, rows: Rows) -> dict[str, torch.Tensor]:
         self.model.zero_grad()
@@ -122,7 +115,7 @@ def build(
                 module.__class__ = ParamWrapper  # as PEFT computes it: `W + B A` written out
     compute = dtype if dtype == torch.bfloat16 else None
     shard_model(adapted, ParallelSection(), mesh, compute, compiled=compiled)
-    return Path(adapted, Collator(0, layout, fill_to=fill_to, fused_loss=fast), mesh.device_type, fast)  # type: ignore[arg-type]
+    return Path(adapted, Collator(0, layout, fill_to=fill_to), mesh.device_type, fast)  # type: ignore[arg-type]
 
 
 def differences(fast: Path, eager: Path, rows: Rows) -> dict[str, float]:

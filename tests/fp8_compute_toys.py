@@ -13,7 +13,7 @@ from shardtune.adapters.experts import use_grouped_products
 from shardtune.adapters.fused import use_fused_lora
 from shardtune.kernels import fp8
 from shardtune.model.experts import SCALE_SUFFIX
-from shardtune.model.quantized import fp8_candidates, hold_in_fp8, multiply_codes
+from shardtune.model.quantized import enable_fp8_compute, fp8_candidates, use_fp8_storage
 
 TARGETS = {
     "llama": (["q_proj", "v_proj", "o_proj", "down_proj"], []),
@@ -39,7 +39,7 @@ def held_toy(kind: str, dtype: torch.dtype, *, fine: bool = False) -> PreTrained
     values = {name: model.get_parameter(name).detach().clone() for name in fp8_candidates(model)}
     model.to(dtype)
     blocks = toy_blocks(model) if fine else {name: (1, value.shape[-1]) for name, value in values.items()}
-    hold_in_fp8(model, blocks)
+    use_fp8_storage(model, blocks)
     with torch.no_grad():
         for name, value in values.items():
             codes, scale = fp8.quantize_rows(value)
@@ -59,7 +59,7 @@ def prepared(
     model = adapted(held_toy(kind, dtype), modules, parameters)
     use_grouped_products(model)
     if codes_too:
-        count, left = multiply_codes(model)
+        count, left = enable_fp8_compute(model)
         assert count == sum(len(getattr(module, "fp8_blocks", ())) for module in model.modules()) and not left
     if fused:
         assert use_fused_lora(model)[0] == 2 * len(modules)

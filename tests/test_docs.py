@@ -1,4 +1,4 @@
-"""Pages that point at each other and at code: links lead somewhere, and docs/from-trl.md leaves no line without a fate."""
+"""Pages that point at each other and at code: links lead somewhere, and docs/from-trl.md leaves out no line."""
 
 from __future__ import annotations
 

@@ -11,13 +11,13 @@ from torch.distributed.tensor import DTensor
 
 from shardtune.adapters.lora import add_lora
 from shardtune.config.schema import LoraSection, ModelSection, ParallelSection
-from shardtune.model.fill import bare_name
 from shardtune.model.meta_model import build_meta_model
-from shardtune.model.quantized import hold_in_fp8
+from shardtune.model.quantized import use_fp8_storage
+from shardtune.model.weight_loading import unwrapped_name
 from shardtune.observe.host_meter import host_peak_bytes
 from shardtune.parallel.processes import Processes, join
 from shardtune.parallel.shard import shard_model
-from shardtune.train.choices import fp8_blocks
+from shardtune.train.build import fp8_blocks
 from shardtune.train.weights import find_checkpoint, load_sharded_weights
 
 
@@ -35,14 +35,14 @@ def bring_in_case(case: dict, section: ParallelSection, processes: Processes) ->
     checkpoint = find_checkpoint(model_section, processes)
     meta_model = build_meta_model(model_section, checkpoint.folder, checkpoint.stored)
     if model_section.base_precision == "fp8":
-        hold_in_fp8(meta_model.model, fp8_blocks(meta_model))
+        use_fp8_storage(meta_model.model, fp8_blocks(meta_model))
     model, *_ = add_lora(meta_model.model, LoraSection(lora_dropout=0, **case.get("lora", {})), meta_model.family)
     shard_model(model, section, processes.mesh, None)
     loaded = load_sharded_weights(
-        model, meta_model, checkpoint.way, processes, 7, lambda done, total: None, on_host=False
+        model, meta_model, checkpoint.strategy, processes, 7, lambda done, total: None, on_host=False
     )
     return {
-        "way": loaded.way,
+        "way": loaded.strategy,
         "bytes_read": loaded.bytes_read,
         "local_bytes": loaded.local_bytes,
         "peak": host_peak_bytes(),
@@ -55,7 +55,7 @@ def bring_in_case(case: dict, section: ParallelSection, processes: Processes) ->
 
 def own_name(name: str) -> str:
     """As in the bare model; an adapter keeps its name (those of two expert tensors differ by `base_layer` alone)."""
-    return name if "lora_" in name else bare_name(name)
+    return name if "lora_" in name else unwrapped_name(name)
 
 
 def digest(tensor: torch.Tensor) -> str:

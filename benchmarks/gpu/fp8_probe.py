@@ -247,7 +247,7 @@ def experts(variant: str, compiled: bool, device: str, tiny: bool) -> Iterator[L
             return lambda tokens: routed_experts(tokens, index, weights, *both, gate)
 
         twin = [ExpertWeight(*one) for one in held]
-        own = [ExpertWeight(*one, multiply_codes=variant == "fp8") for one in held]
+        own = [ExpertWeight(*one, fp8_compute=variant == "fp8") for one in held]
         if variant == "bf16":
             own = [ExpertWeight(one.values(torch.bfloat16)) for one in twin]
         yield compare(of(own), of(twin), x, compiled, device, f"{count}t {number}e {hidden}x{inner}")
@@ -256,7 +256,7 @@ def experts(variant: str, compiled: bool, device: str, tiny: bool) -> Iterator[L
 def layer(variant: str, compiled: bool, device: str, tiny: bool) -> Iterator[Line]:
     import torch
 
-    from shardtune.model.quantized import multiply_codes
+    from shardtune.model.quantized import fp8_compute
 
     model = mistral4_layer(device, tiny)
     core = model.get_base_model().model.layers[0]
@@ -272,7 +272,7 @@ def layer(variant: str, compiled: bool, device: str, tiny: bool) -> Iterator[Lin
     batches = [torch.randint(10, 1000, size, device=device) for size in sizes]
     twins = [step(ids) for ids in batches]
     if variant == "fp8":
-        count, left = multiply_codes(model)
+        count, left = fp8_compute(model)
         assert count and (tiny or not left), (count, left)
     if compiled:
         core.forward = torch.compile(core.forward, dynamic=False)
@@ -301,7 +301,7 @@ def mistral4_layer(device: str, tiny: bool) -> Any:
 
     from shardtune.adapters.fused import use_fused_lora
     from shardtune.kernels import fp8
-    from shardtune.model.quantized import SCALE_SUFFIX, fp8_candidates, hold_in_fp8
+    from shardtune.model.quantized import SCALE_SUFFIX, fp8_candidates, use_fp8_storage
 
     small = {"hidden_size": 64, "intermediate_size": 64, "moe_intermediate_size": 32, "n_routed_experts": 8,
              "num_attention_heads": 4, "num_key_value_heads": 4, "q_lora_rank": 16, "kv_lora_rank": 16,
@@ -310,7 +310,7 @@ def mistral4_layer(device: str, tiny: bool) -> Any:
     with torch.device(device):
         model = Mistral4ForCausalLM._from_config(config, dtype=torch.bfloat16, attn_implementation="sdpa")
     held = {name: fp8.quantize_rows(model.get_parameter(name).detach()) for name in fp8_candidates(model)}
-    hold_in_fp8(model, {name: (1, codes.shape[-1]) for name, (codes, _) in held.items()})
+    use_fp8_storage(model, {name: (1, codes.shape[-1]) for name, (codes, _) in held.items()})
     with torch.no_grad():
         for name, (codes, scale) in held.items():
             model.get_parameter(name).copy_(codes)

@@ -43,14 +43,14 @@ def main() -> None:
     from torch.profiler import ProfilerActivity, profile
 
     from shardtune.cli.main import main as cli
-    from shardtune.train.trainer import ShardedSFTTrainer
+    from shardtune.train.loop import TrainingLoop
 
     kernels: dict[str, float] = defaultdict(float)
     calls: dict[str, int] = defaultdict(int)
-    stock = ShardedSFTTrainer.training_step
+    stock = TrainingLoop.train_step
     state: dict[str, object] = {}
 
-    def traced(self: ShardedSFTTrainer, *args: object, **kwargs: object) -> torch.Tensor:
+    def traced(self: TrainingLoop, batches: list[dict[str, object]]) -> None:
         step = self.state.global_step
         if step == FIRST and "profile" not in state:
             torch.cuda.synchronize()
@@ -69,9 +69,9 @@ def main() -> None:
             print_idle(events)
             for kernel, ms in sorted(kernels.items(), key=lambda item: -item[1])[:45]:
                 print(f"{ms:8.2f} ms {calls[kernel] / STEPS:7.1f}×  {re.sub(r'<.*', '', kernel)[:110]}", flush=True)
-        return stock(self, *args, **kwargs)
+        stock(self, batches)
 
-    ShardedSFTTrainer.training_step = traced
+    TrainingLoop.train_step = traced
     with tempfile.TemporaryDirectory() as place:
         config = config_of(CASES[name], Path(place))
         sys.argv = [

@@ -11,7 +11,7 @@ from peft.tuners.trainable_tokens import TrainableTokensLayer
 from shardtune.adapters.sites import Site
 from shardtune.adapters.targets import Resolution
 from shardtune.model.experts import SCALE_SUFFIX
-from shardtune.model.fill import is_adapter
+from shardtune.model.weight_loading import is_adapter
 
 if TYPE_CHECKING:
     from peft import PeftModel

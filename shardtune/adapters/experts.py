@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from shardtune.errors import ShardtuneError
 from shardtune.kernels.experts import Activation
 from shardtune.kernels.fp8 import CODES
-from shardtune.model.experts import WEIGHTS, check_experts, compute_of, expert_weight
+from shardtune.model.experts import WEIGHTS, check_experts, expert_weight, experts_kernel
 from shardtune.model.quantized import Fp8Linear
 
 if TYPE_CHECKING:
@@ -150,4 +150,4 @@ def _forward(
 ) -> Tensor:
     gate_up, down = (expert_weight(experts, name, *factors.get(name, (None, 1.0))) for name in WEIGHTS)
     activation = cast(Activation, experts._apply_gate)
-    return compute_of(experts)(hidden_states, top_k_index, top_k_weights, gate_up, down, activation)
+    return experts_kernel(experts)(hidden_states, top_k_index, top_k_weights, gate_up, down, activation)

@@ -62,9 +62,9 @@ class FusedLoraLinear(Linear):
         dropped = dropout(x) if self.training and not isinstance(dropout, nn.Identity) else None
         if not isinstance(base, Fp8Linear):
             return lora_linear(x, base.weight, base.bias, a, b, self.scaling[name], dropped)
-        codes, scale, block = base.held()
+        codes, scale, block = base.fp8_weight()
         return fp8_lora_linear(
-            x, codes, scale, block, base.bias, a, b, self.scaling[name], dropped, "weight" in base.multiplied
+            x, codes, scale, block, base.bias, a, b, self.scaling[name], dropped, "weight" in base.fp8_compute_weights
         )
 
 

@@ -49,12 +49,12 @@ def add_lora(
         # PEFT looks for the patterns' keys among modules only; that ours matched parameters is checked below.
         warnings.filterwarnings("ignore", r"The following (rank|alpha)_pattern keys did not match", RuntimeWarning)
         adapted: PeftModel = get_peft_model(model, config, low_cpu_mem_usage=on_meta)
-    _in_order(adapted)
+    _sort_targets(adapted)
     for parameter in adapted.parameters():
         if parameter.requires_grad and parameter.dtype != torch.float32:
             parameter.data = parameter.data.float()  # FSDP2 wants one dtype for what trains in a unit
     check_as_meant(adapted, section, resolution.sites)
-    _draw_again_on_float8(adapted)
+    _reinit_on_float8(adapted)
     use_linear_products(adapted)
     if any(site.role == "experts" and site.is_parameter for site in resolution.sites.values()):
         use_grouped_products(adapted)
@@ -71,14 +71,14 @@ def _refuse_dora_on_float8(model: PreTrainedModel, section: LoraSection, sites: 
         )
 
 
-def _in_order(adapted: PeftModel) -> None:
+def _sort_targets(adapted: PeftModel) -> None:
     """PEFT keeps names as a set, which is written to adapter_config.json in another order each time."""
     config = adapted.peft_config["default"]
     config.target_modules = sorted(config.target_modules)
     config.target_parameters = sorted(config.target_parameters) if config.target_parameters else None
 
 
-def _draw_again_on_float8(adapted: PeftModel) -> None:
+def _reinit_on_float8(adapted: PeftModel) -> None:
     """PEFT rounds what it has drawn to the dtype of the base; float8 has eight steps to a doubling."""
     for layer in adapted.modules():
         if not isinstance(layer, LoraLayer):

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardtune.adapters.patterns import matches
-from shardtune.config.schema import LoraSection
-from shardtune.config.target_words import entries_of
+from shardtune.adapters.sites import matches
+from shardtune.config.schema import LoraSection, entries_of
 from shardtune.errors import UserInputError
 from shardtune.model.quantized import Fp8Linear
 

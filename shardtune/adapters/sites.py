@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from torch import nn
 
+from shardtune.errors import UserInputError
 from shardtune.model.families.family import Family
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 Role = Literal["attention", "mlp", "shared-experts", "experts", "router", "other"]
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9_.]+")
 
 
 @dataclass(frozen=True)
@@ -101,3 +104,21 @@ def _sites(name: str, below: str, module: nn.Module, roles: dict[str, Role]) -> 
     if isinstance(module, nn.Linear) and not named:
         shape = (module.out_features, module.in_features)
         yield Site(name, roles.get(below, "other") if below else "other", shape, is_parameter=False, below=below)
+
+
+def matches(pattern: str, name: str) -> bool:
+    """Does a name (by its whole last parts) or a regular expression (all of it) match a full name?
+
+    Raises:
+        UserInputError: the pattern is neither.
+    """
+    if _PLAIN_NAME.fullmatch(pattern):
+        return name == pattern or name.endswith(f".{pattern}")
+    try:
+        return re.fullmatch(pattern, name) is not None
+    except re.error as error:
+        raise UserInputError(
+            f"lora.target_modules: '{pattern}' is not a valid regular expression.",
+            why=str(error),
+            fix="Use a module name such as q_proj, or a pattern over full names such as .*self_attn.*proj.",
+        ) from error

@@ -9,11 +9,9 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from shardtune.adapters.patterns import matches
 from shardtune.adapters.ranks import rank_of, rank_setting
-from shardtune.adapters.sites import Site
-from shardtune.config.schema import LoraSection
-from shardtune.config.target_words import NO_DROPOUT, WORDS
+from shardtune.adapters.sites import Site, matches
+from shardtune.config.schema import NO_DROPOUT, TARGET_WORDS, LoraSection
 from shardtune.errors import UserInputError
 from shardtune.model.families.family import Family
 
@@ -113,7 +111,7 @@ def no_match(model: PreTrainedModel, entry: str, sites: Iterable[Site]) -> UserI
     there = f"Linear layers there are: {_listing(linear)}."
     if tensors:
         there += f" Fused experts and routers: {_listing(tensors)}."
-    if entry in WORDS:
+    if entry in TARGET_WORDS:
         return UserInputError(
             f"lora.target_modules: '{entry}' matches nothing in {type(model).__name__}.",
             why=f"The model has no {entry.replace('-', ' ')} that could take an adapter.",
@@ -121,8 +119,8 @@ def no_match(model: PreTrainedModel, entry: str, sites: Iterable[Site]) -> UserI
         )
     return UserInputError(
         f"lora.target_modules: '{entry}' matches no linear layer of {type(model).__name__}.",
-        why=_what_it_is(model, entry) or _nearest(entry, [*linear, *tensors, *WORDS]),
-        fix=f"{there} Words: {', '.join(WORDS)}.",
+        why=_what_it_is(model, entry) or _nearest(entry, [*linear, *tensors, *TARGET_WORDS]),
+        fix=f"{there} Words: {', '.join(TARGET_WORDS)}.",
     )
 
 

@@ -6,11 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shardtune.adapters import target_notices, target_problems
-from shardtune.adapters.patterns import matches
 from shardtune.adapters.ranks import check_patterns
-from shardtune.adapters.sites import Role, Site, sites_of
-from shardtune.config.schema import LoraSection
-from shardtune.config.target_words import ALL_LINEAR, WORDS, entries_of
+from shardtune.adapters.sites import Role, Site, matches, sites_of
+from shardtune.config.schema import ALL_LINEAR, TARGET_WORDS, LoraSection, entries_of
 from shardtune.model.families.family import Family
 
 if TYPE_CHECKING:
@@ -64,7 +62,7 @@ class Reading:
 
     @property
     def is_word(self) -> bool:
-        return self.entry in WORDS and self.entry != ALL_LINEAR
+        return self.entry in TARGET_WORDS and self.entry != ALL_LINEAR
 
 
 def resolve_targets(model: PreTrainedModel, section: LoraSection, family: Family) -> Resolution:
@@ -73,7 +71,7 @@ def resolve_targets(model: PreTrainedModel, section: LoraSection, family: Family
     A site two entries match counts for the first. The model may live on the meta device.
 
     Args:
-        section: Entries may be the words of `WORDS`, module or parameter names (`q_proj`,
+        section: Entries may be the words of `TARGET_WORDS`, module or parameter names (`q_proj`,
             `layers.0.self_attn.q_proj`, `experts.down_proj`), or regular expressions over full names.
         family: Says which part is what, and what the names people copy mean here.
 
@@ -122,7 +120,7 @@ def _chosen(sites: dict[str, Site], section: LoraSection) -> dict[str, Site]:
 
 
 def _read(model: PreTrainedModel, entry: str, sites: dict[str, Site], family: Family, section: LoraSection) -> Reading:
-    if entry in WORDS:
+    if entry in TARGET_WORDS:
         matched = [site for site in sites.values() if site.role in _ROLES[entry]]
         return _with_experts(model, entry, matched, sites, section, named=entry == "experts")
     literal = [site for site in sites.values() if any(matches(entry, name) for name in site.names)]

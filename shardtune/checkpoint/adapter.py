@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import torch
 from peft.utils import get_peft_model_state_dict
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from shardtune.checkpoint.tensor_files import write_tensors
+from shardtune.durable import library_os_errors
 from shardtune.errors import ShardtuneError
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 WEIGHTS = "adapter_model.safetensors"
 
 
-class AdapterMisfitError(ShardtuneError):
+class AdapterMismatchError(ShardtuneError):
     """Tensors of other names or shapes than what the model trains."""
 
 
@@ -55,7 +55,7 @@ def gather_tensors(named: Iterable[tuple[str, torch.Tensor]], *, keep: bool) -> 
     return found
 
 
-def frozen_config(model: PeftModel) -> PeftConfig:
+def inference_config(model: PeftModel) -> PeftConfig:
     """A copy of the adapter's settings as they are written: ready for use, not for training."""
     config = copy.deepcopy(model.peft_config["default"])
     config.inference_mode = True
@@ -64,7 +64,7 @@ def frozen_config(model: PeftModel) -> PeftConfig:
 
 def write_adapter(model: PeftModel, tensors: dict[str, torch.Tensor], folder: Path) -> None:
     """Write `adapter_model.safetensors` and `adapter_config.json` into `folder` (one process only)."""
-    write_adapter_files(frozen_config(model), tensors, folder)
+    write_adapter_files(inference_config(model), tensors, folder)
 
 
 def write_adapter_files(config: PeftConfig, tensors: dict[str, torch.Tensor], folder: Path) -> None:
@@ -74,26 +74,37 @@ def write_adapter_files(config: PeftConfig, tensors: dict[str, torch.Tensor], fo
     config.save_pretrained(folder)
 
 
+def write_tensors(path: Path, tensors: dict[str, torch.Tensor]) -> None:
+    """Write one safetensors file, mode 0644.
+
+    Raises:
+        OSError: the disk is full, or any other thing the system says (the library wraps it in an error of its own).
+    """
+    with library_os_errors(path):
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path, metadata={"format": "pt"})
+    path.chmod(0o644)  # safetensors 0.8 writes 0600: other users of a shared volume could not read it
+
+
 def read_adapter(folder: Path) -> dict[str, torch.Tensor]:
     """The tensors of an adapter folder, by PEFT's names."""
     return load_file(folder / WEIGHTS)
 
 
-def put_adapter(model: PeftModel, tensors: dict[str, torch.Tensor]) -> None:
+def load_adapter(model: PeftModel, tensors: dict[str, torch.Tensor]) -> None:
     """Put whole tensors (as `read_adapter` gives them, the same on every rank) into a sharded model.
 
     Raises:
-        AdapterMisfitError: as `refuse_misfit` does.
+        AdapterMismatchError: as `check_adapter_matches` does.
     """
-    refuse_misfit(model, tensors)
+    check_adapter_matches(model, tensors)
     with torch.no_grad():
         for name, parameter in _trainable(model).items():
             parameter.copy_(shard_like(tensors[name].to(parameter.dtype), parameter))
 
 
-def refuse_misfit(model: PeftModel, tensors: dict[str, torch.Tensor]) -> None:
+def check_adapter_matches(model: PeftModel, tensors: dict[str, torch.Tensor]) -> None:
     """Raises:
-    AdapterMisfitError: a tensor of the model is missing, has another shape, or one is there that the model has not.
+    AdapterMismatchError: a tensor of the model is missing, has another shape, or one is there that the model has not.
     """
     trainable = _trainable(model)
     why = ""
@@ -106,7 +117,7 @@ def refuse_misfit(model: PeftModel, tensors: dict[str, torch.Tensor]) -> None:
             shapes = f"{list(tensors[other[0]].shape)} instead of {list(trainable[other[0]].shape)}"
             why = f"{len(other)} tensors have another shape, such as {other[0]}: {shapes}."
     if why:
-        raise AdapterMisfitError(
+        raise AdapterMismatchError(
             "The adapter does not fit the model.", why=why, fix="Load it with the lora settings it was trained with."
         )
 

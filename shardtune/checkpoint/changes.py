@@ -19,12 +19,12 @@ Settings = Mapping[str, Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Verdict:
-    """free: changes no number of the run. told: allowed, and said what it means. refused: it would be another run.
+    """free: changes no result. notice: allowed, with a message about its effect. refused: it would be another run.
 
     batch: free as long as per-device × processes × accumulation stays the same, which is checked on its own.
     """
 
-    kind: Literal["free", "told", "refused", "batch"]
+    kind: Literal["free", "notice", "refused", "batch"]
     meaning: str = ""
 
 
@@ -32,11 +32,13 @@ _FREE, _BATCH = Verdict("free"), Verdict("batch")
 _DATA = Verdict("refused", "other rows, or another order: the position in the data would mean nothing")
 _MODEL = Verdict("refused", "the adapter was trained on another model")
 _SHAPE = Verdict("refused", "the adapter's tensors, or what they are multiplied by, would change")
-_ROUNDING = Verdict("told", "the same mathematics with other rounding: losses go on slightly differently")
-_RATE = Verdict("told", "from here on the learning rate follows the new schedule, at the step it stands at")
-_LENGTH = Verdict("told", "the schedule is stretched or shortened to the new length, so the learning rate jumps here")
-
-_GUARD = Verdict("told", "guards judge and act by the new value from here on")
+_ROUNDING = Verdict("notice", "the same mathematics with other rounding: losses go on slightly differently")
+_RATE = Verdict("notice", "from here on the learning rate follows the new schedule, at the step it stands at")
+_LENGTH = Verdict("notice", "the schedule is stretched or shortened to the new length, so the learning rate jumps here")
+_OPTIMIZER = Verdict("notice", "the optimizer uses the new value from here on")
+_STOPPING = Verdict("notice", "early stopping uses the new value from here on")
+_OBJECTIVE = Verdict("notice", "training minimizes the new objective from here on")
+_GUARD = Verdict("notice", "guards judge and act by the new value from here on")
 
 VERDICTS: dict[str, Verdict] = {
     "model.model_name_or_path": _MODEL,
@@ -45,7 +47,7 @@ VERDICTS: dict[str, Verdict] = {
     "model.new_tokens": _DATA,
     "model.torch_dtype": _ROUNDING,
     "model.base_precision": Verdict(
-        "told", "the frozen weights are held differently: an FP8 checkpoint's same values, any other's rounded"
+        "notice", "the frozen weights are held differently: an FP8 checkpoint's same values, any other's rounded"
     ),
     "model.weights": _MODEL,
     "model.load": _FREE,
@@ -56,7 +58,7 @@ VERDICTS: dict[str, Verdict] = {
     "model.trust_remote_code": _FREE,
     "lora.r": _SHAPE,
     "lora.lora_alpha": _SHAPE,
-    "lora.lora_dropout": Verdict("told", "other noise on the adapters' input from here on"),
+    "lora.lora_dropout": Verdict("notice", "other noise on the adapters' input from here on"),
     "lora.target_modules": _SHAPE,
     "lora.exclude_modules": _SHAPE,
     "lora.layers_to_transform": _SHAPE,
@@ -98,11 +100,20 @@ VERDICTS: dict[str, Verdict] = {
     "train.offload_activations": _FREE,
     "train.optim": Verdict("refused", "the saved state belongs to another optimizer"),
     "train.learning_rate": _RATE,
+    "train.optim_args": Verdict("refused", "the saved state belongs to other arguments of the optimizer"),
+    "train.adam_beta1": _OPTIMIZER,
+    "train.adam_beta2": _OPTIMIZER,
+    "train.adam_epsilon": _OPTIMIZER,
     "train.lr_scheduler_type": _RATE,
+    "train.lr_scheduler_kwargs": _RATE,
     "train.warmup_ratio": _RATE,
     "train.warmup_steps": _RATE,
-    "train.weight_decay": Verdict("told", "weights shrink at the new rate from here on"),
-    "train.max_grad_norm": Verdict("told", "gradients are clipped at the new norm from here on"),
+    "train.weight_decay": Verdict("notice", "weights shrink at the new rate from here on"),
+    "train.max_grad_norm": Verdict("notice", "gradients are clipped at the new norm from here on"),
+    "train.loss": _OBJECTIVE,
+    "train.label_smoothing_factor": _OBJECTIVE,
+    "train.router_aux_loss_coef": _OBJECTIVE,
+    "train.neftune_noise_alpha": _OBJECTIVE,
     "train.bf16": _ROUNDING,
     "train.fp16": _FREE,
     "train.kernels": _ROUNDING,
@@ -113,7 +124,17 @@ VERDICTS: dict[str, Verdict] = {
     "train.compile": _ROUNDING,
     "train.packing": _DATA,
     "train.logging_steps": _FREE,
+    "train.dataloader_num_workers": _FREE,
+    "train.dataloader_prefetch_factor": _FREE,
+    "train.dataloader_persistent_workers": _FREE,
+    "train.dataloader_pin_memory": _FREE,
+    "train.logging_strategy": _FREE,
+    "train.logging_first_step": _FREE,
     "train.eval_strategy": _FREE,
+    "train.eval_delay": _FREE,
+    "train.eval_on_start": _FREE,
+    "train.early_stopping_patience": _STOPPING,
+    "train.early_stopping_threshold": _STOPPING,
     "train.eval_steps": _FREE,
     "train.save_strategy": _FREE,
     "train.save_steps": _FREE,
@@ -122,12 +143,21 @@ VERDICTS: dict[str, Verdict] = {
     "train.load_best_model_at_end": _FREE,
     "train.resume": _FREE,
     "train.report_to": _FREE,
+    "train.run_name": _FREE,
+    "train.project": _FREE,
+    "train.trackio_space_id": _FREE,
+    "train.trackio_bucket_id": _FREE,
+    "train.trackio_static_space_id": _FREE,
+    "train.callbacks": _FREE,
     "train.seed": _DATA,
+    "train.data_seed": _DATA,
+    "train.full_determinism": _ROUNDING,
+    "train.tf32": _ROUNDING,
+    "train.torch_empty_cache_steps": _FREE,
     "train.ddp_find_unused_parameters": _FREE,
     "train.debug_freq": _FREE,
     "train.samples": _FREE,
     "train.sample_tokens": _FREE,
-    "train.extra": Verdict("told", "TRL takes the new value from here on"),
     "parallel.nproc": _BATCH,
     "parallel.device": _ROUNDING,
     "parallel.accelerate_config": _FREE,
@@ -178,9 +208,11 @@ VERDICTS: dict[str, Verdict] = {
 _UNKNOWN = Verdict("refused", "nothing is known about continuing a run with another value of it")
 # Beside the sections of kept settings: digests of values that are kept as references.
 DIGESTS = "value_digests"
-# A longer run is still the same run: a preempted job may come back with more steps; so may one that a guard stopped,
-# with another guard.
-_NOT_NAMING = {"train.num_train_epochs", "train.max_steps"} | {path for path in VERDICTS if path.startswith("guards.")}
+# A longer run is still the same run: a preempted job may come back with more steps; so may one that a guard or early
+# stopping ended, with another guard or more patience.
+_NOT_NAMING = {"train.num_train_epochs", "train.max_steps"} | {
+    path for path in VERDICTS if path.startswith(("guards.", "train.early_stopping_"))
+}
 
 
 @dataclass(frozen=True)
@@ -246,7 +278,7 @@ def identity(config: RunConfig) -> str:
 
 
 def _changes_numbers(path: str) -> bool:
-    return VERDICTS.get(path, _UNKNOWN).kind in ("told", "refused")
+    return VERDICTS.get(path, _UNKNOWN).kind in ("notice", "refused")
 
 
 def _same(path: str, old: tuple[Any, str | None], new: tuple[Any, str | None]) -> bool:

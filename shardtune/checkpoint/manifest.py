@@ -40,7 +40,7 @@ class Damage:
     detail: str = ""
 
     @property
-    def spoils(self) -> bool:
+    def is_fatal(self) -> bool:
         return self.kind != "extra"
 
     def __str__(self) -> str:

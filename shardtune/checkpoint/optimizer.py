@@ -24,7 +24,7 @@ def gather_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, *, keep
     return gather_tensors(_named_state(model, optimizer), keep=keep)
 
 
-def put_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, torch.Tensor]) -> None:
+def load_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, torch.Tensor]) -> None:
     """Put what `gather_optimizer` gave into a fresh optimizer. A collective; ranks but 0 may give `meta` tensors.
 
     Learning rate, betas and the like stay as the optimizer has them: they are the config's.
@@ -44,7 +44,7 @@ def put_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: d
                 why=f"'{name}' is {'unknown' if parameter is None else f'of shape {list(whole.shape)} there'}.",
                 fix="Continue with the lora settings the run was started with.",
             )
-        value = shard_like(whole, parameter) if whole.dim() else whole
+        value = shard_like(whole, parameter) if whole.dim() else whole.clone()  # steps count up in place
         state.setdefault(numbers[id(parameter)], {})[key] = value
     if state and len(state) != len(parameters):
         raise ShardtuneError(
@@ -53,6 +53,10 @@ def put_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: d
             fix="Continue with the lora settings the run was started with.",
         )
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+    for number, parameter in enumerate(p for group in optimizer.param_groups for p in group["params"]):
+        for key, value in state.get(number, {}).items():
+            if not value.dim() and key != "step":  # NAdam's: torch would move it to the GPU, and round it to bf16
+                optimizer.state[parameter][key] = value
 
 
 def _named_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, torch.Tensor]]:

@@ -30,7 +30,7 @@ def pack_rng(device: torch.device) -> bytes:
     return save(tensors)
 
 
-def put_rng(blob: bytes, device: torch.device) -> None:
+def load_rng(blob: bytes, device: torch.device) -> None:
     """Set every generator to where `pack_rng` found it."""
     tensors = load(blob)
     about: dict[str, Any] = json.loads(tensors["about"].numpy().tobytes())

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors.torch import load_file
 
-from shardtune.checkpoint.adapter import read_adapter, write_adapter_files
+from shardtune.checkpoint.adapter import read_adapter, write_adapter_files, write_tensors
 from shardtune.checkpoint.manifest import TRAINER
-from shardtune.checkpoint.tensor_files import write_tensors
 from shardtune.durable import write_file
 
 if TYPE_CHECKING:

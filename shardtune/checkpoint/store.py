@@ -35,7 +35,7 @@ LATEST, BEST = "latest", "best"
 
 
 @dataclass(frozen=True)
-class Damaged:
+class DamagedCheckpoint:
     """A checkpoint that cannot be trusted, and why."""
 
     step: int
@@ -128,11 +128,11 @@ class CheckpointStore:
             write_manifest(staging, step, about)
 
         if step in self.steps():
-            self._point(without=step)
+            self._update_pointers(without=step)
         final = publish(self.path(step), fill_all)
-        self._point()
+        self._update_pointers()
         self._retain()
-        self._point()  # a pointer that had no room may have some now
+        self._update_pointers()  # a pointer that had no room may have some now
         return final
 
     def manifest(self, step: int) -> Manifest | None:
@@ -155,7 +155,7 @@ class CheckpointStore:
     def record_eval(self, step: int, loss: float) -> None:
         """The validation loss of a checkpoint that was written before it was evaluated (a stop had cut that short)."""
         amend_manifest(self.path(step), eval_loss=loss)
-        self._point()
+        self._update_pointers()
 
     def verify(self, step: int, *, contents: bool = True) -> list[Damage]:
         """Everything that is wrong with a checkpoint; empty if nothing is."""
@@ -165,19 +165,19 @@ class CheckpointStore:
             found.append(Damage("manifest.json", "wrong step", f"it is of step {manifest.step}"))
         return found
 
-    def newest_sound(self) -> tuple[int | None, list[Damaged]]:
+    def newest_intact(self) -> tuple[int | None, list[DamagedCheckpoint]]:
         """The newest checkpoint of which every byte is right, and the newer ones that were passed over."""
-        damaged: list[Damaged] = []
+        damaged: list[DamagedCheckpoint] = []
         for step in reversed(self.steps()):
-            found = tuple(damage for damage in self.verify(step) if damage.spoils)
+            found = tuple(damage for damage in self.verify(step) if damage.is_fatal)
             if not found:
                 return step, damaged
-            damaged.append(Damaged(step, found))
+            damaged.append(DamagedCheckpoint(step, found))
         return None, damaged
 
     def set_aside(self, step: int, why: str = "damaged") -> Path:
         """Take a checkpoint out of the line, so that it neither counts nor is found again; kept to look at."""
-        self._point(without=step)
+        self._update_pointers(without=step)
         aside = self.folder / f"{why}-{self.path(step).name}-{secrets.token_hex(2)}"
         self.path(step).rename(aside)
         fsync(self.folder)
@@ -201,7 +201,7 @@ class CheckpointStore:
             if lease is not None:
                 lease.release()
 
-    def _point(self, without: int | None = None) -> None:
+    def _update_pointers(self, without: int | None = None) -> None:
         steps = [step for step in self.steps() if step != without]
         best = next(iter(self.by_eval_loss(without)), None)
         for name, step in ((BEST, best[0] if best else None), (LATEST, steps[-1] if steps else None)):
@@ -223,7 +223,7 @@ class CheckpointStore:
                 self._delete(step)
 
     def _delete(self, step: int) -> None:
-        doomed = _set_doomed(self.path(step))
+        doomed = _rename_for_deletion(self.path(step))
         if self._is_read(step):  # a reader came between the look and the rename
             doomed.rename(self.path(step))
         else:
@@ -262,7 +262,7 @@ def publish(folder: Path, fill: Callable[[Path], None]) -> Path:
         if folder.is_symlink() or folder.is_file():  # somebody's: kept beside, neither followed nor deleted
             folder.rename(folder.with_name(f"displaced-{folder.name}-{secrets.token_hex(2)}"))
         if folder.exists():
-            doomed = _set_doomed(folder)
+            doomed = _rename_for_deletion(folder)
         staging.rename(folder)
         fsync(folder.parent)
         if doomed is not None:
@@ -294,7 +294,7 @@ def _owner_file(staging: Path) -> Path:
     return staging.with_name(staging.name + ".owner")
 
 
-def _set_doomed(folder: Path) -> Path:
+def _rename_for_deletion(folder: Path) -> Path:
     """Out of sight before its files go: a crash among them must not leave half of it under its name."""
     doomed = folder.parent / f"{_STAGING}old-{folder.name}-{secrets.token_hex(4)}"
     folder.rename(doomed)

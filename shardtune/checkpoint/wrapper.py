@@ -12,7 +12,7 @@ import torch
 from peft.tuners.lora import LoraLayer, ParamWrapper
 from peft.utils.other import ModulesToSaveWrapper
 
-from shardtune.checkpoint.adapter import frozen_config, write_adapter_files
+from shardtune.checkpoint.adapter import inference_config, write_adapter_files
 from shardtune.model.families.family import Wrapper
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def write_for_wrapper(model: PeftModel, tensors: dict[str, torch.Tensor], folder
     where they are.
     """
     renamed = {_OUTER + served_name(name.removeprefix(_OUTER), wrapper.served): t for name, t in tensors.items()}
-    config = frozen_config(model)
+    config = inference_config(model)
     modules, parameters = _targets(model)
     served = [served_name(name, wrapper.served) for name in modules]
     config.target_modules = _pattern(served) if served else None

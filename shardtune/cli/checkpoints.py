@@ -76,7 +76,7 @@ def _row(store: CheckpointStore, step: int, verify: bool) -> dict[str, Any]:
         "time": manifest.about.get("time") if manifest else None,
         "processes": manifest.about.get("world_size") if manifest else None,
         "marks": marks,
-        "intact": not any(damage.spoils for damage in damages),
+        "intact": not any(damage.is_fatal for damage in damages),
         "damages": [str(damage) for damage in damages],
     }
 

@@ -21,12 +21,25 @@ def show(
     config: Config,
     override: Overrides = None,
     accelerate_config: AccelerateConfig = None,
+    resolve: Annotated[
+        bool,
+        typer.Option(
+            "--resolved",
+            help="With every auto replaced by what a run on this machine would choose, and why. Reads the model config "
+            "and, if a choice depends on it, prepares the data; reads no weights.",
+        ),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Values, origins, notices and verdicts as JSON.")] = False,
 ) -> None:
-    """Print every setting, and where its value comes from."""
+    """Print every setting, and where its value comes from.
+
+    Exit codes: 0 ok; 2 there are problems (with --resolved, also what `train` would refuse).
+    """
     from shardtune.config import load_config, render, render_yaml
 
     resolved = load_config(config, override or (), accelerate_config)
+    if resolve:
+        resolved = _resolved(resolved)
     if as_json:
         typer.echo(json.dumps(render.as_json(resolved), indent=2, ensure_ascii=False))
         return
@@ -75,7 +88,7 @@ def validate(
 @app.command()
 def schema() -> None:
     """Print the JSON Schema of a config, for editors."""
-    from shardtune.config.json_schema import json_schema
+    from shardtune.config.reference import json_schema
 
     typer.echo(json.dumps(json_schema(), indent=2, ensure_ascii=False))
 
@@ -86,6 +99,20 @@ def reference() -> None:
     from shardtune.config.reference import reference_page
 
     typer.echo(reference_page(), nl=False)
+
+
+def _resolved(asked: ResolvedConfig) -> ResolvedConfig:
+    import os
+
+    from shardtune.launch.named_paths import check_inputs
+    from shardtune.launch.start import processes_for, set_safe_defaults
+
+    set_safe_defaults(os.environ)
+    check_inputs(asked.config)
+    here, everywhere = processes_for(asked, os.environ)
+    from shardtune.train.preview import resolve_here  # brings torch
+
+    return resolve_here(asked, processes_here=here, world_size=everywhere)
 
 
 def _summary(resolved: ResolvedConfig) -> str:

@@ -1,4 +1,4 @@
-"""What does the user want? The only place that sees YAML: read, merge, override, check, explain."""
+"""What are the settings of a run? The only place that sees YAML: read, merge, override, check, explain."""
 
 from __future__ import annotations
 

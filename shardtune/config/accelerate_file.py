@@ -1,8 +1,8 @@
 """What does an accelerate config file ask for? Translates its keys to shardtune's settings, with a verdict for each.
 
-Two roads lead here: the file itself (`--accelerate-config fsdp.yaml`), and the environment variables in which
-`accelerate launch --config_file fsdp.yaml -m shardtune train …` hands the same file to its workers. Both become one
-list of `_Entry` and go through the one table in `accelerate_keys`.
+The keys come from the file itself (`--accelerate-config fsdp.yaml`), or from the environment variables in which
+`accelerate launch --config_file fsdp.yaml -m shardtune train …` passes the same file to its workers. Both become one
+list of `_Entry` and go through the table in `accelerate_keys`.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ __all__ = [
     "Verdict",
     "neutralise",
     "reference_page",
-    "settle_conflicts",
+    "resolve_conflicts",
     "translate_environment",
     "translate_file",
     "verdict_line",
@@ -60,7 +60,7 @@ _REMOVE = "Remove it."
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of one key: `sets` names the shardtune setting, such as `parallel.reshard_after_forward = true`."""
+    """What one key becomes: `sets` names the shardtune setting, such as `parallel.reshard_after_forward = true`."""
 
     key: str
     value: str
@@ -78,15 +78,15 @@ class Translation:
         verdicts: One for each key that is no problem, in the file's order.
         problems: (key, what is wrong, what to change): each must stop the run.
         sources: Dotted shardtune path -> the key in the file that set it.
-        settled_by: Problem -> (shardtune path, value in the file), for a problem that is none once the user sets that
-            path himself.
+        overridden_by: Problem -> (shardtune path, value in the file), for a problem that goes away when the
+            user sets that path.
     """
 
     values: dict[str, Any] = field(default_factory=dict)
     verdicts: tuple[Verdict, ...] = ()
     problems: tuple[tuple[str, str, str], ...] = ()
     sources: dict[str, str] = field(default_factory=dict)
-    settled_by: dict[tuple[str, str, str], tuple[str, str]] = field(default_factory=dict)
+    overridden_by: dict[tuple[str, str, str], tuple[str, str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ def translate_file(path: Path) -> Translation:
     """
     content, lines, twice = _read(path)
     problems = [
-        (key, f"{path.name}:{line}: the key is given twice", "Keep one; the last would win without a word.")
+        (key, f"{path.name}:{line}: the key is given twice", "Keep one; accelerate would silently use the last.")
         for key, line in twice
     ]
     entries, unknown = _entries_of_file(content, lines, path.name)
@@ -244,7 +244,7 @@ def _unknown_key(section: str, label: str, where: str) -> _Problem:
     for other, keys in SECTIONS.items():
         if other != section and _canonical(other, label) in keys:
             place = f"under `{other}:`" if other else "at the top level, not indented"
-            return label, f"{where}the key stands in the wrong place", f"Move it {place}."
+            return label, f"{where}the key is in the wrong place", f"Move it {place}."
     what = f"{where}accelerate has no such key" + (f" in {section}" if section else "")
     known = [*SECTIONS[section], *(name.removeprefix("fsdp_") for name in SECTIONS[section])]
     near = difflib.get_close_matches(label, known, n=1, cutoff=0.6)
@@ -269,10 +269,10 @@ def _given_twice(entries: Iterable[_Entry]) -> list[_Problem]:
 
 
 def translate_environment(environ: Mapping[str, str]) -> Translation | None:
-    """What `accelerate launch` handed to this worker; None when it said nothing that matters.
+    """What `accelerate launch` handed to this worker; None if nothing was set.
 
-    `accelerate launch` fills every variable, said or not, so a value that is its default is taken as unsaid: it sets
-    nothing. (`fsdp_forward_prefetch: false` and `mixed_precision: no` are then told to the user as not taken.) The
+    `accelerate launch` fills every variable, set or not, so a value that is its default is taken as unset.
+    (`fsdp_forward_prefetch: false` and `mixed_precision: no` are then reported as not used.) The
     number of processes is not read: they are running already.
     """
     entries = list(_entries_of_environment(environ))
@@ -296,9 +296,9 @@ def _entries_of_environment(environ: Mapping[str, str]) -> Iterator[_Entry]:
             if not value or value == "None":
                 continue
             default = LAUNCH_DEFAULTS.get(variable)
-            unsaid = default is not None and value.lower() == default.value
-            if default is None or not unsaid or default.say:
-                yield _Entry(variable, SECTIONS[section][name], value, is_launch_default=unsaid)
+            unset = default is not None and value.lower() == default.value
+            if default is None or not unset or default.report:
+                yield _Entry(variable, SECTIONS[section][name], value, is_launch_default=unset)
 
 
 def _is_true(value: str) -> bool:
@@ -318,7 +318,7 @@ def neutralise(environ: MutableMapping[str, str]) -> list[str]:
 
 @dataclass(frozen=True)
 class _Situation:
-    """What the reading of one key needs to know of others."""
+    """What other keys must be known to interpret one."""
 
     machines: int
     processes: int | None
@@ -343,7 +343,7 @@ def _translate(entries: list[_Entry], problems: list[_Problem], running: int | N
     situation = _situation(entries, running)
     values: dict[str, Any] = {}
     sources: dict[str, str] = {}
-    settled_by: dict[_Problem, tuple[str, str]] = {}
+    overridden_by: dict[_Problem, tuple[str, str]] = {}
     verdicts: list[Verdict] = []
     problems = list(problems)
     winners = _winners(entries, situation)
@@ -352,8 +352,8 @@ def _translate(entries: list[_Entry], problems: list[_Problem], running: int | N
         if meaning.verdict == "problem":
             problem = (entry.label, f"{entry.where}`{_show(entry.value)}`: {meaning.why}.", meaning.change)
             problems.append(problem)
-            if entry.key.settled_by:
-                settled_by[problem] = (entry.key.settled_by, _show(entry.value))
+            if entry.key.overridden_by:
+                overridden_by[problem] = (entry.key.overridden_by, _show(entry.value))
             continue
         winner = winners.get(meaning.path, entry)
         if meaning.path and winner.key is not entry.key:
@@ -362,7 +362,7 @@ def _translate(entries: list[_Entry], problems: list[_Problem], running: int | N
             values.setdefault(meaning.path, meaning.value)
             sources.setdefault(meaning.path, entry.label)
         verdicts.append(_verdict(entry, meaning, situation))
-    return Translation(values, tuple(verdicts), tuple(problems), sources, settled_by)
+    return Translation(values, tuple(verdicts), tuple(problems), sources, overridden_by)
 
 
 def _verdict(entry: _Entry, meaning: Meaning, situation: _Situation) -> Verdict:
@@ -377,7 +377,7 @@ def _verdict(entry: _Entry, meaning: Meaning, situation: _Situation) -> Verdict:
 def _meaning(entry: _Entry, situation: _Situation) -> Meaning:
     key = entry.key
     if entry.value is None:
-        return Meaning("no effect", "null says nothing; shardtune's own setting stays.")
+        return Meaning("no effect", "null sets nothing; shardtune's own setting applies.")
     spelled = _spell(key, entry.value)
     if spelled is None:
         return Meaning("problem", f"not a value of `{key.name}`", change=f"Allowed: {key.allowed}.")
@@ -389,7 +389,7 @@ def _meaning(entry: _Entry, situation: _Situation) -> Meaning:
     if meaning.value is FROM_FILE:
         meaning = replace(meaning, value=int(spelled) if key.kind == "number" else _names(entry.value))
     if entry.is_launch_default and meaning.path:
-        why = f"`accelerate launch` writes this for a silent file too, so it is no wish: set {meaning.path} yourself."
+        why = f"`accelerate launch` writes this value even if nobody set it: set {meaning.path} yourself."
         return Meaning("no effect", why)
     return meaning
 
@@ -465,16 +465,17 @@ def _winners(entries: list[_Entry], situation: _Situation) -> dict[str, _Entry]:
 def _overruled(meaning: Meaning, winner: _Entry, decision: Meaning, situation: _Situation) -> Meaning:
     if meaning.value == decision.value:
         return meaning
-    why = f"{winner.label}: {_show(winner.value)} wins, as in accelerate with fsdp_version {situation.version}."
+    value, version = _show(winner.value), situation.version
+    why = f"{winner.label}: {value} takes precedence, as in accelerate with fsdp_version {version}."
     return Meaning("conflicts", why, meaning.path, decision.value)
 
 
-def settle_conflicts(translation: Translation, explicitly_set: dict[str, Any]) -> Translation:
+def resolve_conflicts(translation: Translation, explicitly_set: dict[str, Any]) -> Translation:
     """Let the user's own settings win over the accelerate file's.
 
     Where they differ the key's verdict becomes "conflicts" and names the value that won, and the path leaves `values`
     and `sources`. Where they agree nothing changes. A problem the user's own setting makes moot (`mixed_precision:
-    fp16` beside an explicit train.bf16) becomes a conflict too.
+    fp16` with an explicit train.bf16) becomes a conflict too.
     """
     lost = {
         path: explicitly_set[path]
@@ -485,20 +486,22 @@ def settle_conflicts(translation: Translation, explicitly_set: dict[str, Any]) -
     for verdict in translation.verdicts:
         path = verdict.sets.partition(" = ")[0]
         verdicts.append(_lost_to(path, lost[path], verdict.key, verdict.value) if path in lost else verdict)
-    for problem, (path, value) in translation.settled_by.items():
+    for problem, (path, value) in translation.overridden_by.items():
         if path in explicitly_set:
             verdicts.append(_lost_to(path, explicitly_set[path], problem[0], value))
     return Translation(
         {path: value for path, value in translation.values.items() if path not in lost},
         tuple(verdicts),
-        tuple(p for p in translation.problems if translation.settled_by.get(p, ("", ""))[0] not in explicitly_set),
+        tuple(p for p in translation.problems if translation.overridden_by.get(p, ("", ""))[0] not in explicitly_set),
         {path: key for path, key in translation.sources.items() if path not in lost},
-        {problem: by for problem, by in translation.settled_by.items() if by[0] not in explicitly_set},
+        {problem: by for problem, by in translation.overridden_by.items() if by[0] not in explicitly_set},
     )
 
 
 def _lost_to(path: str, own: Any, key: str, value: str) -> Verdict:
-    return Verdict(key, value, "conflicts", "Your own setting wins over the accelerate file.", f"{path} = {_show(own)}")
+    return Verdict(
+        key, value, "conflicts", "Your own setting takes precedence over the accelerate file.", f"{path} = {_show(own)}"
+    )
 
 
 def _same(value: Any, other: Any) -> bool:
@@ -540,7 +543,7 @@ _ORDER: dict[str, tuple[int, str]] = {
 def verdict_line(verdicts: Iterable[Verdict]) -> str:
     """How many keys have which verdict; by name, those that lost to another value and those that do nothing.
 
-    What `accelerate config` writes into every file by itself is only counted: nobody asked for it.
+    What `accelerate config` writes into every file is only counted: nobody asked for it.
     """
     counts: dict[str, int] = {}
     names: dict[str, list[str]] = {}
@@ -607,18 +610,18 @@ that `accelerate launch` prepares. Every key gets an answer:
 
 | verdict | meaning |
 |---|---|
-| honoured | It does what it says; where it becomes a setting of shardtune, that is named. |
+| honoured | It takes effect; where it becomes a setting of shardtune, that setting is named. |
 | implied by FSDP2 | FSDP2 always works that way. |
-| no effect | Nothing is done with it, and the reason is given. |
-| conflicts | Your own YAML or `--override` (or a stronger key of the same file) says otherwise and wins. |
+| no effect | It is ignored, and the reason is given. |
+| conflicts | Your own YAML or `--override` (or another key of the file) takes precedence. |
 | **stops** | The run does not start until it is changed. |
 
 An unknown key stops the run and names the nearest known one (accelerate drops unknown keys of `fsdp_config` silently).
-Inside `fsdp_config` the prefix `fsdp_` may be left out. `null` says nothing.
+Inside `fsdp_config` the prefix `fsdp_` may be left out. `null` sets nothing.
 
-Through `accelerate launch` a value that is that command's own default cannot be told from silence, so it sets nothing:
-write `parallel.forward_prefetch: 0` or `train.bf16: false` in your own YAML where you mean them.
-`fsdp_limit_all_gathers` and `fsdp_state_dict_cpu_offload` never reach the workers on that road.
+Through `accelerate launch`, a value that is that command's own default sets nothing, as nobody may have asked for it:
+write `parallel.forward_prefetch: 0` or `train.bf16: false` in your own YAML if you mean them.
+`fsdp_limit_all_gathers` and `fsdp_state_dict_cpu_offload` never reach the workers that way.
 """
 
 _SECTION_TITLES = {

@@ -1,8 +1,8 @@
-"""What does each key of an accelerate config file come to here? The table behind the translation and its docs page.
+"""What does each key of an accelerate config file become here? The table behind the translation and its docs page.
 
 Read in accelerate 1.15 (`commands/config/config_args.py`, `commands/launch.py`, `utils/launch.py`,
 `FullyShardedDataParallelPlugin`, `fsdp_utils.py`). A test asks the installed accelerate for its keys, so that a key a
-new version adds fails there instead of passing without a word here.
+new version adds fails there instead of being ignored silently.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ FROM_FILE = _FromFile()
 
 @dataclass(frozen=True)
 class Meaning:
-    """What one value of one key comes to: a verdict and maybe a shardtune setting, or a problem that stops the run."""
+    """What one value of one key becomes: a verdict and maybe a shardtune setting, or a problem that stops the run."""
 
     verdict: VerdictName | Literal["problem"]
     why: str
@@ -51,7 +51,7 @@ class Key:
         aliases: Values accelerate also takes (enum numbers), by the name they stand for.
         expects: Words for the values allowed where they are not a list of choices.
         many_machines: Added to the reason when num_machines > 1; {nodes}, {address} and {port} are filled in.
-        settled_by: A shardtune setting that makes a problem with this key moot when the user gives it himself.
+        overridden_by: A shardtune setting that makes a problem with this key moot if the user sets it.
     """
 
     name: str
@@ -62,7 +62,7 @@ class Key:
     expects: str = ""
     minimum: int = 0
     many_machines: str = ""
-    settled_by: str = ""
+    overridden_by: str = ""
 
     @property
     def allowed(self) -> str:
@@ -80,7 +80,7 @@ def _implied(why: str) -> Meaning:
     return Meaning("implied by FSDP2", why)
 
 
-def _nothing(why: str) -> Meaning:
+def _no_effect(why: str) -> Meaning:
     return Meaning("no effect", why)
 
 
@@ -92,7 +92,7 @@ _RESHARD = "parallel.reshard_after_forward"
 _RESHARD_TRUE = "A layer's gathered weights are freed after its forward pass."
 _RESHARD_FALSE = "Gathered weights are kept from forward to backward: less traffic, more memory."
 _NO_HYBRID = _problem(
-    "hybrid sharding (shards inside a machine, copies across machines) is not in this version",
+    "hybrid sharding (shards inside a machine, copies across machines) is not supported",
     "Use FULL_SHARD (or fsdp_reshard_after_forward: true): shards over all processes, least memory.",
 )
 # Both keys take these words: today's `accelerate config` writes FSDP1's under fsdp_reshard_after_forward, where
@@ -101,19 +101,21 @@ _STRATEGIES = {
     "FULL_SHARD": _honoured(_RESHARD_TRUE, _RESHARD, True),
     "SHARD_GRAD_OP": _honoured(_RESHARD_FALSE, _RESHARD, False),
     "NO_SHARD": _problem(
-        "FSDP2 has no mode that leaves the weights whole on each process",
-        "Use SHARD_GRAD_OP (or fsdp_reshard_after_forward: false): the nearest, with the same results.",
+        "FSDP2 has no mode that keeps the full weights on each process",
+        "Use SHARD_GRAD_OP (or fsdp_reshard_after_forward: false): the closest mode, with the same results.",
     ),
     "HYBRID_SHARD": _NO_HYBRID,
     "HYBRID_SHARD_ZERO2": _NO_HYBRID,
 }
 _STRATEGY_NUMBERS = {str(number): name for number, name in enumerate(_STRATEGIES, start=1)}
 
-_CHECKPOINTS = "Checkpoints always hold the gathered adapter, never the base."
+_CHECKPOINTS = "Checkpoints always hold the gathered adapter, never the base model."
 _STATE_DICTS = {
-    "FULL_STATE_DICT": _nothing(f"{_CHECKPOINTS} (In accelerate this gathers the whole base on rank 0 at each save.)"),
-    "LOCAL_STATE_DICT": _nothing(f"{_CHECKPOINTS} (FSDP2 has no local form at all.)"),
-    "SHARDED_STATE_DICT": _nothing(f"{_CHECKPOINTS} (In the Trainer this makes save_model() write no adapter.)"),
+    "FULL_STATE_DICT": _no_effect(
+        f"{_CHECKPOINTS} (In accelerate this gathers the whole base model on rank 0 at each save.)"
+    ),
+    "LOCAL_STATE_DICT": _no_effect(f"{_CHECKPOINTS} (FSDP2 has no local state dict.)"),
+    "SHARDED_STATE_DICT": _no_effect(f"{_CHECKPOINTS} (In the Trainer this makes save_model() write no adapter.)"),
 }
 
 _FSDP_KEYS = (
@@ -121,7 +123,7 @@ _FSDP_KEYS = (
         "fsdp_version",
         "choice",
         {
-            "1": _nothing("Sharding is always FSDP2; this file's FSDP1 settings are translated."),
+            "1": _no_effect("Sharding is always FSDP2; this file's FSDP1 settings are translated."),
             "2": _honoured("Sharding is FSDP2."),
         },
     ),
@@ -140,9 +142,9 @@ _FSDP_KEYS = (
         "fsdp_auto_wrap_policy",
         "choice",
         {
-            "TRANSFORMER_BASED_WRAP": _honoured("Every decoder layer is a unit of its own."),
-            "SIZE_BASED_WRAP": _nothing("Units are decoder layers, whatever their size."),
-            "NO_WRAP": _nothing("Units are decoder layers; one single unit would gather the whole model at once."),
+            "TRANSFORMER_BASED_WRAP": _honoured("Each decoder layer is an FSDP unit."),
+            "SIZE_BASED_WRAP": _no_effect("FSDP units are decoder layers, whatever their size."),
+            "NO_WRAP": _no_effect("FSDP units are decoder layers; a single unit would gather the whole model at once."),
         },
     ),
     Key(
@@ -156,12 +158,12 @@ _FSDP_KEYS = (
                 FROM_FILE,
             )
         },
-        expects="a class name, several with commas between, or a list",
+        expects="a class name, several separated by commas, or a list",
     ),
     Key(
         "fsdp_min_num_params",
         "anything",
-        {ANY: _nothing("Belongs to SIZE_BASED_WRAP; units are decoder layers, whatever their size.")},
+        {ANY: _no_effect("Belongs to SIZE_BASED_WRAP; FSDP units are decoder layers, whatever their size.")},
     ),
     Key(
         "fsdp_offload_params",
@@ -180,11 +182,11 @@ _FSDP_KEYS = (
         "switch",
         {
             "true": _honoured(
-                "The next layer is gathered while one computes (accelerate leaves this out with FSDP2).",
+                "The next layer is gathered while the current one computes (accelerate ignores this with FSDP2).",
                 "parallel.forward_prefetch",
                 1,
             ),
-            "false": _honoured("No layer is gathered ahead in forward.", "parallel.forward_prefetch", 0),
+            "false": _honoured("No layer is gathered ahead in the forward pass.", "parallel.forward_prefetch", 0),
         },
     ),
     Key(
@@ -197,11 +199,13 @@ _FSDP_KEYS = (
             # FSDP2 prefetches in its pre-backward hook only. What BACKWARD_POST buys over PRE is memory (one layer
             # gathered at a time), and that is what no prefetch keeps.
             "BACKWARD_POST": _honoured(
-                "FSDP2 cannot start a gather after the gradients; none ahead keeps the memory this asks for.",
+                "FSDP2 cannot gather after the gradients; without prefetch it needs as little memory.",
                 "parallel.backward_prefetch",
                 0,
             ),
-            "NO_PREFETCH": _honoured("No layer is gathered ahead in backward.", "parallel.backward_prefetch", 0),
+            "NO_PREFETCH": _honoured(
+                "No layer is gathered ahead in the backward pass.", "parallel.backward_prefetch", 0
+            ),
         },
         aliases={"1": "BACKWARD_PRE", "2": "BACKWARD_POST"},
     ),
@@ -215,9 +219,11 @@ _FSDP_KEYS = (
         "fsdp_state_dict_cpu_offload",
         "switch",
         {
-            "true": _nothing("Only the adapter is gathered for a save, megabytes; accelerate drops this key silently."),
-            "false": _nothing(
-                "Only the adapter is gathered for a save, megabytes; accelerate drops this key silently."
+            "true": _no_effect(
+                "Only the adapter (megabytes) is gathered for a save; accelerate drops this key silently."
+            ),
+            "false": _no_effect(
+                "Only the adapter (megabytes) is gathered for a save; accelerate drops this key silently."
             ),
         },
     ),
@@ -225,11 +231,11 @@ _FSDP_KEYS = (
         "fsdp_cpu_ram_efficient_loading",
         "switch",
         {
-            "true": _nothing(
-                "Each process reads the checkpoint itself, nothing is broadcast. (accelerate's way holds full-size "
+            "true": _no_effect(
+                "Each process reads the checkpoint itself, nothing is broadcast. (accelerate allocates full-size "
                 "zeros on the other ranks.)"
             ),
-            "false": _nothing("Each process reads the checkpoint itself, as this asks."),
+            "false": _no_effect("Each process reads the checkpoint itself, as requested."),
         },
     ),
     Key(
@@ -237,7 +243,7 @@ _FSDP_KEYS = (
         "switch",
         {
             "true": _implied("All ranks start from the same weights: the same files, the same seed for adapters."),
-            "false": _nothing("All ranks start from the same weights in any case."),
+            "false": _no_effect("All ranks start from the same weights anyway."),
         },
     ),
     Key(
@@ -245,7 +251,7 @@ _FSDP_KEYS = (
         "switch",
         {
             "true": _implied("FSDP2 always keeps the original parameters, frozen and trained side by side."),
-            "false": _nothing("FSDP2 has no flattened parameters, which false asks for."),
+            "false": _no_effect("FSDP2 has no flattened parameters, which false asks for."),
         },
     ),
     Key(
@@ -253,7 +259,7 @@ _FSDP_KEYS = (
         "switch",
         {
             "true": _implied("FSDP2 bounds the gathers in flight by its prefetch; it needs no limiter."),
-            "false": _nothing("FSDP2 bounds the gathers in flight by its prefetch; there is no limiter to turn off."),
+            "false": _no_effect("FSDP2 bounds the gathers in flight by its prefetch; there is no limiter to turn off."),
         },
     ),
     Key(
@@ -266,7 +272,7 @@ _FSDP_KEYS = (
                 True,
             ),
             # Files for the Trainer say false because the Trainer's own gradient_checkpointing is on: both on raises.
-            "false": _nothing("Turns off accelerate's own wrapping only; train.gradient_checkpointing decides."),
+            "false": _no_effect("Turns off accelerate's own wrapping only; train.gradient_checkpointing decides."),
         },
     ),
     Key(
@@ -274,7 +280,7 @@ _FSDP_KEYS = (
         "switch",
         {
             "true": _honoured(
-                "Inputs of layers that are computed again wait in host memory (GPUs only).",
+                "Inputs of checkpointed layers are kept in host memory (GPU only).",
                 "train.offload_activations",
                 True,
             ),
@@ -284,12 +290,12 @@ _FSDP_KEYS = (
     Key(
         "fsdp_ignored_modules",
         "anything",
-        {ANY: _nothing("Every parameter is sharded, these too: same results, less memory.")},
+        {ANY: _no_effect("Every parameter is sharded, these too: same results, less memory.")},
     ),
 )
 
-_NOT_THIS_VERSION = "is not in this version: shardtune shards the model over all processes and nothing else"
-_ONLY_WITH = "Matters only with a {} above 1, which is not in this version."
+_NOT_THIS_VERSION = "is not supported: shardtune shards the model over all processes"
+_ONLY_WITH = "Only matters with {} above 1, which is not supported."
 
 
 def _degree(name: str, what: str) -> Key:
@@ -297,7 +303,7 @@ def _degree(name: str, what: str) -> Key:
         f"parallelism_config_{name}",
         "number",
         {
-            "1": _nothing("1 means off."),
+            "1": _no_effect("1 means off."),
             ANY: _problem(f"{what} {_NOT_THIS_VERSION}", "Set it to 1, or remove parallelism_config."),
         },
         expects="a whole number from 1",
@@ -311,10 +317,10 @@ _PARALLELISM_KEYS = (
         "parallelism_config_dp_shard_size",
         "number",
         {
-            "1": _nothing("The model is sharded over all processes, however many there are."),
+            "1": _no_effect("The model is sharded over all processes, however many there are."),
             ALL_PROCESSES: _honoured("The model is sharded over all processes."),
             ANY: _problem(
-                "the model is always sharded over all processes, and this is another number",
+                "the model is always sharded over all processes, and this is a different number",
                 "Set it to num_processes, or remove parallelism_config.",
             ),
         },
@@ -325,7 +331,7 @@ _PARALLELISM_KEYS = (
     _degree("cp_size", "context parallelism"),
     _degree("sp_size", "sequence parallelism"),
     *(
-        Key(f"parallelism_config_{name}", "anything", {ANY: _nothing(_ONLY_WITH.format(size))})
+        Key(f"parallelism_config_{name}", "anything", {ANY: _no_effect(_ONLY_WITH.format(size))})
         for name, size in (
             ("cp_backend", "cp_size"),
             ("cp_comm_strategy", "cp_size"),
@@ -338,14 +344,14 @@ _PARALLELISM_KEYS = (
 )
 
 _NOT_FSDP = (
-    "Set distributed_type: FSDP (with an fsdp_config), or leave this file out: shardtune shards with FSDP2 by itself."
+    "Set distributed_type: FSDP (with an fsdp_config), or remove this file: shardtune shards with FSDP2 by default."
 )
 _NO_DEVICE = "shardtune computes on NVIDIA GPUs or the CPU"
 _FP16 = _problem(
-    "half precision is refused: it needs loss scaling and loses range where bf16 does not",
+    "fp16 is not supported: it needs loss scaling and overflows where bf16 does not",
     "Set mixed_precision: bf16.",
 )
-_EMPTY_SECTION = _nothing("Empty.")
+_EMPTY_SECTION = _no_effect("Empty.")
 # A launcher or scheduler tells each process where it belongs; a file that is the same on every machine cannot.
 _RENDEZVOUS = "Taken from the environment of each process: RANK, MASTER_ADDR, MASTER_PORT (or PET_*)."
 _SEE_MACHINES = "See num_machines for the command."
@@ -369,12 +375,12 @@ _TOP_KEYS = (
         "distributed_type",
         "choice",
         {
-            "FSDP": _honoured("Sharded with FSDP2, on GPUs and on the CPU (where accelerate silently takes DDP)."),
-            "MULTI_GPU": _nothing("Sharded with FSDP2 all the same: the results of DDP, less memory."),
+            "FSDP": _honoured("Sharded with FSDP2, on GPUs and on the CPU (where accelerate silently uses DDP)."),
+            "MULTI_GPU": _no_effect("Sharded with FSDP2 instead: the same results as DDP, less memory."),
             "MULTI_CPU": _honoured("Sharded with FSDP2, on the CPU.", "parallel.device", "cpu"),
-            "NO": _nothing("FSDP2 is used on a single process too; num_processes says how many."),
-            "DEEPSPEED": _problem("DeepSpeed is not FSDP; shardtune has no DeepSpeed engine", _NOT_FSDP),
-            "MEGATRON_LM": _problem("Megatron-LM is not FSDP; shardtune has no Megatron engine", _NOT_FSDP),
+            "NO": _no_effect("FSDP2 is used for a single process too; num_processes sets the number."),
+            "DEEPSPEED": _problem("DeepSpeed is not supported", _NOT_FSDP),
+            "MEGATRON_LM": _problem("Megatron-LM is not supported", _NOT_FSDP),
             **{
                 name: _problem(f"{_NO_DEVICE}, not on {device}", "Set distributed_type: FSDP, or MULTI_CPU.")
                 for name, device in (
@@ -399,28 +405,31 @@ _TOP_KEYS = (
             "bf16": _honoured("Computes in bfloat16; the adapters' master weights stay float32.", "train.bf16", True),
             "no": _honoured("Computes in the dtypes the weights are held in.", "train.bf16", False),
             "fp16": _FP16,
-            "fp8": _problem("training in FP8 is not in this version", "Set mixed_precision: bf16."),
+            "fp8": _problem(
+                "FP8 is not set by accelerate's file",
+                "Set mixed_precision: bf16, and model.base_precision: fp8 or train.fp8_compute: true in your own YAML.",
+            ),
         },
         expects="bf16 or no",
-        settled_by="train.bf16",
+        overridden_by="train.bf16",
     ),
     Key(
         "fp16",
         "switch",
-        {"true": _FP16, "false": _nothing("An old name of mixed_precision: fp16, off.")},
-        settled_by="train.bf16",
+        {"true": _FP16, "false": _no_effect("An old name of mixed_precision: fp16, off.")},
+        overridden_by="train.bf16",
     ),
     Key(
         "num_processes",
         "number",
         {
-            "-1": _nothing("-1 leaves the number to whoever starts the run; parallel.nproc stays."),
+            "-1": _no_effect("-1 leaves the number to the launcher; parallel.nproc applies."),
             # Divided by num_machines: see accelerate_file._share_of_processes.
             ANY: _honoured("Processes started on this machine.", "parallel.nproc", FROM_FILE),
         },
         expects="a whole number from 1",
         minimum=1,
-        settled_by="parallel.nproc",
+        overridden_by="parallel.nproc",
     ),
     Key(
         "num_machines",
@@ -434,15 +443,15 @@ _TOP_KEYS = (
         many_machines=_ON_EACH_MACHINE,
     ),
     *(
-        Key(name, "anything", {ANY: _nothing(_RENDEZVOUS)}, many_machines=_SEE_MACHINES)
+        Key(name, "anything", {ANY: _no_effect(_RENDEZVOUS)}, many_machines=_SEE_MACHINES)
         for name in ("machine_rank", "main_process_ip", "main_process_port", "rdzv_backend", "same_network")
     ),
     Key(
         "use_cpu",
         "switch",
         {
-            "true": _honoured("Computes on the CPU, and really sharded there.", "parallel.device", "cpu"),
-            "false": _honoured("parallel.device stays auto: a GPU where there is one."),
+            "true": _honoured("Computes on the CPU, sharded there too.", "parallel.device", "cpu"),
+            "false": _honoured("parallel.device stays auto: a GPU if there is one."),
         },
     ),
     Key(
@@ -450,14 +459,14 @@ _TOP_KEYS = (
         "anything",
         {
             "all": _honoured("All GPUs the processes can see."),
-            ANY: _nothing("shardtune picks no GPUs: start it with CUDA_VISIBLE_DEVICES set to these."),
+            ANY: _no_effect("shardtune does not select GPUs: set CUDA_VISIBLE_DEVICES to these."),
         },
     ),
     Key(
         "enable_cpu_affinity",
         "switch",
         {
-            "true": _nothing("Processes are not pinned to cores in this version; numactl can do it."),
+            "true": _no_effect("Processes are not pinned to cores; use numactl."),
             "false": _honoured("Processes are not pinned to cores."),
         },
     ),
@@ -465,29 +474,29 @@ _TOP_KEYS = (
         "debug",
         "switch",
         {
-            "true": _nothing(
-                "It checks shapes in accelerate's own gather calls; FSDP2's do not pass there. "
-                "TORCH_DISTRIBUTED_DEBUG=DETAIL checks them."
+            "true": _no_effect(
+                "It checks shapes in accelerate's own collectives, which FSDP2 does not use; "
+                "TORCH_DISTRIBUTED_DEBUG=DETAIL checks FSDP2's."
             ),
-            "false": _nothing("Off; it checks accelerate's own gather calls only."),
+            "false": _no_effect("Off; it checks accelerate's own collectives only."),
         },
     ),
     Key(
         "main_training_function",
         "anything",
-        {ANY: _nothing("Names a function in a user's script for TPU launches; here the program is shardtune.")},
+        {ANY: _no_effect("Names a function in a user's script for TPU launches; here the program is shardtune.")},
     ),
     *(
         Key(
             name,
             "section",
-            {EMPTY: _EMPTY_SECTION, ANY: _nothing(why)},
+            {EMPTY: _EMPTY_SECTION, ANY: _no_effect(why)},
             expects="a mapping of settings",
         )
         for name, why in (
             ("deepspeed_config", "Belongs to distributed_type: DEEPSPEED."),
             ("megatron_lm_config", "Belongs to distributed_type: MEGATRON_LM."),
-            ("fp8_config", "Belongs to mixed_precision: fp8, which is not in this version."),
+            ("fp8_config", "Belongs to mixed_precision: fp8, which is not supported."),
             (
                 "dynamo_config",
                 "Accelerate would compile the whole model; layers are compiled one by one: train.compile.",
@@ -503,12 +512,12 @@ _TOP_KEYS = (
         "dynamo_backend",
         "anything",
         {
-            "NO": _nothing("Accelerate compiles nothing; whether layers are compiled one by one is train.compile."),
-            ANY: _nothing("Accelerate would compile the whole model; layers are compiled one by one: train.compile."),
+            "NO": _no_effect("Accelerate compiles nothing; whether layers are compiled one by one is train.compile."),
+            ANY: _no_effect("Accelerate would compile the whole model; layers are compiled one by one: train.compile."),
         },
     ),
     *(
-        Key(name, "anything", {ANY: _nothing("For TPUs only.")})
+        Key(name, "anything", {ANY: _no_effect("For TPUs only.")})
         for name in (
             "downcast_bf16",
             "tpu_name",
@@ -522,7 +531,7 @@ _TOP_KEYS = (
         )
     ),
     *(
-        Key(name, "anything", {ANY: _nothing("For SageMaker only.")})
+        Key(name, "anything", {ANY: _no_effect("For SageMaker only.")})
         for name in (
             "ec2_instance_type",
             "iam_role_name",
@@ -546,7 +555,7 @@ SECTIONS: dict[str, dict[str, Key]] = {
     "parallelism_config": {key.name: key for key in _PARALLELISM_KEYS},
 }
 
-# Spellings found in articles and older files. accelerate drops each without a word; what is meant is plain.
+# Spellings found in articles and older files. accelerate drops each silently; the meaning is clear.
 OTHER_SPELLINGS = {
     "fsdp_backward_prefetch_policy": "fsdp_backward_prefetch",
     "fsdp_transformer_cls_to_wrap": "fsdp_transformer_layer_cls_to_wrap",
@@ -571,31 +580,31 @@ WRITTEN_BY_DEFAULT = {
 
 @dataclass(frozen=True)
 class LaunchDefault:
-    """What `accelerate launch` puts into a variable when nobody said anything.
+    """The value that `accelerate launch` writes to a variable of its own accord.
 
     Args:
-        say: A value like this still gets its verdict. False where it only repeats shardtune's own default, or says that
-            something is off.
+        report: A value like this still gets its verdict. False where it only repeats shardtune's own default, or
+            turns something off.
     """
 
     value: str
-    say: bool = False
+    report: bool = False
 
 
-# `accelerate launch` writes all of these for every FSDP run, so a default in the environment is no sign of a wish.
+# `accelerate launch` writes all of these for every FSDP run, whether or not somebody set them.
 LAUNCH_DEFAULTS = {
-    "ACCELERATE_MIXED_PRECISION": LaunchDefault("no", say=True),
+    "ACCELERATE_MIXED_PRECISION": LaunchDefault("no", report=True),
     "ACCELERATE_USE_CPU": LaunchDefault("false"),
     "ACCELERATE_DYNAMO_BACKEND": LaunchDefault("no"),
-    "FSDP_VERSION": LaunchDefault("1", say=True),
+    "FSDP_VERSION": LaunchDefault("1", report=True),
     "FSDP_SHARDING_STRATEGY": LaunchDefault("full_shard"),
     "FSDP_RESHARD_AFTER_FORWARD": LaunchDefault("true"),
     "FSDP_OFFLOAD_PARAMS": LaunchDefault("false"),
     "FSDP_MIN_NUM_PARAMS": LaunchDefault("100000000"),
-    "FSDP_FORWARD_PREFETCH": LaunchDefault("false", say=True),
-    "FSDP_USE_ORIG_PARAMS": LaunchDefault("true", say=True),
-    "FSDP_CPU_RAM_EFFICIENT_LOADING": LaunchDefault("true", say=True),
-    "FSDP_SYNC_MODULE_STATES": LaunchDefault("true", say=True),
+    "FSDP_FORWARD_PREFETCH": LaunchDefault("false", report=True),
+    "FSDP_USE_ORIG_PARAMS": LaunchDefault("true", report=True),
+    "FSDP_CPU_RAM_EFFICIENT_LOADING": LaunchDefault("true", report=True),
+    "FSDP_SYNC_MODULE_STATES": LaunchDefault("true", report=True),
     "FSDP_ACTIVATION_CHECKPOINTING": LaunchDefault("false"),
     "FSDP_ACTIVATION_CHECKPOINTING_OFFLOAD": LaunchDefault("false"),
 }

@@ -1,4 +1,4 @@
-"""Do the settings fit each other? Each check looks at a few settings that are valid alone and may not be together."""
+"""Do the settings fit together? Each check looks at a few settings that are valid on their own."""
 
 from __future__ import annotations
 
@@ -6,19 +6,26 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from string import Formatter
+from typing import Any
 
-from shardtune.config.schema import RunConfig
+from shardtune.config.optimizers import OPTIMIZERS, check_optim_args, check_optimizer
+from shardtune.config.schedules import check_schedule_kwargs
+from shardtune.config.schema import (
+    EXPERTS,
+    NO_DROPOUT,
+    ROUTER,
+    TARGET_WORDS,
+    VOCABULARY,
+    RunConfig,
+    TrainSection,
+    entries_of,
+)
 from shardtune.config.suggestions import nearest
-from shardtune.config.target_words import EXPERTS, NO_DROPOUT, ROUTER, VOCABULARY, WORDS, entries_of
-from shardtune.config.trl_fields import check_extra
-
-# Their state is made of plain element-wise tensors that DTensor shards as it does the parameters.
-OPTIMIZERS = ("adamw_torch", "adamw_torch_fused", "sgd")
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Settings that do not fit: the first path is the one to point at, all of them took part in the judgement."""
+    """Settings that do not fit together: the first path is the one to report, the others were looked at too."""
 
     paths: tuple[str, ...]
     what: str
@@ -32,7 +39,7 @@ def cross_checks(config: RunConfig) -> Iterator[Finding]:
 
 
 def effective_eval_strategy(config: RunConfig) -> str:
-    """When is evaluated, once `auto` is read? It follows from whether there is anything to evaluate on."""
+    """`eval_strategy` with `auto` resolved: steps if there is a validation split, else no."""
     if config.train.eval_strategy == "auto":
         return "steps" if config.data.val_split is not None else "no"
     return config.train.eval_strategy
@@ -49,26 +56,34 @@ def half_precision(config: RunConfig) -> Iterator[Finding]:
 
 
 def optimizer(config: RunConfig) -> Iterator[Finding]:
-    name = config.train.optim
-    if name in OPTIMIZERS:
+    train = config.train
+    wrong = check_optimizer(train.optim)
+    if wrong:
+        yield Finding(("train.optim",), *wrong)
         return
-    if any(mark in name.lower() for mark in ("8bit", "4bit", "paged", "bnb", "bitsandbytes")):
-        what = (
-            f"'{name}' keeps its state in bitsandbytes' own blocks, which do not understand sharded tensors; "
-            "and there is little to save: the AdamW state of a LoRA is megabytes"
-        )
-        yield Finding(("train.optim",), what, "use adamw_torch")
-        return
-    close = nearest(name, OPTIMIZERS, cutoff=0.5) or "adamw_torch"
-    what = f"'{name}' is not an optimizer that handles sharded tensors here (there are {', '.join(OPTIMIZERS)})"
-    yield Finding(("train.optim",), what, f"did you mean `{close}`?")
+    for key, what, fix in check_optim_args(train.optim, train.optim_args):
+        yield Finding((f"train.optim_args.{key}", "train.optim"), what, fix)
+
+
+def schedule(config: RunConfig) -> Iterator[Finding]:
+    train = config.train
+    wrong = check_schedule_kwargs(
+        train.lr_scheduler_type,
+        train.lr_scheduler_kwargs,
+        learning_rate=train.learning_rate,
+        steps=train.max_steps if train.max_steps > 0 else None,  # by epochs, once the rows are counted
+        warmup_steps=train.warmup_steps or 0,
+    )
+    for key, what, fix in wrong:
+        others = ("train.lr_scheduler_type", "train.learning_rate", "train.max_steps", "train.warmup_steps")
+        yield Finding((f"train.lr_scheduler_kwargs.{key}", *others), what, fix)
 
 
 def offloaded_inputs(config: RunConfig) -> Iterator[Finding]:
     train = config.train
     if train.offload_activations and train.gradient_checkpointing is not True:
         how = train.gradient_checkpointing or "none"
-        what = f"it moves the inputs of layers that are computed again as a whole, and gradient_checkpointing is {how}"
+        what = f"it offloads the inputs of fully checkpointed layers, and gradient_checkpointing is {how}"
         fix = "set gradient_checkpointing: full, or remove offload_activations"
         yield Finding(("train.offload_activations", "train.gradient_checkpointing"), what, fix)
 
@@ -83,38 +98,40 @@ def patterns_compile(config: RunConfig) -> Iterator[Finding]:
 
 
 def adapter_targets(config: RunConfig) -> Iterator[Finding]:
-    """What the words of lora.target_modules say without a look at the model."""
+    """What can be checked in lora.target_modules without the model."""
     lora = config.lora
     me = "lora.target_modules"
     entries = entries_of(lora.target_modules)
     for entry in entries:
-        # A single word that is nearly one of ours is a slip: no architecture calls a linear layer so.
-        single = re.fullmatch(r"[A-Za-z_ -]+", entry) is not None and entry not in WORDS
-        close = nearest(entry, WORDS, cutoff=0.8) if single else None
+        # A single word that is nearly one of ours is a typo: no architecture has a linear layer of such a name.
+        single = re.fullmatch(r"[A-Za-z_ -]+", entry) is not None and entry not in TARGET_WORDS
+        close = nearest(entry, TARGET_WORDS, cutoff=0.8) if single else None
         if close:
-            yield Finding((me,), f"'{entry}' is not one of the words ({', '.join(WORDS)})", f"did you mean `{close}`?")
+            yield Finding(
+                (me,), f"'{entry}' is not one of the words ({', '.join(TARGET_WORDS)})", f"did you mean `{close}`?"
+            )
         if entry in VOCABULARY:
             what = (
-                f"'{entry}' gets no adapter: the loss multiplies by the head's weight itself, and an adapter on an "
-                "embedding has no fused or sharded form here"
+                f"'{entry}' cannot have an adapter: the fused loss reads the head's weight directly, and adapters on "
+                "embeddings have no sharded form"
             )
-            fix = "remove it; model.new_tokens learns new tokens, lora.modules_to_save trains all of its rows"
+            fix = "remove it; model.new_tokens learns new tokens, lora.modules_to_save trains the whole layer"
             yield Finding((me,), what, fix)
     if EXPERTS in entries and lora.experts is False:
         what = "it names the routed experts, but lora.experts is false"
         yield Finding((me, "lora.experts"), what, "remove `experts` from the targets, or lora.experts: false")
-    said = [word for word in (EXPERTS, ROUTER) if word in entries] or (["lora.experts"] if lora.experts else [])
-    if said and lora.lora_dropout > 0:
-        what = f"lora_dropout is {lora.lora_dropout:g}, but {said[0]} is asked for: {NO_DROPOUT}"
+    fused = [word for word in (EXPERTS, ROUTER) if word in entries] or (["lora.experts"] if lora.experts else [])
+    if fused and lora.lora_dropout > 0:
+        what = f"lora_dropout is {lora.lora_dropout:g}, but {fused[0]} is set: {NO_DROPOUT}"
         yield Finding(("lora.lora_dropout", me, "lora.experts"), what, "set lora_dropout: 0")
 
 
 def dora(config: RunConfig) -> Iterator[Finding]:
-    """What DoRA does not fit together with, as far as the config alone tells."""
+    """What DoRA cannot be combined with, as far as the config alone shows."""
     if not config.lora.use_dora:
         return
     if config.model.base_precision == "fp8":
-        what = "DoRA takes the length of every row of a weight in each pass, which weights held in FP8 have no form for"
+        what = "DoRA needs the norm of every weight row in each pass, which is not implemented for weights in FP8"
         yield Finding(("lora.use_dora", "model.base_precision"), what, "set base_precision: bf16, or use_dora: false")
     named = [word for word in (EXPERTS, ROUTER) if word in entries_of(config.lora.target_modules)]
     if named or config.lora.experts:
@@ -125,7 +142,7 @@ def dora(config: RunConfig) -> Iterator[Finding]:
 
 def trained_in_full(config: RunConfig) -> Iterator[Finding]:
     if config.lora.modules_to_save and config.train.bf16 is False and config.model.torch_dtype == "bfloat16":
-        what = "what trains in full is held in float32, and without train.bf16 it would meet the model's bfloat16"
+        what = "modules_to_save are float32, and train.bf16: false would mix them with the model's bfloat16 weights"
         paths = ("lora.modules_to_save", "train.bf16", "model.torch_dtype")
         yield Finding(paths, what, "set train.bf16: auto, or model.torch_dtype: float32")
 
@@ -134,15 +151,15 @@ def new_tokens(config: RunConfig) -> Iterator[Finding]:
     tokens = config.model.new_tokens
     twice = sorted({token for token in tokens if tokens.count(token) > 1})
     if twice:
-        yield Finding(("model.new_tokens",), f"named twice: {', '.join(twice)}", "name each once")
+        yield Finding(("model.new_tokens",), f"listed twice: {', '.join(twice)}", "list each once")
     whole = [name for name in entries_of(config.lora.modules_to_save) if tokens and name in VOCABULARY]
     if whole:
-        what = f"lora.modules_to_save trains all rows of {whole[0]}, and new tokens some of them"
-        fix = "remove it from lora.modules_to_save: the rows of new tokens train"
+        what = f"lora.modules_to_save already trains all rows of {whole[0]}"
+        fix = "remove it from lora.modules_to_save: the rows of new tokens are trained"
         yield Finding(("model.new_tokens", "lora.modules_to_save"), what, fix)
     blank = [token for token in tokens if not token.strip()]
     if blank:
-        yield Finding(("model.new_tokens",), f"{blank[0]!r} is blank", "use a text that stands out, such as <|tool|>")
+        yield Finding(("model.new_tokens",), f"{blank[0]!r} is blank", "use a distinct text such as <|tool|>")
 
 
 def evaluation_needs_rows(config: RunConfig) -> Iterator[Finding]:
@@ -159,13 +176,11 @@ def best_checkpoint(config: RunConfig) -> Iterator[Finding]:
     me = "train.load_best_model_at_end"
     when = effective_eval_strategy(config)
     if config.data.val_split is None or when == "no":
-        what = "the best checkpoint is found by validation loss, and this run does not evaluate"
+        what = "the best checkpoint is the one with the lowest validation loss, and this run does not evaluate"
         fix = "set data.val_split and eval_strategy: steps, or load_best_model_at_end: false"
         yield Finding((me, "data.val_split", "train.eval_strategy"), what, fix)
     elif train.save_strategy != when:
-        what = (
-            f"checkpoints are written by '{train.save_strategy}' but evaluated by '{when}', so the best may not be kept"
-        )
+        what = f"save_strategy is {train.save_strategy} but eval_strategy is {when}, so the best may not be saved"
         paths = (me, "train.save_strategy", "train.eval_strategy", "data.val_split")
         yield Finding(paths, what, f"set save_strategy: {when}")
     elif when == "steps" and train.save_steps % train.eval_steps:
@@ -179,14 +194,14 @@ def best_checkpoint(config: RunConfig) -> Iterator[Finding]:
 
 
 def loss_fits_format(config: RunConfig) -> Iterator[Finding]:
-    """What carries loss must exist in the format, where the config itself names the format."""
+    """The supervised part must exist in the format, where the config names the format."""
     data = config.data
     paths = ("data.train_on", "data.format", "data.prompt_template")
     if data.train_on == "completion" and (data.format == "text" or data.format == "chat"):
         what = f"train_on is completion, but format {data.format} has no prompt and answer"
         yield Finding(paths, what, "set train_on: all" if data.format == "text" else "set train_on: assistant")
     if data.train_on == "assistant" and (data.format in ("text", "prompt") or data.prompt_template is not None):
-        what = "train_on is assistant, but the rows are no conversations"
+        what = "train_on is assistant, but the rows are not conversations"
         yield Finding(paths, what, "set train_on: completion or all")
     if data.format == "prompt" and data.prompt_template is None:
         yield Finding(paths, "format is prompt, but there is no prompt_template", "set prompt_template")
@@ -204,11 +219,11 @@ def template_names_columns(config: RunConfig) -> Iterator[Finding]:
         parts = list(Formatter().parse(template))
     except ValueError as error:
         fix = "write {column} for a column and {{ or }} for a literal brace"
-        yield Finding(paths, f"broken braces ({error})", fix)
+        yield Finding(paths, f"unbalanced braces ({error})", fix)
         return
     fields = [(name, spec, conversion) for _, name, spec, conversion in parts if name is not None]
     if not fields:
-        yield Finding(paths, "no {column} in it, so every row would read the same", "name the columns: '{text}'")
+        yield Finding(paths, "it has no {column}, so every row would be the same", "name the columns: '{text}'")
     for name, spec, conversion in fields:
         if not name.strip() or spec or conversion:
             given = name + (f"!{conversion}" if conversion else "") + (f":{spec}" if spec else "")
@@ -216,22 +231,116 @@ def template_names_columns(config: RunConfig) -> Iterator[Finding]:
             yield Finding(paths, f"{{{given}}} does not name a column", fix)
 
 
-def extra_has_an_effect(config: RunConfig) -> Iterator[Finding]:
-    extra = config.train.extra
-    for name, value in extra.items():
-        wrong = check_extra(name, value)
-        if wrong:
-            yield Finding((f"train.extra.{name}",), *wrong)
-    for name in ("dataloader_persistent_workers", "dataloader_prefetch_factor"):
-        if extra.get(name) and not extra.get("dataloader_num_workers"):
-            yield Finding(
-                (f"train.extra.{name}",), "there are no workers", "set train.extra.dataloader_num_workers too"
-            )
+def warmup_needs_a_schedule_with_it(config: RunConfig) -> Iterator[Finding]:
+    train = config.train
+    ratio = train.warmup_ratio if train.warmup_ratio != _default("warmup_ratio") else 0
+    if train.lr_scheduler_type == "constant" and (train.warmup_steps if train.warmup_steps is not None else ratio):
+        name = "warmup_ratio" if train.warmup_steps is None else "warmup_steps"
+        what = "no effect: the schedule `constant` has no warm-up"
+        fix = f"set lr_scheduler_type: constant_with_warmup, or remove {name}"
+        yield Finding((f"train.{name}", "train.lr_scheduler_type"), what, fix)
+
+
+def callbacks_are_named(config: RunConfig) -> Iterator[Finding]:
+    for name in config.train.callbacks:
+        if not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", name):
+            what = f"'{name}' is not of the form module:Class"
+            yield Finding(("train.callbacks",), what, "write it like my_callbacks:SendLossToSlack")
+
+
+@dataclass(frozen=True)
+class Requirement:
+    """Settings of `train` that have no effect unless `met`; only their defaults are accepted then."""
+
+    settings: tuple[str, ...]
+    met: Callable[[RunConfig], bool]
+    decided_by: tuple[str, ...]
+    what: str
+    fix: str
+
+
+REQUIREMENTS = (
+    Requirement(
+        ("dataloader_prefetch_factor", "dataloader_persistent_workers"),
+        lambda config: config.train.dataloader_num_workers > 0,
+        ("train.dataloader_num_workers",),
+        "no effect: dataloader_num_workers is 0",
+        "set dataloader_num_workers too",
+    ),
+    Requirement(
+        ("adam_beta1", "adam_beta2", "adam_epsilon"),
+        lambda config: config.train.optim not in OPTIMIZERS or OPTIMIZERS[config.train.optim].uses_adam_settings,
+        ("train.optim",),
+        "no effect: train.optim is {train.optim}",
+        "remove it, or set optim: adamw_torch",
+    ),
+    Requirement(
+        ("label_smoothing_factor",),
+        lambda config: config.train.loss == "nll",
+        ("train.loss",),
+        "label smoothing is defined for train.loss: nll only",
+        "remove it, or set loss: nll",
+    ),
+    Requirement(
+        ("eval_delay", "eval_on_start", "early_stopping_patience"),
+        lambda config: effective_eval_strategy(config) != "no",
+        ("train.eval_strategy", "data.val_split"),
+        "no effect: this run does not evaluate",
+        "set data.val_split and eval_strategy: steps, or remove it",
+    ),
+    Requirement(
+        ("early_stopping_threshold",),
+        lambda config: config.train.early_stopping_patience is not None,
+        ("train.early_stopping_patience",),
+        "no effect: early_stopping_patience is not set",
+        "set early_stopping_patience too",
+    ),
+    Requirement(
+        ("run_name",),
+        lambda config: bool(_trackers(config) & {"all", "wandb", "mlflow", "trackio", "comet_ml", "swanlab"}),
+        ("train.report_to", "train.callbacks"),
+        "no effect: no tracker of train.report_to reads it",
+        "set report_to: wandb (or mlflow, trackio, comet_ml, swanlab), or remove it",
+    ),
+    Requirement(
+        ("project", "trackio_space_id", "trackio_bucket_id", "trackio_static_space_id"),
+        lambda config: bool(_trackers(config) & {"all", "trackio"}),
+        ("train.report_to", "train.callbacks"),
+        "no effect: only trackio reads it, and train.report_to is {train.report_to}",
+        "set report_to: trackio, or remove it",
+    ),
+    Requirement(
+        ("sample_tokens",),
+        lambda config: config.train.samples > 0,
+        ("train.samples",),
+        "no effect: train.samples is 0",
+        "set samples too",
+    ),
+)  # fmt: skip
+
+
+def settings_have_an_effect(config: RunConfig) -> Iterator[Finding]:
+    for requirement in REQUIREMENTS:
+        for name in requirement.settings if not requirement.met(config) else ():
+            if getattr(config.train, name) != _default(name):
+                what = requirement.what.format(train=config.train)
+                yield Finding((f"train.{name}", *requirement.decided_by), what, requirement.fix)
+
+
+def _default(name: str) -> Any:
+    return TrainSection.model_fields[name].get_default(call_default_factory=True)
+
+
+def _trackers(config: RunConfig) -> set[str]:
+    """Who reads a run's names: the trackers; a callback of the user's own may read all of them."""
+    named = config.train.report_to
+    return {"all"} if config.train.callbacks else {named} if isinstance(named, str) else set(named)
 
 
 CHECKS: tuple[Callable[[RunConfig], Iterator[Finding]], ...] = (
     half_precision,
     optimizer,
+    schedule,
     offloaded_inputs,
     patterns_compile,
     adapter_targets,
@@ -242,5 +351,7 @@ CHECKS: tuple[Callable[[RunConfig], Iterator[Finding]], ...] = (
     best_checkpoint,
     loss_fits_format,
     template_names_columns,
-    extra_has_an_effect,
+    warmup_needs_a_schedule_with_it,
+    callbacks_are_named,
+    settings_have_an_effect,
 )

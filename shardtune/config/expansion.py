@@ -1,4 +1,4 @@
-"""What does a text say once ${VAR} and ${VAR:-default} stand for the environment?"""
+"""What is a text once ${VAR} and ${VAR:-default} are replaced from the environment?"""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class ExpansionError(ValueError):
 
 
 def expand(text: str, environ: Mapping[str, str]) -> str:
-    """Replaces each ${VAR} once (what comes in is not looked at again); `$${` stands for a literal `${`.
+    """Replaces each ${VAR} once (replacements are not expanded again); `$${` stands for a literal `${`.
 
     As in a shell, `:-` gives the default for a variable that is unset or empty.
 
     Raises:
-        ExpansionError: a variable without default is not set, or a `${` makes no sense.
+        ExpansionError: a variable without default is not set, or a `${` cannot be parsed.
 
     Example:
         >>> expand("${HOME}/runs/${NAME:-first}", {"HOME": "/home/ana"})

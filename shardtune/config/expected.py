@@ -1,4 +1,4 @@
-"""What may a setting hold, in plain words? One wording for error messages and the reference page."""
+"""Which values does a setting accept? One wording for error messages and the reference page."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from annotated_types import Ge, Gt, Le, Lt, MinLen
 from pydantic.fields import FieldInfo
 
-_WORDS: dict[Any, str] = {bool: "true or false", str: "text", Any: "anything", type(None): "null"}
+_WORDS: dict[Any, str] = {bool: "true or false", str: "a string", Any: "anything", type(None): "null"}
 
 
 def expected(field: FieldInfo) -> str:
@@ -23,21 +23,21 @@ def expected(field: FieldInfo) -> str:
 
 
 def literal_words(annotation: Any) -> list[str]:
-    """The words a setting accepts literally (`auto`, `cosine`, …), to find the one that was meant."""
+    """The literal values of a setting (`auto`, `cosine`, …), to find the one that was meant."""
     if get_origin(annotation) is Literal:
         return [word for word in get_args(annotation) if isinstance(word, str)]
     return [word for part in get_args(annotation) if not isinstance(part, str) for word in literal_words(part)]
 
 
 def accepts(annotation: Any, kind: type) -> bool:
-    """Does a setting take values of this type (`dict`, `list`, …) in one of its forms?"""
+    """Does a setting accept values of this type (`dict`, `list`, …)?"""
     if get_origin(annotation) in (Union, types.UnionType, Annotated):
         return any(accepts(part, kind) for part in get_args(annotation))
     return annotation is kind or get_origin(annotation) is kind
 
 
 def entry_words(mapping: Any) -> str:
-    """What an entry of a mapping may hold."""
+    """What an entry of a mapping accepts."""
     return _describe(get_args(mapping)[1], ())
 
 
@@ -53,17 +53,17 @@ def _describe(annotation: Any, limits: Iterable[Any]) -> str:
         words = [_literal(word) for word in get_args(annotation)]
         return words[0] if len(words) == 1 else "one of: " + ", ".join(words)
     if origin is list:
-        return "a list of texts" if get_args(annotation) == (str,) else "a list"
+        return "a list of strings" if get_args(annotation) == (str,) else "a list"
     if origin is dict:
         entry = get_args(annotation)[1]
         if entry is Any:
             return "a mapping"
-        return f"a mapping of names to {'texts' if entry is str else 'numbers'}"
+        return f"a mapping of names to {'strings' if entry is str else 'numbers'}"
     if annotation in (int, float):
         name = "a whole number" if annotation is int else "a number"
         range_words = _range(limits)
         return f"{name}, {range_words}" if range_words else name
-    return _WORDS.get(annotation, "text") + (" (not empty)" if _is_not_empty(annotation, limits) else "")
+    return _WORDS.get(annotation, "a string") + (" (not empty)" if _is_not_empty(annotation, limits) else "")
 
 
 def _flat(metadata: Iterable[Any]) -> list[Any]:

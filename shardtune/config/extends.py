@@ -1,4 +1,4 @@
-"""What does a config file say once the files it extends are merged under it?"""
+"""What is in a config file once the files it extends are merged under it?"""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shardtune.config.suggestions import section_fields
 from shardtune.config.yaml_reader import Node, merge, read_yaml
 
 _SMALLEST = "a config needs at least `model: {model_name_or_path: …}` and `data: {dataset_name_or_path: …}`"
-_FROM_SCRIPT = "docs/from-trl.md tells which settings of a script are which keys; torchrun starts the script itself"
+_FROM_SCRIPT = "docs/from-trl.md maps a script's settings to keys; to run the script itself, use torchrun"
 _OF_ACCELERATE = {"compute_environment", "distributed_type", "fsdp_config", "deepspeed_config", "tpu_use_cluster"}
 # Two files that each extend two files that … make thousands of reads out of a few lines.
 _MOST_FILES = 100
@@ -41,38 +41,38 @@ class _Reading:
         self.files = 0
 
     def read(
-        self, path: Path, asked_at: Place, chain: tuple[str, ...], written: str = ""
+        self, path: Path, named_at: Place, chain: tuple[str, ...], written: str = ""
     ) -> tuple[Node | None, list[Problem]]:
         """Args:
-        asked_at: Where its name stands; the file itself for the first.
+        named_at: Where it is named; the file itself for the first.
         chain: The files that led here, the first one first.
         written: How the config names the file, where that is with a ${VAR}.
         """
         self.files += 1
         if self.files > _MOST_FILES:
             what = f"more than {_MOST_FILES} files are read through `extends`"
-            return None, [Problem(asked_at, "extends", what, "merge some of them")]
-        text, problems = _text(path, asked_at)
+            return None, [Problem(named_at, "extends", what, "merge some of them")]
+        text, problems = _text(path, named_at)
         if text is None:
             return None, problems
         if not chain and path.suffix == ".py":
             what = "this is a Python script; shardtune takes a config in YAML"
-            return None, [Problem(asked_at, "", what, _FROM_SCRIPT)]
+            return None, [Problem(named_at, "", what, _FROM_SCRIPT)]
         top, problems = read_yaml(text, str(path), self.environ, quote=not chain, written=written)
         if top is None:
             empty = Problem(Place(str(path), 1, 1), "", "the file is empty", _SMALLEST)
             return None, problems or [empty]
         if not top.is_mapping:
             kind = "a list" if isinstance(top.value, tuple) else "a single value"
-            what = f"the file holds {kind}, not sections (`model:`, `data:`, …)"
+            what = f"the file is {kind}, not sections (`model:`, `data:`, …)"
             return None, [*(problems if not chain else []), Problem(top.place, "", what, _SMALLEST)]
         sections = top.value.keys() & {"extends", *section_fields()}
         if not chain and not sections and top.value.keys() & _OF_ACCELERATE:
-            fix = f"pass it with `--accelerate-config {path}`, beside a config of your own"
-            return None, [Problem(asked_at, "", "this is an accelerate config", fix)]
+            fix = f"pass it with `--accelerate-config {path}`, next to a config of your own"
+            return None, [Problem(named_at, "", "this is an accelerate config", fix)]
         if chain and top.value and not sections:
             what = f"'{path}' is not a config: it has none of the sections {', '.join(section_fields())}"
-            return None, [Problem(asked_at, "extends", what)]
+            return None, [Problem(named_at, "extends", what)]
         return self._with_bases(path, top, problems, chain)
 
     def _with_bases(
@@ -123,17 +123,17 @@ def _named_files(extends: Node, problems: list[Problem]) -> list[Node]:
     return found
 
 
-def _text(path: Path, asked_at: Place) -> tuple[str | None, list[Problem]]:
-    """The file's text, or why it cannot be had; `asked_at` is where its name stands (the file itself for the first)."""
-    key = "extends" if asked_at.line else ""
+def _text(path: Path, named_at: Place) -> tuple[str | None, list[Problem]]:
+    """The file's text, or why it cannot be read; `named_at` is where it is named (the file itself for the first)."""
+    key = "extends" if named_at.line else ""
     try:
         data = read_settings_file(path)
     except FileNotFoundError:
-        return None, [Problem(asked_at, key, f"there is no file '{path}'", _neighbours(path))]
+        return None, [Problem(named_at, key, f"there is no file '{path}'", _neighbours(path))]
     except UnsuitableFileError as error:
-        return None, [Problem(asked_at, key, f"'{path}' {error}", _neighbours(path / "x.yaml"))]
+        return None, [Problem(named_at, key, f"'{path}' {error}", _neighbours(path / "x.yaml"))]
     except OSError as error:
-        return None, [Problem(asked_at, key, f"'{path}' cannot be read: {error.strerror or error}")]
+        return None, [Problem(named_at, key, f"'{path}' cannot be read: {error.strerror or error}")]
     try:
         return data.decode("utf-8-sig"), []
     except UnicodeDecodeError as error:
@@ -155,4 +155,4 @@ def _neighbours(path: Path) -> str:
     if not found:
         return ""
     more = f" and {len(found) - 5} more" if len(found) > 5 else ""
-    return f"'{path.parent}' holds {', '.join(found[:5])}{more}"
+    return f"'{path.parent}' has {', '.join(found[:5])}{more}"

@@ -1,4 +1,4 @@
-"""Does what was said fit the schema? Every key and value is looked at, and all that is wrong is reported together."""
+"""Does a config fit the schema? Every key and value is checked, and all problems are reported together."""
 
 from __future__ import annotations
 
@@ -12,28 +12,30 @@ from pydantic_core import ErrorDetails
 
 from shardtune.config.expected import accepts, entry_words, expected, literal_words
 from shardtune.config.problems import Problem, shown
+from shardtune.config.schedules import REFUSED_SCHEDULES
 from shardtune.config.schema import LARGEST, RunConfig, Section, SourceSection
 from shardtune.config.suggestions import (
-    FOREIGN_KEYS,
     FOREIGN_VALUES,
+    moved_settings,
     nearest,
     section_fields,
-    suggest_in_section,
-    suggest_top_level,
+    unknown_key,
 )
-from shardtune.config.trl_fields import ALLOWED, REFUSED
-from shardtune.config.unsupported import why_unsupported
 from shardtune.config.yaml_reader import Node
 
 # Values that are understood and refused: the type alone would not say why.
 _REFUSED_VALUES: dict[tuple[str, Any], tuple[str, str]] = {
+    **{
+        ("train.lr_scheduler_type", name): (f"{name} is not supported: {why}", fix)
+        for name, (why, fix) in REFUSED_SCHEDULES.items()
+    },
     ("model.torch_dtype", "float16"): (
-        "half precision is not supported: it needs loss scaling and loses range",
+        "float16 is not supported: it needs loss scaling and overflows where bfloat16 does not",
         "use bfloat16, or float32",
     ),
     **{
         ("lora.init_lora_weights", name): (
-            f"{name} decomposes whole weights, or what passes them, before the first step, and no rank holds one whole",
+            f"{name} decomposes whole weights or activations before the first step, and no rank holds a whole weight",
             "use true, with use_rslora: true and a higher r",
         )
         for name in ("pissa", "olora", "eva", "corda", "lora_ga")
@@ -43,24 +45,24 @@ _REFUSED_VALUES: dict[tuple[str, Any], tuple[str, str]] = {
         "use true, and model.base_precision: fp8 for smaller weights",
     ),
     ("lora.init_lora_weights", False): (
-        "with random A and B the model would start elsewhere than its checkpoint (PEFT has it for tests)",
+        "with random A and B training would not start from the checkpoint (PEFT has it for tests)",
         "use true or gaussian",
     ),
     # Tried with bitsandbytes 0.50 (its outputs under FSDP2 are right) and torchao 0.18 (which has dropped NF4).
     ("model.base_precision", "nf4"): (
-        "4-bit weights are not supported: bitsandbytes quantises a weight whole, before it is sharded, keeps all its "
-        "scales on every rank, and has no form for fused experts",
-        "use fp8, which is read, sharded and computed slice by slice",
+        "4-bit weights are not supported: bitsandbytes quantises whole weights before they are sharded, keeps all "
+        "scales on every rank, and has no fused experts",
+        "use fp8",
     ),
 }
 
 
 @dataclass
 class Checked:
-    """A config that can be looked at further, and what was wrong on the way.
+    """A config for further checks, and the problems found so far.
 
     `config` holds what was valid; an invalid value is at its default and a missing required one at a placeholder.
-    `wrong` are the dotted paths of both, so that no later check draws conclusions from them.
+    `wrong` are the dotted paths of both, so that later checks leave them out.
     """
 
     config: RunConfig
@@ -69,21 +71,21 @@ class Checked:
     wrong: set[str] = field(default_factory=set)
 
 
-def check_fields(said: Node) -> Checked:
+def check_fields(tree: Node) -> Checked:
     """Checks a merged config tree against the schema."""
     walk = _Walk()
-    walk.top(said)
+    walk.top(tree)
     values = walk.values
     try:
         config = RunConfig.model_validate(values)
     except ValidationError as error:
-        walk.judge(error.errors(include_url=False), said)
+        walk.add_validation_errors(error.errors(include_url=False), tree)
         config = RunConfig.model_validate(values)
     return Checked(config, walk.leaves, walk.problems, walk.wrong)
 
 
 class _Walk:
-    """Goes through the tree once, keeping what has a place in the schema and reporting the rest."""
+    """Goes through the tree once, keeps what the schema has and reports the rest."""
 
     def __init__(self) -> None:
         # Every section is there from the start, so that a missing `model:` is reported as its missing key.
@@ -92,22 +94,20 @@ class _Walk:
         self.problems: list[Problem] = []
         self.wrong: set[str] = set()
 
-    def top(self, said: Node) -> None:
-        for key, node in said.value.items():
+    def top(self, tree: Node) -> None:
+        for key, node in tree.value.items():
             section = section_fields().get(key)
-            if section is None and (unsupported := why_unsupported(key, node.plain())):
-                self.problems.append(Problem(node.key_place, key, *unsupported))
-            elif section is None:
-                fix = suggest_top_level(key, is_mapping=node.is_mapping)
-                if key == "extends":
-                    fix = "`extends` works in files, not in overrides"
+            if key == "extends":
+                fix = "`extends` works in files, not in overrides"
                 self.problems.append(Problem(node.key_place, key, "unknown key", fix))
+            elif section is None:
+                self.problems.append(Problem(node.key_place, key, *unknown_key(key, node.plain())))
             elif node.problem:
                 self.problems.append(node.problem)
                 self.wrong.update(f"{key}.{name}" for name in section.model_fields)
             elif node.is_mapping:
                 self._section(key, section, node)
-            elif node.value is not None:  # `lora:` with everything under it commented out says nothing
+            elif node.value is not None:  # `lora:` with everything under it commented out sets nothing
                 what = f"expected a section (indented `key: value` lines); got {shown(node.quotable())}"
                 self.problems.append(Problem(node.place, key, what))
                 self.wrong.update(f"{key}.{name}" for name in section.model_fields)
@@ -116,13 +116,11 @@ class _Walk:
         for key, value in node.value.items():
             path = f"{name}.{key}"
             info = section.model_fields.get(key)
-            if info is None and (unsupported := why_unsupported(key, value.plain())):
-                self.problems.append(Problem(value.key_place, path, *unsupported))
+            if path == "train.extra":
+                self.problems.append(Problem(value.key_place, path, moved_settings(value.plain())))
                 continue
             if info is None:
-                fix = _extra_hint(key) if name == "train" else ""
-                fix = fix or suggest_in_section(key, name)
-                self.problems.append(Problem(value.key_place, path, "unknown key", fix))
+                self.problems.append(Problem(value.key_place, path, *unknown_key(key, value.plain(), name)))
                 continue
             broken = value.problems()
             if broken:
@@ -141,10 +139,10 @@ class _Walk:
     def _not_a_mapping(self, path: str, node: Node, words: str) -> None:
         self.wrong.add(path)
         inner, first = next(iter(node.value.items()), ("", node))
-        what = f"expected {words}; got keys below it (`{inner}`)" if inner else f"expected {words}; got {{}}"
+        what = f"expected {words}; got a mapping (`{inner}: …`)" if inner else f"expected {words}; got {{}}"
         self.problems.append(Problem(first.key_place, path, what))
 
-    def judge(self, errors: Iterable[ErrorDetails], said: Node) -> None:
+    def add_validation_errors(self, errors: Iterable[ErrorDetails], tree: Node) -> None:
         """One problem per setting, however many branches of a union pydantic tried; takes the setting out."""
         by_setting: dict[tuple[str, str], list[tuple[int | str, ...]]] = {}
         for error in errors:
@@ -155,7 +153,7 @@ class _Walk:
             if path in self.wrong:
                 pass  # given, but broken (an unset ${VAR}), and reported as that
             elif path not in self.leaves:
-                self._missing(section, key, said)
+                self._missing(section, key, tree)
             elif self.leaves[path].is_mapping:
                 self._wrong_entries(path, inner)
             elif sources := _wrong_sources(path, self.leaves[path], inner):
@@ -168,24 +166,24 @@ class _Walk:
             if info.is_required():
                 self.values[section][key] = "(not given)"
 
-    def _missing(self, section: str, key: str, said: Node) -> None:
+    def _missing(self, section: str, key: str, tree: Node) -> None:
         info = section_fields()[section].model_fields[key]
-        node = said.value.get(section)
-        place = node.key_place if node is not None else said.place
+        node = tree.value.get(section)
+        place = node.key_place if node is not None else tree.place
         example = f"; for example {info.examples[0]}" if info.examples else ""
         self.problems.append(
             Problem(place, f"{section}.{key}", "this key is required", f"{info.description}".rstrip(".") + example)
         )
 
     def _wrong_entries(self, path: str, inner: list[tuple[int | str, ...]]) -> None:
-        """A mapping with something else in it than it holds (`env: {A: 1}`, `rank_pattern: {q_proj: high}`)."""
+        """A mapping with entries of the wrong type (`env: {A: 1}`, `rank_pattern: {q_proj: high}`)."""
         section, _, key = path.partition(".")
         words = entry_words(section_fields()[section].model_fields[key].annotation)
         for name in dict.fromkeys(str(rest[0]) for rest in inner if rest):
             node = self.leaves[path].value[name]
             what = f"expected {words}; got {shown(node.quotable())}"
             self.problems.append(
-                Problem(node.place, f"{path}.{name}", what, _quote_hint(node) if words == "text" else "")
+                Problem(node.place, f"{path}.{name}", what, _quote_hint(node) if words == "a string" else "")
             )
 
     def _wrong_value(self, section: str, key: str, at: tuple[Node, str]) -> None:
@@ -198,10 +196,10 @@ class _Walk:
         if refused:
             self.problems.append(Problem(node.place, path, *refused))
             return
-        words = "text" if index else expected(info)
+        words = "a string" if index else expected(info)
         most = LARGEST.get(type(value))
         if most is not None and most < abs(value) < math.inf:
-            words += f" (nothing above {most:g} is taken)"
+            words += f" (the largest accepted value is {most:g})"
         fix = _meant_value(value, literal_words(info.annotation))
         if path == "train.warmup_steps" and isinstance(value, float) and 0 < value < 1:  # in SFTConfig, a share
             fix = f"for a share of the steps, set `train.warmup_ratio: {value:g}` instead"
@@ -258,13 +256,4 @@ def _meant_value(value: Any, words: list[str]) -> str:
 def _quote_hint(node: Node) -> str:
     if not isinstance(node.value, int | float):
         return ""
-    return "put quotes around it if it is meant as text"
-
-
-def _extra_hint(key: str) -> str:
-    """A setting of TRL that stands in `train` needs only to move."""
-    if key in FOREIGN_KEYS or any(key in section.model_fields for section in section_fields().values()):
-        return ""
-    if key in REFUSED:
-        return f"it is a setting of TRL that cannot be passed on: {REFUSED[key]}"
-    return f"it is a setting of TRL: put it under `train.extra`, as `extra: {{{key}: …}}`" if key in ALLOWED else ""
+    return "put quotes around it if it is meant as a string"

@@ -1,4 +1,4 @@
-"""Which settings are accepted but change nothing? The user is told, because a setting is never dropped silently."""
+"""Which settings have no effect? Those that configs from elsewhere often have are accepted, with a notice."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from shardtune.config.schema import ClusterSection, RunConfig
 
 
 def notices(config: RunConfig, given: Collection[str]) -> Iterator[str]:
-    """One sentence for each setting with no effect; `given` are the dotted paths the user set himself."""
+    """One sentence for each setting with no effect; `given` are the dotted paths that the user set."""
     chosen = _chosen(config, given)
-    for notice in (_model, _warmup, _optimizer, _lengths, _columns, _evaluation, _elsewhere):
+    for notice in (_model, _warmup, _lengths, _columns, _intervals, _elsewhere):
         yield from notice(config, chosen)
 
 
@@ -31,36 +31,32 @@ def _chosen(config: RunConfig, given: Collection[str]) -> set[str]:
 def _model(config: RunConfig, given: Collection[str]) -> Iterator[str]:
     model, written = config.model, as_text(written_settings(config))["model"]
     if model.device_map is not None:
-        yield f"model.device_map ({written['device_map']}) has no effect: sharding places the weights."
+        yield f"model.device_map ({written['device_map']}) has no effect: FSDP2 places the weights."
     if model.use_cache:
-        yield "model.use_cache has no effect: the key/value cache serves generation, not training."
+        yield "model.use_cache has no effect: the key/value cache is for generation."
     if model.revision is not None and Path(model.model_name_or_path).expanduser().is_dir():
         yield f"model.revision ({written['revision']}) has no effect: model_name_or_path is a local folder."
 
 
 def _warmup(config: RunConfig, given: Collection[str]) -> Iterator[str]:
-    if "train.warmup_ratio" in given and config.train.warmup_steps is not None:
-        yield "train.warmup_ratio has no effect: train.warmup_steps is given, and wins."
-
-
-def _optimizer(config: RunConfig, given: Collection[str]) -> Iterator[str]:
-    if config.train.optim == "sgd":
-        for name in ("adam_beta1", "adam_beta2", "adam_epsilon"):
-            if name in config.train.extra:
-                yield f"train.extra.{name} has no effect: train.optim is sgd."
+    train = config.train
+    if "train.warmup_ratio" in given and train.warmup_ratio > 0 and train.lr_scheduler_type == "constant":
+        yield "train.warmup_ratio has no effect: the schedule `constant` has no warm-up."
+    elif "train.warmup_ratio" in given and train.warmup_steps is not None:
+        yield "train.warmup_ratio has no effect: train.warmup_steps is set and takes precedence."
 
 
 def _lengths(config: RunConfig, given: Collection[str]) -> Iterator[str]:
     if "train.num_train_epochs" in given and config.train.max_steps > 0:
-        yield "train.num_train_epochs has no effect: train.max_steps is given, and wins."
+        yield "train.num_train_epochs has no effect: train.max_steps is set and takes precedence."
     if "\\n" in (config.data.prompt_template or ""):
-        yield r"data.prompt_template holds a backslash and an n, not a line break: YAML wants double quotes for \n."
+        yield r"data.prompt_template has a backslash and an n, not a line break: YAML needs double quotes for \n."
 
 
 def _columns(config: RunConfig, given: Collection[str]) -> Iterator[str]:
     data = config.data
     if data.text_field is not None and data.prompt_template is not None:
-        yield "data.text_field has no effect: data.prompt_template makes the text."
+        yield "data.text_field has no effect: the text comes from data.prompt_template."
     elif data.text_field is not None and (data.messages_field is not None or data.format not in ("auto", "text")):
         why = (
             "data.messages_field names a column of messages"
@@ -70,17 +66,18 @@ def _columns(config: RunConfig, given: Collection[str]) -> Iterator[str]:
         yield f"data.text_field has no effect: {why}."
 
 
-def _evaluation(config: RunConfig, given: Collection[str]) -> Iterator[str]:
-    when = effective_eval_strategy(config)
-    if "train.eval_steps" in given and when != "steps":
-        why = "there is no data.val_split" if config.data.val_split is None else f"eval_strategy is {when}"
-        yield f"train.eval_steps has no effect: {why}."
-    if "train.save_steps" in given and config.train.save_strategy != "steps":
-        yield f"train.save_steps has no effect: save_strategy is {config.train.save_strategy}."
+def _intervals(config: RunConfig, given: Collection[str]) -> Iterator[str]:
+    train = config.train
+    when = {"logging": train.logging_strategy, "eval": effective_eval_strategy(config), "save": train.save_strategy}
+    for what, strategy in when.items():
+        if f"train.{what}_steps" in given and strategy != "steps":
+            unset = what == "eval" and config.data.val_split is None
+            why = "there is no data.val_split" if unset else f"{what}_strategy is {strategy}"
+            yield f"train.{what}_steps has no effect: {why}."
 
 
 def _elsewhere(config: RunConfig, given: Collection[str]) -> Iterator[str]:
     if config.train.ddp_find_unused_parameters is not None:
-        yield "train.ddp_find_unused_parameters has no effect: it belongs to DDP, and sharding is FSDP2."
+        yield "train.ddp_find_unused_parameters has no effect: it is a DDP setting, and sharding is FSDP2."
     if config.cluster != ClusterSection() and any(path.startswith("cluster.") for path in given):
         yield "the section `cluster` is not read by `train`; it describes the job for a scheduler."

@@ -1,4 +1,4 @@
-"""What do the overrides on the command line (`-o train.seed=1`) say? A tree like a file's, typed the same way."""
+"""What do the overrides on the command line (`-o train.seed=1`) set? A tree like a file's, typed the same way."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def read_overrides(overrides: Sequence[str], environ: Mapping[str, str]) -> tupl
         names = [name.strip() for name in key.split(".")]
         path = ".".join(names)
         if not equals:
-            problems.append(Problem(place, path, "no `=` in it", "write it as section.key=value, e.g. train.seed=1"))
+            problems.append(Problem(place, path, "it has no `=`", "write it as section.key=value, e.g. train.seed=1"))
             continue
         if not all(names):
             problems.append(Problem(place, path, "no key before the `=`", "write it as section.key=value"))
@@ -38,7 +38,7 @@ def read_overrides(overrides: Sequence[str], environ: Mapping[str, str]) -> tupl
         node, more = _value(value.strip(), place, path, environ)
         problems += more
         if node is not None and len(names) == 1 and path in section_fields() and not node.is_mapping:
-            # Told here: merged, a later override of the same section would hide it.
+            # Reported here: merged, a later override of the same section would hide it.
             fix = f"name a key in it, as in {path}.{next(iter(section_fields()[path].model_fields))}=…"
             problems.append(Problem(place, path, f"`{path}` is a section, not a single value", fix))
         elif node is not None:
@@ -62,7 +62,7 @@ def _value(text: str, place: Place, path: str, environ: Mapping[str, str]) -> tu
 
 
 def _holds_text(path: str) -> bool:
-    """Is this a setting of text only? `data.prompt_template={question} {answer}` is then no mapping."""
+    """Does this setting hold a string only? `data.prompt_template={question} {answer}` is then not a mapping."""
     section, _, key = path.partition(".")
     model = section_fields().get(section)
     field = model.model_fields.get(key) if model else None

@@ -1,4 +1,4 @@
-"""What is wrong with what the user wrote, and where? Places, problems, and the one report that lists them all."""
+"""What is wrong with a config, and where? Places, problems, and one report of them all."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WIDTH = 80
 
 @dataclass(frozen=True)
 class Place:
-    """Where something was said: a spot in a file, an override on the command line, or a key of accelerate's file.
+    """Where something was set: a line of a file, an override on the command line, or a key of accelerate's file.
 
     Example:
         >>> str(Place("run.yaml", 3, 5))
@@ -36,7 +36,7 @@ class Place:
         return f"{self.source}:{self.line}:{self.column}" if self.line else self.source
 
     def as_written(self) -> str:
-        """The place in words that may be kept: without what a variable held."""
+        """The place as it may be saved: without the values of variables."""
         return str(replace(self, source=self.written or self.source))
 
 
@@ -92,7 +92,7 @@ def _reading_order(problem: Problem) -> tuple[bool, str, int, int]:
 
 
 def shown(value: Any) -> str:
-    """How is a wrong value quoted back? As YAML would write it, cut to what fits on a line."""
+    """A wrong value as YAML would write it, cut to what fits on a line."""
     if value is None:
         return "nothing (null)"
     if isinstance(value, bool):

@@ -1,4 +1,4 @@
-"""What of a config may be written down? What the user wrote: `${VAR}` for what came from it, `***` for a secret."""
+"""What of a config may be saved? References such as `${VAR}` as they were written, and `***` for secrets."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def redacted_settings(config: RunConfig) -> dict[str, dict[str, Any]]:
 
 
 def redacted_values(config: RunConfig) -> dict[str, dict[str, Any]]:
-    """The same with what references stand for. To be compared, never to be written down."""
+    """The same with what references stand for. For comparison only, never saved."""
     return {section: _hide_in(fields) for section, fields in config.model_dump(mode="json").items()}
 
 

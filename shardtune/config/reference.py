@@ -1,4 +1,4 @@
-"""What can be set, on one page? Markdown made from the fields, so that it cannot say anything else than they do."""
+"""What can be set? The reference page, the table for a terminal and the JSON Schema, all made from the fields."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 from pydantic.fields import FieldInfo
 
 from shardtune.config.expected import expected
+from shardtune.config.refused import TRL_NAMES
 from shardtune.config.render import flow
-from shardtune.config.schema import Section
+from shardtune.config.schema import RunConfig, Section
 from shardtune.config.suggestions import section_fields
-from shardtune.config.trl_fields import ALLOWED, REFUSED
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -35,33 +35,22 @@ One YAML describes a run. Only `model.model_name_or_path` and `data.dataset_name
   `train.samples` shows are those the model gets.
 - **Numbers and words**: `1e-4` is a number; only `true` and `false` are truth values, so `eval_strategy: no` is the
   word (a setting that is true or false still takes yes/no/on/off).
-- `shardtune config show CONFIG` prints every value with where it came from; `config validate` checks; `config schema`
+- `shardtune config show CONFIG` prints every value with where it came from, `config show --resolved` what each `auto`
+  comes to on this machine, and why; `config validate` checks; `config schema`
   prints the JSON Schema for your editor.
 """
 
-_EXTRA = """\
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
-## `train.extra`
+_TRL = """\
 
-Settings of TRL's `SFTConfig` (and of transformers' `TrainingArguments` below it) that shardtune does not have itself,
-and that have an effect here:
+## Names of TRL and transformers
 
-```yaml
-train:
-  extra:
-    adam_beta2: 0.95
-    dataloader_num_workers: 2
-```
+Every field of TRL's `SFTConfig` (and of transformers' `TrainingArguments`, on which it builds) that is not in this
+table is a setting of the same name: `max_length` in `data`, `trust_remote_code` and `use_cache` in `model`, all others
+in `train`. A name in this table is refused with the same words.
 
-| setting | value |
-|---|---|
-"""
-
-_REFUSED = """\
-
-These are refused, because they would do nothing or because shardtune decides them:
-
-| setting | why |
+| field | instead |
 |---|---|
 """
 
@@ -72,11 +61,39 @@ def reference_page() -> str:
     for name, section in section_fields().items():
         parts.append(f"\n## `{name}`\n\n{section.__doc__}\n\n| key | value | default | meaning |\n|---|---|---|---|\n")
         parts += _rows(section)
-    parts.append(_EXTRA)
-    parts += [f"| `{name}` | {_cell(extra.words())} |\n" for name, extra in ALLOWED.items()]
-    parts.append(_REFUSED)
-    parts += [f"| `{name}` | {_cell(why)} |\n" for name, why in REFUSED.items()]
+    parts.append(_TRL)
+    parts += [f"| `{name}` | {_cell(instead)} |\n" for name, instead in TRL_NAMES.items()]
     return "".join(parts)
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON Schema (draft 2020-12) of a config file.
+
+    A file that extends another may leave required keys to it, so they are required only where there is no `extends`.
+    A `${VAR}` in place of a number is for shardtune to expand; an editor will underline it.
+    """
+    schema = RunConfig.model_json_schema()
+    definitions = schema["$defs"]
+    required = {}
+    for name in schema["properties"]:
+        section = definitions[schema["properties"][name]["$ref"].rpartition("/")[2]]
+        keys = section.pop("required", None)
+        if keys:
+            required[name] = {"required": keys}
+    names = schema.pop("required")
+    schema["properties"]["extends"] = {
+        "title": "Extends",
+        "description": "Config files merged under this one, relative to it; later ones win, this file over all.",
+        "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}],
+    }
+    return {
+        "$schema": DIALECT,
+        **schema,
+        "title": "shardtune run",
+        "if": {"required": ["extends"]},
+        "then": {},
+        "else": {"required": names, "properties": required},
+    }
 
 
 def settings_table() -> RenderableType:

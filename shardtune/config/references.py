@@ -1,7 +1,7 @@
-"""What did the user write where a value came from the environment? Kept beside the values, and written down instead.
+"""What did the user write where a value came from the environment? Kept with the values, and saved in their place.
 
-A run uses what `${S3_URL}` stands for; its files and reports say `${S3_URL}`. They can be run again, and do not tell
-what the variable held.
+A run uses the value of `${S3_URL}`; its files and reports keep `${S3_URL}`. They can be run again, and do not reveal
+the variable's value.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def keep_references(config: RunConfig, written: dict[str, dict[str, Any]]) -> No
     """
     values = config.model_dump()
     config._references = {
-        section: {key: _settled(tree, values[section][key]) for key, tree in fields.items()}
+        section: {key: _with_values(tree, values[section][key]) for key, tree in fields.items()}
         for section, fields in written.items()
     }
 
@@ -69,24 +69,24 @@ def replaced(value: Any, by: Callable[[Reference], Any]) -> Any:
     return [replaced(item, by) for item in value] if isinstance(value, list) else value
 
 
-def put_back(config: RunConfig, said: Any) -> Any:
-    """What a run says of itself, with references again in place of the texts they stand for.
+def put_back(config: RunConfig, reported: Any) -> Any:
+    """What a run reports, with references again in place of the texts they stand for.
 
     Example:
         >>> put_back(config, {"folder": "/mnt/ana/prepared"})  # data.cache_dir: ${CACHE}
         {'folder': '${CACHE}/prepared'}
     """
-    if isinstance(said, dict):
-        return {key: put_back(config, item) for key, item in said.items()}
-    if isinstance(said, list | tuple):
-        return [put_back(config, item) for item in said]
-    if not isinstance(said, str):
-        return said
+    if isinstance(reported, dict):
+        return {key: put_back(config, item) for key, item in reported.items()}
+    if isinstance(reported, list | tuple):
+        return [put_back(config, item) for item in reported]
+    if not isinstance(reported, str):
+        return reported
     for reference in _all_references(config._references):
         # Shorter ones are words that mean something else elsewhere.
         if isinstance(reference.value, str) and len(reference.value) >= _NOT_BY_CHANCE:
-            said = said.replace(reference.value, reference.text)
-    return said
+            reported = reported.replace(reference.value, reference.text)
+    return reported
 
 
 def _all_references(written: Any) -> list[Reference]:
@@ -96,14 +96,14 @@ def _all_references(written: Any) -> list[Reference]:
     return [reference for item in inside for reference in _all_references(item)]
 
 
-def _settled(written: Any, value: Any) -> Any:
+def _with_values(written: Any, value: Any) -> Any:
     """References stand for what the check has made of them: `q_proj,v_proj` is a list by then."""
     if isinstance(written, Reference):
         return replace(written, value=value)
     if isinstance(written, dict) and isinstance(value, dict):
-        return {key: _settled(item, value.get(key)) for key, item in written.items()}
+        return {key: _with_values(item, value.get(key)) for key, item in written.items()}
     if isinstance(written, list) and isinstance(value, list) and len(written) == len(value):
-        return [_settled(*pair) for pair in zip(written, value, strict=True)]
+        return [_with_values(*pair) for pair in zip(written, value, strict=True)]
     return written
 
 

@@ -1,4 +1,4 @@
-"""How is a resolved config written down? YAML that can be fed back, each line saying where its value came from."""
+"""How is a resolved config saved? As YAML that can be read back, with the origin of each value."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shardtune.config.resolve import Origin, ResolvedConfig
 COMMENT_COLUMN = 44
 _SAFE = re.compile(r"[A-Za-z_/][A-Za-z0-9_./-]*")
 _SAFE_REFERENCE = re.compile(r"(?:[A-Za-z0-9_./-]|\$\{\w+(?::-[A-Za-z0-9_./-]*)?\})+")
-# A number in quotes is text to YAML unless it is told otherwise.
+# A number in quotes is text to YAML without a tag.
 _TAGS = {int: "!!int", float: "!!float", bool: "!!bool", type(None): "!!null"}
 # Words that YAML 1.1 or 1.2 readers take for something else than text.
 _RESERVED = {"null", "true", "false", "yes", "no", "on", "off", "y", "n"}

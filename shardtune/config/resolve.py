@@ -1,4 +1,4 @@
-"""What does the user want, all sources together? Defaults < accelerate < config file < overrides, each value traced."""
+"""What are the settings of a run, from all sources? Defaults < accelerate < config file < overrides, each traced."""
 
 from __future__ import annotations
 
@@ -26,6 +26,13 @@ if TYPE_CHECKING:
     from shardtune.config.accelerate_file import Translation, Verdict
 
 
+_NO_EFFECT_ON_CPU = {
+    "parallel.offload_params": ", so parameters are in host memory anyway",
+    "train.tf32": ", and TF32 is a mode of GPUs",
+    "train.torch_empty_cache_steps": ", whose memory torch does not cache",
+}
+
+
 @dataclass(frozen=True)
 class Origin:
     """Where a value came from: the kind of source, and the spot in it (`run.yaml:3:5`, `-o train.seed=1`)."""
@@ -40,8 +47,8 @@ class ResolvedConfig:
 
     Attributes:
         config: The values.
-        origins: Where each came from, by dotted path (`train.learning_rate`, `train.extra.adam_beta1`).
-        notices: What to tell the user: settings with no effect.
+        origins: Where each came from, by dotted path (`train.learning_rate`, `train.optim_args.momentum`).
+        notices: Settings with no effect, one sentence each.
         verdicts: What became of each key of accelerate's file.
     """
 
@@ -50,23 +57,27 @@ class ResolvedConfig:
     notices: tuple[str, ...] = ()
     verdicts: tuple[Verdict, ...] = ()
 
-    def on_cpu(self) -> ResolvedConfig:
-        """This config on a device that computes in host memory: settings that move tensors there are said to do
-        nothing. Their values stay, for a machine with a GPU."""
-        if not self.config.parallel.offload_params:
+    def on_device(self, device: str) -> ResolvedConfig:
+        """This config on a kind of device, with notices for settings that do nothing there. Their values stay, for a
+        machine with a GPU."""
+        if device != "cpu":
             return self
-        why = "the device is a CPU, so parameters are in host memory anyway."
-        notice = f"parallel.offload_params has no effect: {why}"
+        given = [path for path in _NO_EFFECT_ON_CPU if self.value(path) not in (None, False)]
+        notices = [f"{path} has no effect: the device is a CPU{_NO_EFFECT_ON_CPU[path]}." for path in given]
+        sets = {f"{path} = true": f"The device is a CPU{_NO_EFFECT_ON_CPU[path]}." for path in given}
         verdicts = tuple(
-            replace(one, verdict="no effect", why=f"{why[0].upper()}{why[1:]}", sets="")
-            if one.sets == "parallel.offload_params = true"
-            else one
+            replace(one, verdict="no effect", why=sets[one.sets], sets="") if one.sets in sets else one
             for one in self.verdicts
         )
-        return replace(self, notices=tuple(dict.fromkeys([*self.notices, notice])), verdicts=verdicts)
+        return replace(self, notices=tuple(dict.fromkeys([*self.notices, *notices])), verdicts=verdicts)
+
+    def value(self, path: str) -> object:
+        """The value of `section.key`."""
+        section, _, key = path.partition(".")
+        return getattr(getattr(self.config, section), key)
 
     def with_auto(self, path: str, value: object, why: str) -> ResolvedConfig:
-        """This config after an `auto` was settled: the value set, and the reason kept as its origin.
+        """This config after an `auto` was resolved: the value set, and the reason kept as its origin.
 
         Example:
             >>> resolved.with_auto("train.bf16", True, "the model is held in bfloat16").config.train.bf16
@@ -101,24 +112,24 @@ def load_config(
     """
     environ = os.environ if environ is None else environ
     path = Path(path)
-    said, problems = read_config(path, environ)
-    asked, more = read_overrides(overrides, environ)
+    tree, problems = read_config(path, environ)
+    override_tree, more = read_overrides(overrides, environ)
     problems += more
-    if said is None:
+    if tree is None:
         raise ConfigError(problems, str(path))
-    said = replace(merge(said, asked), place=said.place)
-    said, translation, more = _with_accelerate(said, path, accelerate_config, environ)
+    tree = replace(merge(tree, override_tree), place=tree.place)
+    tree, translation, more = _with_accelerate(tree, path, accelerate_config, environ)
     problems += more
-    checked = check_fields(said)
-    problems += checked.problems + _cross_problems(checked, said.place)
+    checked = check_fields(tree)
+    problems += checked.problems + _cross_problems(checked, tree.place)
     if problems:
         raise ConfigError(problems, str(path))
     keep_references(checked.config, _written(checked.leaves))
     given = {path for path, node in checked.leaves.items() if node.key_place.kind != "accelerate"}
-    told = [*notices(checked.config, given), *_unread_launch_settings(checked.config, environ)]
+    all_notices = (*notices(checked.config, given), *_unread_launch_settings(checked.config, environ))
     verdicts = translation.verdicts if translation is not None else ()
-    resolved = ResolvedConfig(checked.config, _origins(checked), tuple(told), verdicts)
-    return resolved.on_cpu() if checked.config.parallel.device == "cpu" else resolved
+    resolved = ResolvedConfig(checked.config, _origins(checked), all_notices, verdicts)
+    return resolved.on_device(checked.config.parallel.device)
 
 
 def _written(leaves: Mapping[str, Node]) -> dict[str, dict[str, Any]]:
@@ -132,13 +143,13 @@ def _written(leaves: Mapping[str, Node]) -> dict[str, dict[str, Any]]:
 
 
 def _cross_problems(checked: Checked, top: Place) -> list[Problem]:
-    """What does not fit together, but only between settings that are themselves valid."""
+    """Settings that do not fit together, among those that are valid themselves."""
     found = []
     for finding in cross_checks(checked.config):
         settings = {".".join(path.split(".")[:2]) for path in finding.paths}
         if not settings & checked.wrong:
-            said = (_place(path, checked.leaves) for path in finding.paths)
-            place = next((spot for spot in said if spot is not None), top)
+            spots = (_place(path, checked.leaves) for path in finding.paths)
+            place = next((spot for spot in spots if spot is not None), top)
             found.append(Problem(place, finding.paths[0], finding.what, finding.fix))
     return found
 
@@ -148,11 +159,12 @@ def _place(path: str, leaves: Mapping[str, Node]) -> Place | None:
     node = leaves.get(f"{section}.{key}")
     if node is None:
         return None
-    return node.value[inner[0]].key_place if inner else node.place
+    entry: Node | None = node.value.get(inner[0]) if inner and node.is_mapping else None
+    return entry.key_place if entry is not None else node.place
 
 
 def _origins(checked: Checked) -> dict[str, Origin]:
-    """One origin per setting; a mapping such as `train.extra` has one per entry."""
+    """One origin per setting; a mapping such as `train.optim_args` has one per entry."""
     found: dict[str, Origin] = {}
     for section, values in checked.config:
         for key in type(values).model_fields:
@@ -172,24 +184,24 @@ def _origin(node: Node) -> Origin:
 
 
 def _with_accelerate(
-    said: Node, path: Path, from_command_line: Path | None, environ: Mapping[str, str]
+    tree: Node, path: Path, from_command_line: Path | None, environ: Mapping[str, str]
 ) -> tuple[Node, Translation | None, list[Problem]]:
-    """Puts accelerate's settings, from its file or from `accelerate launch`, below what the user said himself."""
-    said, file, place = _accelerate_path(said, from_command_line)
+    """Puts accelerate's settings, from its file or from `accelerate launch`, below the user's own."""
+    tree, file, place = _accelerate_path(tree, from_command_line)
     if file is None and not _comes_from_launch(environ):
-        return said, None, []
-    from shardtune.config.accelerate_file import settle_conflicts, translate_environment, translate_file
+        return tree, None, []
+    from shardtune.config.accelerate_file import resolve_conflicts, translate_environment, translate_file
 
     try:
         translation = translate_file(file) if file is not None else translate_environment(environ)
     except UserInputError as error:
         text = " ".join(part for part in (error.what, error.why) if part)
-        return said, None, [Problem(place, "parallel.accelerate_config", text, error.fix)]
+        return tree, None, [Problem(place, "parallel.accelerate_config", text, error.fix)]
     if translation is None:
-        return said, None, []
-    translation = settle_conflicts(translation, dict(_explicit(said)))
+        return tree, None, []
+    translation = resolve_conflicts(translation, dict(_explicit(tree)))
     name = file.name if file is not None else "accelerate launch"
-    reference = said.value["parallel"].value["accelerate_config"].reference if file is not None else None
+    reference = tree.value["parallel"].value["accelerate_config"].reference if file is not None else None
     written = reference.text if reference is not None else ""
     problems = [_accelerate_problem(name, *problem) for problem in translation.problems]
     for dotted, value in translation.values.items():
@@ -198,8 +210,8 @@ def _with_accelerate(
         node = _tree(value, source)
         for part in reversed(dotted.split(".")):
             node = Node({part: node}, source, source)
-        said = replace(merge(node, said), place=said.place)
-    return said, translation, problems
+        tree = replace(merge(node, tree), place=tree.place)
+    return tree, translation, problems
 
 
 def _comes_from_launch(environ: Mapping[str, str]) -> bool:
@@ -208,20 +220,20 @@ def _comes_from_launch(environ: Mapping[str, str]) -> bool:
 
 
 def _unread_launch_settings(config: RunConfig, environ: Mapping[str, str]) -> Iterator[str]:
-    """With an accelerate file given, what `accelerate launch` says beside it is not read; the user must know."""
+    """A notice if an accelerate file is given and `accelerate launch` sets something too, which is then not read."""
     if config.parallel.accelerate_config is not None and _comes_from_launch(environ):
         from shardtune.config.accelerate_file import translate_environment
 
         if translate_environment(environ) is not None:
-            yield "what `accelerate launch` handed over is not read: parallel.accelerate_config names a file, and wins."
+            yield "the settings of `accelerate launch` are ignored: parallel.accelerate_config takes precedence."
 
 
-def _accelerate_path(said: Node, from_command_line: Path | None) -> tuple[Node, Path | None, Place]:
-    """The accelerate file that is meant, absolute in the config too, so that the resolved YAML works from anywhere.
+def _accelerate_path(tree: Node, from_command_line: Path | None) -> tuple[Node, Path | None, Place]:
+    """The accelerate file, absolute in the config too, so that the resolved YAML works from anywhere.
 
     A path in a YAML file is relative to that file, one on the command line to the current folder.
     """
-    section = said.value.get("parallel")
+    section = tree.value.get("parallel")
     named = section.value.get("accelerate_config") if section is not None and section.is_mapping else None
     reference = None
     if from_command_line is not None:
@@ -234,15 +246,15 @@ def _accelerate_path(said: Node, from_command_line: Path | None) -> tuple[Node, 
         if reference is not None and not named_path(named.value).is_absolute():
             reference = replace(reference, text=f"{escape(str(folder.absolute()))}/{reference.text}")
     else:
-        return said, None, said.place
+        return tree, None, tree.place
     file = file.absolute()
     key_place = named.key_place if named is not None and from_command_line is None else place
     node = Node({"accelerate_config": Node(str(file), place, key_place, reference=reference)}, place, place)
-    return replace(merge(said, Node({"parallel": node}, place, place)), place=said.place), file, place
+    return replace(merge(tree, Node({"parallel": node}, place, place)), place=tree.place), file, place
 
 
-def _explicit(said: Node) -> Iterator[tuple[str, Any]]:
-    for section, node in said.value.items():
+def _explicit(tree: Node) -> Iterator[tuple[str, Any]]:
+    for section, node in tree.value.items():
         if node.is_mapping:
             yield from ((f"{section}.{key}", leaf.plain()) for key, leaf in node.value.items())
 
@@ -254,7 +266,7 @@ def _tree(value: Any, place: Place) -> Node:
 
 
 def _accelerate_problem(name: str, key: str, what: str, fix: str) -> Problem:
-    """The translation says `fsdp.yaml:3: what` in one text; the report wants the place apart."""
+    """The translation has `fsdp.yaml:3: what` in one text; the report has the place in a field of its own."""
     match = re.match(rf"({re.escape(name)}(?::\d+)?): ", what)
     where = match.group(1) if match else name
     return Problem(Place(where, kind="accelerate"), key, what[match.end() :] if match else what, fix)

@@ -1,4 +1,4 @@
-"""What does a settings file hold? Only regular files of moderate size are read: a device or a pipe may never end."""
+"""What is in a settings file? Only regular files of moderate size are read: a device or a pipe may never end."""
 
 from __future__ import annotations
 

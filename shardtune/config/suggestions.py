@@ -1,10 +1,12 @@
-"""Which key was meant? Typing slips, keys in the wrong section, and the names other tools use."""
+"""Which key was meant? Misspelt keys, keys in the wrong section, and the names other tools use."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import Any
 
+from shardtune.config.refused import refusal
 from shardtune.config.schema import RunConfig, Section
 
 # Names from TRL, transformers, axolotl, LLaMA-Factory, torchtune and accelerate for what is set here elsewhere.
@@ -18,18 +20,18 @@ FOREIGN_KEYS: dict[str, str] = {
     "flash_attn": "model.attn_implementation", "attn_impl": "model.attn_implementation",
     "lora_r": "lora.r", "lora_rank": "lora.r", "rank": "lora.r", "alpha": "lora.lora_alpha",
     "dropout": "lora.lora_dropout", "lora_target": "lora.target_modules", "lora_target_modules": "lora.target_modules",
-    "target_parameters": "lora.target_modules", "expert_rank": "lora.expert_r", "lora_expert_r": "lora.expert_r",
-    "train_experts": "lora.experts", "lora_bias": "lora.bias", "rslora": "lora.use_rslora",
+    "expert_rank": "lora.expert_r", "lora_expert_r": "lora.expert_r",
+    "train_experts": "lora.experts", "rslora": "lora.use_rslora",
     "dataset": "data.dataset_name_or_path", "datasets": "data.dataset_name_or_path",
     "dataset_name": "data.dataset_name_or_path", "dataset_path": "data.dataset_name_or_path",
     "data_path": "data.dataset_name_or_path", "train_file": "data.dataset_name_or_path",
-    "dataset_config": "data.dataset_config_name", "dataset_text_field": "data.text_field",
+    "dataset_config": "data.dataset_config_name",
     "text_column": "data.text_field", "max_seq_length": "data.max_length", "max_seq_len": "data.max_length",
     "seq_length": "data.max_length", "sequence_len": "data.max_length", "cutoff_len": "data.max_length",
     "block_size": "data.max_length", "model_max_length": "data.max_length", "split": "data.train_split",
     "dataset_train_split": "data.train_split", "dataset_test_split": "data.val_split", "eval_split": "data.val_split",
     "validation_split": "data.val_split", "test_split": "data.val_split", "template": "data.prompt_template",
-    "prompt": "data.prompt_template", "completion_only_loss": "data.train_on", "train_on_inputs": "data.train_on",
+    "prompt": "data.prompt_template", "train_on_inputs": "data.train_on",
     "train_on_prompt": "data.train_on",
     "epochs": "train.num_train_epochs", "num_epochs": "train.num_train_epochs", "max_train_steps": "train.max_steps",
     "steps": "train.max_steps", "lr": "train.learning_rate", "batch_size": "train.per_device_train_batch_size",
@@ -42,14 +44,17 @@ FOREIGN_KEYS: dict[str, str] = {
     "grad_clip": "train.max_grad_norm", "gradient_clipping": "train.max_grad_norm",
     "gradient_clip_val": "train.max_grad_norm", "evaluation_strategy": "train.eval_strategy",
     "sample_packing": "train.packing", "log_every_n_steps": "train.logging_steps",
-    "activation_checkpointing": "train.gradient_checkpointing", "activation_offloading": "train.offload_activations",
-    "random_seed": "train.seed",
+    "activation_checkpointing": "train.gradient_checkpointing",
+    "random_seed": "train.seed", "neftune_alpha": "train.neftune_noise_alpha",
+    "num_workers": "train.dataloader_num_workers", "beta1": "train.adam_beta1", "beta2": "train.adam_beta2",
+    "label_smoothing": "train.label_smoothing_factor", "min_lr_ratio": "train.lr_scheduler_kwargs",
+    "early_stopping": "train.early_stopping_patience",
     "use_wandb": "train.report_to",
     "num_processes": "parallel.nproc", "nproc_per_node": "parallel.nproc", "num_gpus": "parallel.nproc",
-    "use_cpu": "parallel.device", "no_cuda": "parallel.device", "cpu_offload": "parallel.offload_params",
-    "fsdp_offload_params": "parallel.offload_params", "fsdp_config": "parallel.accelerate_config",
+    "no_cuda": "parallel.device", "cpu_offload": "parallel.offload_params",
+    "fsdp_offload_params": "parallel.offload_params",
     "fsdp_transformer_layer_cls_to_wrap": "parallel.transformer_layer_cls_to_wrap",
-    "fsdp_reshard_after_forward": "parallel.reshard_after_forward", "ddp_timeout": "parallel.step_timeout_minutes",
+    "fsdp_reshard_after_forward": "parallel.reshard_after_forward",
     "num_nodes": "cluster.nodes", "nnodes": "cluster.nodes", "num_machines": "cluster.nodes",
 }  # fmt: skip
 
@@ -84,11 +89,35 @@ def nearest(word: str, known: Iterable[str], cutoff: float = 0.7) -> str | None:
     return by_lower[close[0]] if close else None
 
 
-def suggest_top_level(key: str, *, is_mapping: bool) -> str:
-    """What was meant by an unknown key at the top of the file?"""
+def unknown_key(key: str, value: Any, section: str = "") -> tuple[str, str]:
+    """What is wrong with a key that no setting has, and what to do.
+
+    Args:
+        value: What it is set to, as plain Python.
+        section: Where it stands; "" for the top of the file.
+    """
+    if not section and isinstance(value, dict) and key in _FOREIGN_SECTIONS:
+        return "unknown key", f"did you mean the section `{_FOREIGN_SECTIONS[key]}`?"
+    if why := refusal(key, value):
+        return f"not a setting here: {why}", ""
+    return "unknown key", _meant_in_section(key, section) if section else _meant_at_the_top(key)
+
+
+def moved_settings(extra: Any) -> str:
+    """Where the entries of `train.extra` go, which older versions passed on to TRL."""
+    entries = extra if isinstance(extra, dict) else {}
+    moved = [f"`{_owners(key)[0]}.{key}`" for key in entries if _owners(key)]
+    refused = [
+        f"`{key}` is not a setting here ({refusal(key, value) or _meant_in_section(key, 'train')})"
+        for key, value in entries.items()
+        if not _owners(key)
+    ]
+    parts = [f"write {', '.join(moved)}"] if moved else []
+    return "`train.extra` is gone: " + ("; ".join([*parts, *refused]) or "remove it")
+
+
+def _meant_at_the_top(key: str) -> str:
     sections = section_fields()
-    if is_mapping and key in _FOREIGN_SECTIONS:
-        return f"did you mean the section `{_FOREIGN_SECTIONS[key]}`?"
     owners = _owners(key)
     if owners:
         return f"`{key}` belongs in {_or(f'`{owner}`' for owner in owners)}"
@@ -100,11 +129,10 @@ def suggest_top_level(key: str, *, is_mapping: bool) -> str:
     return _nearest_anywhere(key) or f"the sections are: {', '.join(sections)}"
 
 
-def suggest_in_section(key: str, section: str) -> str:
-    """What was meant by an unknown key inside a section?"""
+def _meant_in_section(key: str, section: str) -> str:
     fields = section_fields()[section].model_fields
     if key == "extends":
-        return "`extends` goes to the top of the file"
+        return "`extends` goes at the top of the file"
     owners = _owners(key)
     if owners:
         return f"`{key}` belongs in {_or(f'`{owner}`' for owner in owners)}"
@@ -118,7 +146,7 @@ def suggest_in_section(key: str, section: str) -> str:
     if key in section_fields():
         return f"`{key}` is a section of its own; check the indentation"
     if len(fields) > 10:
-        return _nearest_anywhere(key) or "`shardtune config reference` lists what there is"
+        return _nearest_anywhere(key) or "`shardtune config reference` lists all settings"
     return _nearest_anywhere(key) or f"the keys of `{section}` are {', '.join(fields)}"
 
 

@@ -1,4 +1,4 @@
-"""What does this YAML say, and at which line and column does it say it?
+"""What is in this YAML, and at which line and column?
 
 YAML 1.2 scalars on PyYAML's parser: only true/false are booleans (so `eval_strategy: no` is the word), `1e-4` is a
 number, dates stay text. Every key and value keeps its place, because an error without one sends people searching.
@@ -163,7 +163,7 @@ def scalar(text: str, place: Place, key: str, environ: Mapping[str, str], *, quo
     except ExpansionError as error:
         return Node(text, place, place, Problem(place, key, error.what, error.fix))
     if "\0" in expanded:  # written as "\0"; no file name, column or text that is tokenised can hold it
-        return Node(None, place, place, Problem(place, key, "the text holds a null character", "delete it"))
+        return Node(None, place, place, Problem(place, key, "the string contains a null character", "delete it"))
     value = expanded if quoted else typed(expanded)
     return Node(value, place, place, reference=Reference(text, quoted, type(value), value) if variables(text) else None)
 
@@ -176,7 +176,7 @@ def _read(
     except YAMLError as error:
         return None, [_syntax_problem(error, text, place, start, key)]
     except RecursionError:
-        return None, [Problem(start, key, "lists or mappings are nested too deep to read")]
+        return None, [Problem(start, key, "lists or mappings are nested too deeply")]
     if top is None:
         return None, []
     builder = _TreeBuilder(place, environ)
@@ -231,7 +231,7 @@ class _TreeBuilder:
             return Node(items, place, place)
         if isinstance(node, MappingNode) and node.tag == "tag:yaml.org,2002:map":
             return Node(self._mapping(node, key), place, place)
-        return self._refuse(place, key, f"the YAML tag {_tag_name(node)} is not understood", "write the plain value")
+        return self._refuse(place, key, f"the YAML tag {_tag_name(node)} is not supported", "write the plain value")
 
     def _scalar(self, node: ScalarNode, key: str, place: Place) -> Node:
         if node.tag == "tag:yaml.org,2002:str" or node.tag == _QUOTED:
@@ -242,8 +242,8 @@ class _TreeBuilder:
             built = scalar(node.value, place, key, self._environ)
             if built.problem or type(built.value) is _TAGS[node.tag]:
                 return built
-            return self._refuse(place, key, f"the value is not what its YAML tag {_tag_name(node)} says")
-        return self._refuse(place, key, f"the YAML tag {_tag_name(node)} is not understood", "write the plain value")
+            return self._refuse(place, key, f"the value does not have the type of its YAML tag {_tag_name(node)}")
+        return self._refuse(place, key, f"the YAML tag {_tag_name(node)} is not supported", "write the plain value")
 
     def _mapping(self, node: MappingNode, path: str) -> dict[str, Node]:
         own: dict[str, Node] = {}
@@ -251,7 +251,7 @@ class _TreeBuilder:
         for key_node, value_node in node.value:
             key_place = self._place(key_node.start_mark)
             if not isinstance(key_node, ScalarNode) or key_node.value == "":
-                self.problems.append(Problem(key_place, path, "a key must be a word, not a list, mapping or nothing"))
+                self.problems.append(Problem(key_place, path, "a key must be a string, not a list, a mapping or empty"))
                 continue
             name = str(key_node.value)
             key = f"{path}.{name}" if path else name
@@ -261,7 +261,7 @@ class _TreeBuilder:
                 continue
             if name in own:
                 first = own[name].key_place
-                self.problems.append(Problem(key_place, key, f"this key is already given at {first}", "keep one"))
+                self.problems.append(Problem(key_place, key, f"this key is already set at {first}", "keep one"))
                 continue
             own[name] = replace(self.build(value_node, key), key_place=key_place)
         return {**merged, **own}
@@ -286,7 +286,7 @@ def _tag_name(node: YamlNode) -> str:
 
 
 def _syntax_problem(error: YAMLError, text: str, place: Callable[[Mark], Place], start: Place, key: str) -> Problem:
-    """Says what the parser stumbled over in words for people who do not write parsers."""
+    """The parser's error in words for people who do not write parsers."""
     if isinstance(error, ReaderError):
         before = text[: error.position]
         spot = replace(start, line=before.count("\n") + 1, column=error.position - (before.rfind("\n") + 1) + 1)
@@ -299,7 +299,7 @@ def _syntax_problem(error: YAMLError, text: str, place: Callable[[Mark], Place],
     tab = _tab_near(mark, text)
     if tab is not None:
         spot = replace(place(mark), column=tab + 1) if start.kind == "file" else start
-        return Problem(spot, key, "a tab; YAML indents with spaces", "replace it by spaces")
+        return Problem(spot, key, "a tab; YAML indents with spaces", "replace it with spaces")
     if isinstance(error, ComposerError) and "single document" in f"{error.context}":
         return Problem(place(mark), key, "a second document starts here (`---`)", "a config is one document")
     what = ", ".join(part for part in (error.problem, error.context) if part)
@@ -324,11 +324,11 @@ def _syntax_hint(error: MarkedYAMLError, line: str) -> str:
     if re.search(r"(\[|(?<!\$)\{).*\$\{", line):
         return 'inside [ ] and { } put quotes around "${VAR}"'
     if "mapping values are not allowed" in (error.problem or ""):
-        return "put quotes around a text that contains `: `, and check the indentation"
+        return "put quotes around a string that contains `: `, and check the indentation"
     if "cannot start any token" in (error.problem or ""):
-        return "put quotes around a text that starts with this character"
+        return "put quotes around a string that starts with this character"
     if "undefined alias" in (error.problem or ""):
-        return "a text that starts with * needs quotes"
+        return "a string that starts with * needs quotes"
     if "flow" in (error.context or ""):
         return "close the bracket, and separate the items by commas"
     return "check the indentation and the brackets of this and the line before"

@@ -30,7 +30,6 @@ class Collator:
             document is longer, whatever this batch has: compiled code then sees one shape. For rows that are nearly
             full.
         fill_rows: Likewise the batch, to so many rows: the last one of an epoch may have fewer.
-        fused_loss: Batches say where something is predicted, and what.
 
     A label at the first token of a document is taken out: nothing that stands before it may predict it.
     """
@@ -39,7 +38,6 @@ class Collator:
     layout: Literal["padded", "packed", "flat"]
     fill_to: int | None = None
     fill_rows: int = 0
-    fused_loss: bool = False
 
     def __call__(self, rows: Sequence[Sequence[Row]]) -> dict[str, torch.Tensor | int]:
         """`rows`: per row of the batch, its documents."""
@@ -49,9 +47,7 @@ class Collator:
             batch = self._flat([document for row in rows for document in row], len(rows))
         else:
             batch = self._rows(rows)
-        if self.fused_loss:
-            batch |= _supervised(batch["labels"])
-        return {**batch, REAL_TOKENS: real}
+        return {**batch, **_supervised(batch["labels"]), REAL_TOKENS: real}
 
     def _flat(self, documents: Sequence[Row], rows: int) -> dict[str, torch.Tensor | int]:
         missing = max(rows, self.fill_rows) * (self.fill_to or 0) - sum(len(ids) for ids, _ in documents)

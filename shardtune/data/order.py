@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import Dataset, Sampler
 
 from shardtune.data.tokens import IGNORED
 
@@ -39,22 +39,24 @@ class StepOrder(Sampler[list[int]]):
     ) -> None:
         self.rows, self.micro_batch, self.accumulation = rows, micro_batch, accumulation
         self.world_size, self.rank, self.seed = world_size, rank, seed
-        self.epoch = 0
+        self.epoch = self.skip = 0
 
     @property
     def effective_batch(self) -> int:
         return self.micro_batch * self.accumulation * self.world_size
 
-    def set_epoch(self, epoch: int) -> None:
-        self.epoch = epoch
+    def set_epoch(self, epoch: int, skip: int = 0) -> None:
+        """`skip`: micro-batches at the beginning of the epoch that are left out (a resumed run has seen them)."""
+        self.epoch, self.skip = epoch, skip
 
     def __len__(self) -> int:
+        """Micro-batches in an epoch."""
         return math.ceil(self.rows / (self.micro_batch * self.world_size))
 
     def __iter__(self) -> Iterator[list[int]]:
         order = self._permutation(self.epoch)
         across = self.micro_batch * self.world_size  # rows all ranks see in one micro-batch
-        for start in range(0, self.rows, across):
+        for start in range(self.skip * across, self.rows, across):
             mine = start + self.rank * self.micro_batch
             # A micro-batch never reaches into the next optimizer step: `across` divides the effective batch.
             yield order[mine : min(mine + self.micro_batch, start + across)] or [BLANK]
@@ -99,12 +101,3 @@ class Documents(Dataset):
             ids, _ = self.prepared.row(0)
             return [(ids[:2], np.full(len(ids[:2]), IGNORED, dtype=ids.dtype))]
         return [self.prepared.row(member) for member in self.members(number)]
-
-
-class StepLoader(DataLoader):
-    """A DataLoader over `StepOrder` that the Trainer can tell which epoch it is."""
-
-    def set_epoch(self, epoch: int) -> None:
-        order = self.batch_sampler
-        assert isinstance(order, StepOrder)
-        order.set_epoch(epoch)

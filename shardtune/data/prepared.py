@@ -73,6 +73,10 @@ class PreparedCounts:
     errors: tuple[str, ...] = ()  # place and message of the first few rows skipped
     remarks: tuple[CountedRemark, ...] = ()
 
+    def fill_share(self, capacity: int) -> float:
+        """How much of a sequence of `capacity` tokens a row takes on average."""
+        return self.tokens / (self.rows * capacity)
+
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 

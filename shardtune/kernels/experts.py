@@ -33,7 +33,7 @@ class ExpertWeight:
         lora_a: (E, r, in).
         lora_b: (E, out, r).
         scaling: What the low-rank product is multiplied with.
-        multiply_codes: Round the activations to float8 and multiply the codes themselves (`fp8_products`).
+        fp8_compute: Round the activations to float8 and multiply the codes themselves (`fp8_products`).
     """
 
     weight: Tensor
@@ -42,7 +42,7 @@ class ExpertWeight:
     lora_a: Tensor | None = None
     lora_b: Tensor | None = None
     scaling: float = 1.0
-    multiply_codes: bool = False
+    fp8_compute: bool = False
 
     def __post_init__(self) -> None:
         if (self.weight.dtype == CODES) != (self.scale is not None and self.block is not None):
@@ -108,7 +108,7 @@ def _experts(of: ExpertWeight) -> Iterator[Callable[[Tensor], Tensor]]:
 
     def adapted(x: Tensor, one: dict[str, Tensor]) -> Tensor:
         if of.block is not None:
-            base = fp8_operators.linear(x, one["weight"], one["scale"], of.block, multiply_codes=of.multiply_codes)
+            base = fp8_operators.linear(x, one["weight"], one["scale"], of.block, fp8_compute=of.fp8_compute)
         else:
             base = F.linear(x, one["weight"].to(x.dtype))
         if "lora_a" not in one:
@@ -135,7 +135,7 @@ def _adapted(x: Tensor, ends: Tensor, of: ExpertWeight) -> Tensor:
     if of.weight.requires_grad:
         base = grouped_linear(x, of.weight.to(x.dtype), ends)
     elif of.scale is not None and of.block is not None:
-        base = fp8_operators.grouped_linear(x, of.weight, of.scale, of.block, ends, of.multiply_codes)
+        base = fp8_operators.grouped_linear(x, of.weight, of.scale, of.block, ends, of.fp8_compute)
     else:
         base = _FrozenGroupedLinear.apply(x, ends, of.weight)
     if of.lora_a is None or of.lora_b is None:

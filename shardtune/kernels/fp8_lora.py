@@ -15,8 +15,7 @@ from torch.autograd.function import once_differentiable
 from shardtune.kernels.fp8 import Block
 from shardtune.kernels.fp8_operators import round_for
 from shardtune.kernels.fp8_products import product, product_back
-from shardtune.kernels.lora import low_gradients
-from shardtune.kernels.low_rank import add_low_rank_
+from shardtune.kernels.lora import add_low_rank_, low_gradients
 from shardtune.kernels.operators import operator
 
 
@@ -30,7 +29,7 @@ def fp8_lora_linear(
     b: Tensor,
     scaling: float,
     dropped: Tensor | None = None,
-    multiply_codes: bool = False,
+    fp8_compute: bool = False,
 ) -> Tensor:
     """A frozen linear layer held in float8 and its adapter.
 
@@ -41,11 +40,11 @@ def fp8_lora_linear(
         a: (r, in).
         b: (out, r).
         dropped: What the adapter sees in place of x (x after dropout).
-        multiply_codes: Round x and the gradients to float8 for the frozen product, instead of dequantising the weight.
+        fp8_compute: Round x and the gradients to float8 for the frozen product, instead of dequantising the weight.
     """
     flat = x.reshape(-1, x.shape[-1])
     other = dropped.reshape(-1, x.shape[-1]) if dropped is not None else None
-    out: Tensor = _Fp8LoraLinear.apply(flat, other, codes, scale, block, multiply_codes, bias, a, b, scaling)
+    out: Tensor = _Fp8LoraLinear.apply(flat, other, codes, scale, block, fp8_compute, bias, a, b, scaling)
     return out.view(*x.shape[:-1], codes.shape[0])
 
 
@@ -94,7 +93,7 @@ def _backward_like(
     scale: Tensor,
     rows: int,
     columns: int,
-    multiply_codes: bool,
+    fp8_compute: bool,
     a: Tensor,
     b: Tensor,
     scaling: float,
@@ -113,7 +112,7 @@ def _backward(
     scale: Tensor,
     rows: int,
     columns: int,
-    multiply_codes: bool,
+    fp8_compute: bool,
     a: Tensor,
     b: Tensor,
     scaling: float,
@@ -121,7 +120,7 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of x, of `dropped` where it is apart from x, of A and of B."""
     grad_low, of_a, of_b = low_gradients(grad, seen, low, b, scaling)
-    of_x = product_back(grad, codes, scale, (rows, columns), multiply_codes)
+    of_x = product_back(grad, codes, scale, (rows, columns), fp8_compute)
     if apart:
         return of_x, grad_low @ a, of_a, of_b
     return add_low_rank_(of_x, grad_low, a), grad.new_empty(0), of_a, of_b
@@ -136,16 +135,16 @@ class _Fp8LoraLinear(torch.autograd.Function):
         codes: Tensor,
         scale: Tensor,
         block: Block,
-        multiply_codes: bool,
+        fp8_compute: bool,
         bias: Tensor | None,
         a: Tensor,
         b: Tensor,
         scaling: float,
     ) -> Tensor:
-        seen = round_for(x, codes, block, multiply_codes)
+        seen = round_for(x, codes, block, fp8_compute)
         out, low = _forward(x, *seen, dropped, codes, scale, *block, bias, a, b, scaling)
         ctx.save_for_backward(x if dropped is None else dropped, low, codes, scale, a, b)
-        ctx.how, ctx.scaling, ctx.apart = (*block, multiply_codes), scaling, dropped is not None
+        ctx.how, ctx.scaling, ctx.apart = (*block, fp8_compute), scaling, dropped is not None
         result: Tensor = out
         return result
 

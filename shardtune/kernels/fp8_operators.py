@@ -25,40 +25,38 @@ from shardtune.kernels.operators import operator
 
 
 def linear(
-    x: Tensor, codes: Tensor, scale: Tensor, block: Block, bias: Tensor | None = None, multiply_codes: bool = False
+    x: Tensor, codes: Tensor, scale: Tensor, block: Block, bias: Tensor | None = None, fp8_compute: bool = False
 ) -> Tensor:
     """`x @ weight.T + bias` with x (..., in) and a frozen weight (out, in) held as codes.
 
     Args:
-        multiply_codes: Round x to float8 and multiply the codes, where `why_not` has no reason against it; otherwise
+        fp8_compute: Round x to float8 and multiply the codes, where `why_not` has no reason against it; otherwise
             the weight exists in x's dtype during the product.
     """
     flat = x.reshape(-1, x.shape[-1])
-    out: Tensor = _Linear.apply(flat, codes, scale, block, None if bias is None else bias.to(x.dtype), multiply_codes)
+    out: Tensor = _Linear.apply(flat, codes, scale, block, None if bias is None else bias.to(x.dtype), fp8_compute)
     return out.view(*x.shape[:-1], codes.shape[0])
 
 
 def grouped_linear(
-    x: Tensor, codes: Tensor, scale: Tensor, block: Block, ends: Tensor, multiply_codes: bool = False
+    x: Tensor, codes: Tensor, scale: Tensor, block: Block, ends: Tensor, fp8_compute: bool = False
 ) -> Tensor:
     """Rows of group e of x (n, in) times `weight[e].T`, the frozen weight (E, out, in) held as codes.
 
     Args:
         ends: (E,) int32, where each group of rows ends. Groups may be empty and of any size.
     """
-    result: Tensor = _GroupedLinear.apply(x, codes, scale, block, ends, multiply_codes)
+    result: Tensor = _GroupedLinear.apply(x, codes, scale, block, ends, fp8_compute)
     return result
 
 
-def round_for(
-    x: Tensor, codes: Tensor, block: Block, multiply_codes: bool
-) -> tuple[Tensor, Tensor] | tuple[None, None]:
+def round_for(x: Tensor, codes: Tensor, block: Block, fp8_compute: bool) -> tuple[Tensor, Tensor] | tuple[None, None]:
     """x (n, in) as a product with these codes sees it: its own codes and scales; nothing where it sees x itself.
 
     An operator by itself, outside of the product: layers that read the same x (query, key and value; gate and up) ask
     for the same, which compiled code computes once.
     """
-    width = rounding_width(codes.shape, block) if multiply_codes else None
+    width = rounding_width(codes.shape, block) if fp8_compute else None
     return (None, None) if width is None else _round(x, width)
 
 
@@ -100,25 +98,23 @@ def _linear(
     return product(x, x_codes, x_scale, codes, scale, (rows, columns), bias)
 
 
-def _linear_back_like(
-    grad: Tensor, codes: Tensor, scale: Tensor, rows: int, columns: int, multiply_codes: bool
-) -> Tensor:
+def _linear_back_like(grad: Tensor, codes: Tensor, scale: Tensor, rows: int, columns: int, fp8_compute: bool) -> Tensor:
     return grad.new_empty(grad.shape[0], codes.shape[1])
 
 
 @operator("fp8_linear_backward", _linear_back_like)
-def _linear_back(grad: Tensor, codes: Tensor, scale: Tensor, rows: int, columns: int, multiply_codes: bool) -> Tensor:
-    return product_back(grad, codes, scale, (rows, columns), multiply_codes)
+def _linear_back(grad: Tensor, codes: Tensor, scale: Tensor, rows: int, columns: int, fp8_compute: bool) -> Tensor:
+    return product_back(grad, codes, scale, (rows, columns), fp8_compute)
 
 
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, codes: Tensor, scale: Tensor, block: Block, bias: Tensor | None, multiply_codes: bool
+        ctx: Any, x: Tensor, codes: Tensor, scale: Tensor, block: Block, bias: Tensor | None, fp8_compute: bool
     ) -> Tensor:
         ctx.save_for_backward(codes, scale)
-        ctx.how = *block, multiply_codes
-        seen = round_for(x, codes, block, multiply_codes)
+        ctx.how = *block, fp8_compute
+        seen = round_for(x, codes, block, fp8_compute)
         out: Tensor = _linear(x, *seen, codes, scale, *block, bias)
         return out
 
@@ -131,39 +127,39 @@ class _Linear(torch.autograd.Function):
 
 
 def _grouped_like(
-    x: Tensor, codes: Tensor, scale: Tensor, rows: int, columns: int, ends: Tensor, multiply_codes: bool
+    x: Tensor, codes: Tensor, scale: Tensor, rows: int, columns: int, ends: Tensor, fp8_compute: bool
 ) -> Tensor:
     return x.new_empty(x.shape[0], codes.shape[1])
 
 
 @operator("fp8_grouped_linear", _grouped_like)
 def _grouped_linear(
-    x: Tensor, codes: Tensor, scale: Tensor, rows: int, columns: int, ends: Tensor, multiply_codes: bool
+    x: Tensor, codes: Tensor, scale: Tensor, rows: int, columns: int, ends: Tensor, fp8_compute: bool
 ) -> Tensor:
-    return grouped(x, codes, scale, (rows, columns), ends, multiply_codes)
+    return grouped(x, codes, scale, (rows, columns), ends, fp8_compute)
 
 
 def _grouped_back_like(
-    grad: Tensor, codes: Tensor, scale: Tensor, rows: int, columns: int, ends: Tensor, multiply_codes: bool
+    grad: Tensor, codes: Tensor, scale: Tensor, rows: int, columns: int, ends: Tensor, fp8_compute: bool
 ) -> Tensor:
     return grad.new_empty(grad.shape[0], codes.shape[2])
 
 
 @operator("fp8_grouped_linear_backward", _grouped_back_like)
 def _grouped_back(
-    grad: Tensor, codes: Tensor, scale: Tensor, rows: int, columns: int, ends: Tensor, multiply_codes: bool
+    grad: Tensor, codes: Tensor, scale: Tensor, rows: int, columns: int, ends: Tensor, fp8_compute: bool
 ) -> Tensor:
-    return grouped_back(grad, codes, scale, (rows, columns), ends, multiply_codes)
+    return grouped_back(grad, codes, scale, (rows, columns), ends, fp8_compute)
 
 
 class _GroupedLinear(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, codes: Tensor, scale: Tensor, block: Block, ends: Tensor, multiply_codes: bool
+        ctx: Any, x: Tensor, codes: Tensor, scale: Tensor, block: Block, ends: Tensor, fp8_compute: bool
     ) -> Tensor:
         ctx.save_for_backward(codes, scale, ends)
-        ctx.how = *block, multiply_codes
-        out: Tensor = _grouped_linear(x, codes, scale, *block, ends, multiply_codes)
+        ctx.how = *block, fp8_compute
+        out: Tensor = _grouped_linear(x, codes, scale, *block, ends, fp8_compute)
         return out
 
     @staticmethod
@@ -172,6 +168,6 @@ class _GroupedLinear(torch.autograd.Function):
         if not ctx.needs_input_grad[0]:
             return None, None, None, None, None, None
         codes, scale, ends = ctx.saved_tensors
-        rows, columns, multiply_codes = ctx.how
-        back = _grouped_back(grad.contiguous(), codes, scale, rows, columns, ends, multiply_codes)
+        rows, columns, fp8_compute = ctx.how
+        back = _grouped_back(grad.contiguous(), codes, scale, rows, columns, ends, fp8_compute)
         return back, None, None, None, None, None

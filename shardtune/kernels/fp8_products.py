@@ -118,9 +118,9 @@ def product(
     return out if bias is None else out.add_(bias)
 
 
-def product_back(grad: Tensor, codes: Tensor, scale: Tensor, block: Block, multiply_codes: bool) -> Tensor:
+def product_back(grad: Tensor, codes: Tensor, scale: Tensor, block: Block, fp8_compute: bool) -> Tensor:
     """(n, out) and (out, in) to (n, in)."""
-    if not multiply_codes or why_not(codes.shape, block):
+    if not fp8_compute or why_not(codes.shape, block):
         return grad @ dequantize(codes, scale, block, grad.dtype)
     if block[1] < codes.shape[1]:
         seen = rounded(grad, _BLOCK[1])
@@ -133,9 +133,9 @@ def product_back(grad: Tensor, codes: Tensor, scale: Tensor, block: Block, multi
     return _by_rows(*seen, transposed(codes), _ones(codes.device, codes.shape[1]))
 
 
-def grouped(x: Tensor, codes: Tensor, scale: Tensor, block: Block, ends: Tensor, multiply_codes: bool) -> Tensor:
+def grouped(x: Tensor, codes: Tensor, scale: Tensor, block: Block, ends: Tensor, fp8_compute: bool) -> Tensor:
     """(n, in) and (E, out, in) to (n, out)."""
-    if not multiply_codes or why_not(codes.shape, block):
+    if not fp8_compute or why_not(codes.shape, block):
         return grouped_product(x, dequantize(codes, scale, block, x.dtype), ends)
     seen = rounded(x, x.shape[1])
     if not _on_units(x, by_rows=True):
@@ -143,11 +143,9 @@ def grouped(x: Tensor, codes: Tensor, scale: Tensor, block: Block, ends: Tensor,
     return _grouped_by_rows(*seen, codes, _row_scales(scale, block, codes.shape), ends)
 
 
-def grouped_back(
-    grad: Tensor, codes: Tensor, scale: Tensor, block: Block, ends: Tensor, multiply_codes: bool
-) -> Tensor:
+def grouped_back(grad: Tensor, codes: Tensor, scale: Tensor, block: Block, ends: Tensor, fp8_compute: bool) -> Tensor:
     """(n, out) and (E, out, in) to (n, in)."""
-    if not multiply_codes or why_not(codes.shape, block):
+    if not fp8_compute or why_not(codes.shape, block):
         return grouped_product(grad, dequantize(codes, scale, block, grad.dtype).transpose(-2, -1), ends)
     rows = _row_scales(scale, block, codes.shape)
     places = torch.arange(grad.shape[0], device=grad.device, dtype=ends.dtype)

@@ -8,6 +8,9 @@ place into a copy of every output. The eager twin is `lora_linear_reference`.
 
 from __future__ import annotations
 
+from functools import cache
+from importlib.util import find_spec
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -48,6 +51,27 @@ def low_gradients(grad: Tensor, seen: Tensor, low: Tensor, b: Tensor, scaling: f
     """Of x Aᵀ, of A and of B. Scaled within the products (`beta=0`: what is added to is not read)."""
     grad_low = torch.addmm(low, grad, b, beta=0, alpha=scaling)
     return grad_low, grad_low.t() @ seen, torch.addmm(b, grad.t(), low, beta=0, alpha=scaling)
+
+
+def add_low_rank_(target: Tensor, left: Tensor, right: Tensor, alpha: float = 1.0) -> Tensor:
+    """`target + alpha * left @ right`, in place: (n, m), (n, r), (r, m).
+
+    For float8 layers, whose frozen product cannot add itself; on a GPU in one kernel that reads and writes once.
+    """
+    pass_ = _pass() if target.is_cuda else None
+    if pass_ is not None and pass_.takes(target, left.shape[1]):
+        added: Tensor = pass_.add_low_rank_(target, left, right, alpha)
+        return added
+    return target.addmm_(left, right, alpha=alpha)
+
+
+@cache
+def _pass() -> ModuleType | None:
+    if find_spec("triton") is None:
+        return None
+    from shardtune.kernels import low_rank_pass
+
+    return low_rank_pass
 
 
 def _forward_like(

@@ -9,9 +9,11 @@ from typing import Any
 
 import torch
 
-from shardtune.kernels.attention_keywords import refuse_unknown
-
 NAME = "shardtune_varlen"
+# What transformers hands down to every attention call, and what changes nothing about its result.
+_WITHOUT_EFFECT = frozenset(
+    {"position_ids", "use_cache", "output_hidden_states", "output_router_logits", "num_items_in_batch"}
+)
 
 
 def register() -> None:
@@ -21,11 +23,6 @@ def register() -> None:
     # No mask function beside it: transformers then makes no mask at all. With one, it first looks for documents in the
     # positions and reads the answer back, and the host waits for the GPU in every pass.
     AttentionInterface.register(NAME, varlen_attention)
-
-
-def usable(device: torch.device, dtype: torch.dtype) -> bool:
-    """torch's kernel is flash attention: CUDA, half precision."""
-    return device.type == "cuda" and dtype in (torch.bfloat16, torch.float16)
 
 
 def varlen_attention(
@@ -59,7 +56,7 @@ def varlen_attention(
     """
     from torch.nn.attention.varlen import varlen_attn
 
-    refuse_unknown(NAME, {"attention_mask": attention_mask is not None, "dropout": dropout > 0, **others})
+    refuse_unknown_keywords(NAME, {"attention_mask": attention_mask is not None, "dropout": dropout > 0, **others})
     if is_causal is False or cu_seq_lens_q is None or max_length_q is None:
         raise ValueError(f"{NAME} is causal attention within the documents of a flat batch, and needs their bounds.")
     bounds, longest = cu_seq_lens_q, int(max_length_q)
@@ -73,3 +70,16 @@ def varlen_attention(
     out = varlen_attn(q, k, v, bounds, bounds, longest, longest, scale=scaling, window_size=window)
     assert isinstance(out, torch.Tensor)
     return out[..., :value_dim].unsqueeze(0), None
+
+
+def refuse_unknown_keywords(kernel: str, keywords: dict[str, Any]) -> None:
+    """That nothing the model asks of its attention is lost.
+
+    Raises:
+        ValueError: a keyword with a value that the kernel does not compute, such as `softcap` or `s_aux`.
+    """
+    asked = [
+        n for n, value in keywords.items() if n not in _WITHOUT_EFFECT and value is not None and value is not False
+    ]
+    if asked:
+        raise ValueError(f"{kernel} does not compute {', '.join(sorted(asked))}: set model.attn_implementation: eager.")

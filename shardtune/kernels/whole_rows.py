@@ -13,7 +13,7 @@ import torch
 from transformers import AttentionInterface, PretrainedConfig
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from shardtune.kernels.attention_keywords import refuse_unknown
+from shardtune.kernels.varlen import refuse_unknown_keywords
 
 NAME = "shardtune_whole_rows"
 
@@ -41,7 +41,7 @@ def whole_rows_attention(
         ValueError: the rows are not, there is a mask, or the model asks for what `sdpa` does not compute.
     """
     beyond = sliding_window is not None and sliding_window < query.shape[2]
-    refuse_unknown(NAME, {"attention_mask": attention_mask is not None, "sliding_window": beyond, **others})
+    refuse_unknown_keywords(NAME, {"attention_mask": attention_mask is not None, "sliding_window": beyond, **others})
     out, _ = sdpa_attention_forward(
         module, query, key, value, None, dropout=dropout, scaling=scaling, is_causal=is_causal
     )

@@ -146,6 +146,15 @@ def _has_ended(run_folder: RunFolder) -> bool:
         return False
 
 
+def processes_for(resolved: ResolvedConfig, environ: MutableMapping[str, str]) -> tuple[int, int]:
+    """How many processes a run started here would have: on this machine, and on all together."""
+    role = detect_role(environ)
+    if isinstance(role, Worker):
+        return int(environ.get("LOCAL_WORLD_SIZE", role.world_size)), role.world_size
+    here = _processes(role, resolved, force=False)
+    return here, here * role.nnodes
+
+
 def _processes(node: Node, resolved: ResolvedConfig, *, force: bool) -> int:
     nproc = resolved.config.parallel.nproc
     if nproc == "auto" and node.nproc is not None:

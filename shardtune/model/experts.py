@@ -24,12 +24,12 @@ class GroupedExperts(nn.Module):
     """Mixed into a class of routed experts: their parameters and names, our forward."""
 
     fp8_blocks: dict[str, fp8.Block]
-    multiplied: frozenset[str] = frozenset()  # names of weights in FP8 that are multiplied as they are
+    fp8_compute_weights: frozenset[str] = frozenset()  # names of weights in FP8 that are multiplied as they are
     _apply_gate: Activation
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         gate_up, down = (expert_weight(self, name) for name in WEIGHTS)
-        return compute_of(self)(hidden_states, top_k_index, top_k_weights, gate_up, down, self._apply_gate)
+        return experts_kernel(self)(hidden_states, top_k_index, top_k_weights, gate_up, down, self._apply_gate)
 
 
 def use_grouped_experts(model: nn.Module) -> tuple[int, int]:
@@ -45,7 +45,7 @@ def use_grouped_experts(model: nn.Module) -> tuple[int, int]:
     return sum(isinstance(experts, GroupedExperts) for experts in found), len(found)
 
 
-def use_loops(model: nn.Module, *, compiled: bool) -> int:
+def use_expert_loops(model: nn.Module, *, compiled: bool) -> int:
     """Let all routed experts that do not compute as transformers has it (adapted, or held in FP8) go expert by expert.
 
     Args:
@@ -61,7 +61,7 @@ def use_loops(model: nn.Module, *, compiled: bool) -> int:
     return len(found)
 
 
-def compute_of(experts: nn.Module) -> Callable[..., Tensor]:
+def experts_kernel(experts: nn.Module) -> Callable[..., Tensor]:
     """How these experts compute: `routed_experts`, or its twin."""
     compute: Callable[..., Tensor] = getattr(experts, "compute", routed_experts)
     return compute
@@ -87,8 +87,8 @@ def expert_weight(
     a, b = lora or (None, None)
     if name not in blocks:
         return ExpertWeight(weight, lora_a=a, lora_b=b, scaling=scaling)
-    check_held(experts, name)
-    how = name in getattr(experts, "multiplied", ())
+    check_fp8_dtypes(experts, name)
+    how = name in getattr(experts, "fp8_compute_weights", ())
     return ExpertWeight(weight, getattr(experts, name + SCALE_SUFFIX), blocks[name], a, b, scaling, how)
 
 
@@ -120,7 +120,7 @@ def why_not_grouped(experts: nn.Module) -> str | None:
     return ", ".join(other + [f"no {name}" for name in missing]) or None
 
 
-def check_held(owner: nn.Module, name: str) -> None:
+def check_fp8_dtypes(owner: nn.Module, name: str) -> None:
     """That a weight held in FP8 arrives as codes with float32 scales when it is multiplied."""
     weight, scale = getattr(owner, name), getattr(owner, name + SCALE_SUFFIX)
     if weight.dtype != fp8.CODES or scale.dtype != torch.float32:

@@ -9,12 +9,12 @@ import torch
 
 from shardtune.config.schema import ModelSection
 from shardtune.errors import UserInputError
-from shardtune.model.fill import fill, materialise, slots
 from shardtune.model.locate import check_model_folder, local_or_hub, looks_local
 from shardtune.model.meta_model import build_meta_model, first_line
 from shardtune.model.new_tokens import NewTokens, add_new_tokens
-from shardtune.model.reading import ShardReader
-from shardtune.model.stored import read_headers
+from shardtune.model.safetensors_headers import read_headers
+from shardtune.model.shard_reader import ShardReader
+from shardtune.model.weight_loading import load_shards, local_shards, materialize
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -63,9 +63,9 @@ def load_model(section: ModelSection) -> PreTrainedModel:
     """
     folder = model_folder(section)
     meta_model = build_meta_model(section, folder, read_headers(folder))
-    materialise(meta_model.model, meta_model.model, torch.device("cpu"))
-    with ShardReader(meta_model.assembly) as reader:
-        fill(slots(meta_model.model, meta_model.assembly), reader)
+    materialize(meta_model.model, meta_model.model, torch.device("cpu"))
+    with ShardReader(meta_model.mapping) as reader:
+        load_shards(local_shards(meta_model.model, meta_model.mapping), reader)
     return meta_model.model
 
 

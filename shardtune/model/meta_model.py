@@ -16,10 +16,10 @@ from packaging.version import Version
 from shardtune.config.schema import ModelSection
 from shardtune.errors import UserInputError
 from shardtune.kernels import varlen, whole_rows
-from shardtune.model.assembly import Assembly, assemble
 from shardtune.model.families.family import Family, Wrapper
 from shardtune.model.families.registry import family_for, family_of, wrapper_for
-from shardtune.model.stored import StoredTensor
+from shardtune.model.safetensors_headers import StoredTensor
+from shardtune.model.weight_mapping import WeightMapping, map_weights
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -43,7 +43,7 @@ class MetaModel:
     model: PreTrainedModel
     family: Family
     wrapper: Wrapper | None
-    assembly: Assembly
+    mapping: WeightMapping
 
     @property
     def layer_class(self) -> str | None:
@@ -67,16 +67,16 @@ def build_meta_model(section: ModelSection, folder: Path, stored: Mapping[str, S
         wrapper, text = _unwrap(section.model_name_or_path, config)
     model = _build(section, text, raw, stored)
     if section.weights == "random":
-        return MetaModel(model, family_of(model), wrapper, Assembly({}))
+        return MetaModel(model, family_of(model), wrapper, WeightMapping({}))
     block = quantised.get("weight_block_size")
-    assembly = assemble(
+    mapping = map_weights(
         model,
         stored,
         prefixes=wrapper.stored if wrapper is not None else None,
         ignore=section.ignore_tensors,
         declared_block=tuple(block) if block else None,
     )
-    return MetaModel(model, family_of(model), wrapper, assembly)
+    return MetaModel(model, family_of(model), wrapper, mapping)
 
 
 def _quantisation(name: str, raw: dict[str, Any]) -> dict[str, Any]:
@@ -147,7 +147,7 @@ def _build(
     if hasattr(config, "quantization_config"):
         del config.quantization_config  # we read the codes ourselves; Trainer refuses a model that says it is quantised
     dtype = _DTYPES.get(section.torch_dtype) or _own_dtype(config, stored)
-    # Ours are put in place when it is known how rows are laid out (train/attention.py).
+    # Ours are put in place when it is known how rows are laid out (train/build.py).
     ours = section.attn_implementation in ("auto", varlen.NAME, whole_rows.NAME)
     # None: sdpa where the architecture has it, else eager (gpt-oss, Gemma 2).
     settings: dict[str, Any] = {"dtype": dtype, "attn_implementation": None if ours else section.attn_implementation}

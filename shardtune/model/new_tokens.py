@@ -67,7 +67,7 @@ def add_new_tokens(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[str]) ->
     return NewTokens(ordered, existing, known=min(added, default=len(vocabulary)))
 
 
-def make_room(model: PreTrainedModel, new: NewTokens) -> NewTokens:
+def resize_embeddings(model: PreTrainedModel, new: NewTokens) -> NewTokens:
     """Give embedding and head of a model on the meta device a row for every new token that has none.
 
     Many models have spare rows behind their vocabulary (Qwen some hundred): those are taken first.

@@ -10,7 +10,14 @@ from torch import Tensor, nn
 
 from shardtune.errors import ShardtuneError
 from shardtune.kernels import fp8, fp8_operators, fp8_products
-from shardtune.model.experts import SCALE_SUFFIX, GroupedExperts, check_experts, check_held, grouped_class, is_fused
+from shardtune.model.experts import (
+    SCALE_SUFFIX,
+    GroupedExperts,
+    check_experts,
+    check_fp8_dtypes,
+    grouped_class,
+    is_fused,
+)
 
 _NAN_CODE = 0x7F
 
@@ -23,25 +30,25 @@ class Fp8Linear(nn.Linear):
 
     weight_scale_inv: nn.Parameter
     fp8_blocks: dict[str, fp8.Block]
-    multiplied: frozenset[str] = frozenset()  # what `multiply_codes` chose: the weight, or nothing
+    fp8_compute_weights: frozenset[str] = frozenset()  # what `enable_fp8_compute` chose: the weight, or nothing
     # PEFT makes adapters in the dtype of the weight they stand beside, unless the layer names another: float32 values
     # that went through float8 would stay rounded.
     compute_dtype = torch.float32
 
-    def held(self) -> tuple[Tensor, Tensor, fp8.Block]:
+    def fp8_weight(self) -> tuple[Tensor, Tensor, fp8.Block]:
         """Codes, scales and the block that shares one, as they have to be during a product."""
-        check_held(self, "weight")
+        check_fp8_dtypes(self, "weight")
         return self.weight, self.weight_scale_inv, self.fp8_blocks["weight"]
 
     def forward(self, input: Tensor) -> Tensor:
-        return fp8_operators.linear(input, *self.held(), self.bias, "weight" in self.multiplied)
+        return fp8_operators.linear(input, *self.fp8_weight(), self.bias, "weight" in self.fp8_compute_weights)
 
 
 class Fp8Experts(GroupedExperts):
     """Mixed into a class of routed experts of which one or both weights are held in FP8."""
 
 
-def hold_in_fp8(model: nn.Module, blocks: Mapping[str, fp8.Block]) -> None:
+def use_fp8_storage(model: nn.Module, blocks: Mapping[str, fp8.Block]) -> None:
     """Make room for FP8 codes and scales in place of the named parameters, which lose their values.
 
     Afterwards a name `X` is a frozen float8_e4m3fn parameter and `X_scale_inv` a frozen float32 one of the shape
@@ -77,10 +84,10 @@ def hold_in_fp8(model: nn.Module, blocks: Mapping[str, fp8.Block]) -> None:
                 why=f"It belongs to a {type(owner).__name__}, which is neither a linear layer nor fused experts.",
                 fix="Leave it in the precision it has in the checkpoint.",
             )
-        _make_room(owner, attribute, weight, block)
+        _allocate_fp8(owner, attribute, weight, block)
 
 
-def multiply_codes(model: nn.Module) -> tuple[int, Counter[str]]:
+def enable_fp8_compute(model: nn.Module) -> tuple[int, Counter[str]]:
     """Let every weight held in FP8 be multiplied as it is, with activations rounded to float8, where its scales allow.
 
     Returns:
@@ -91,8 +98,8 @@ def multiply_codes(model: nn.Module) -> tuple[int, Counter[str]]:
         if not isinstance(module, Fp8Linear | Fp8Experts):
             continue
         reasons = {n: fp8_products.why_not(getattr(module, n).shape, block) for n, block in module.fp8_blocks.items()}
-        module.multiplied = frozenset(name for name, why in reasons.items() if why is None)
-        count += len(module.multiplied)
+        module.fp8_compute_weights = frozenset(name for name, why in reasons.items() if why is None)
+        count += len(module.fp8_compute_weights)
         left.update(why for why in reasons.values() if why is not None)
     return count, left
 
@@ -142,7 +149,7 @@ def _check_block(name: str, weight: Tensor, block: fp8.Block) -> None:
         )
 
 
-def _make_room(owner: nn.Module, attribute: str, weight: Tensor, block: fp8.Block) -> None:
+def _allocate_fp8(owner: nn.Module, attribute: str, weight: Tensor, block: fp8.Block) -> None:
     codes = torch.full(weight.shape, _NAN_CODE, dtype=torch.uint8, device=weight.device).view(fp8.CODES)
     # Never a scalar, whatever the checkpoint has: FSDP2 refuses parameters without dimensions.
     scale = torch.full(fp8.scale_shape(weight.shape, block), torch.nan, dtype=torch.float32, device=weight.device)

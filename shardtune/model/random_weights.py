@@ -9,7 +9,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from shardtune.kernels.fp8 import CODES, LARGEST_CODE
-from shardtune.model.fill import is_adapter
+from shardtune.model.weight_loading import is_adapter
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _PIECE = 1 << 27  # elements drawn at once: float8 is drawn in bf16 first
 
 
-def draw_base(model: nn.Module, seed: int, spread: float) -> int:
+def init_random_base(model: nn.Module, seed: int, spread: float) -> int:
     """Fill every parameter but the adapters, and every stored buffer; returns the bytes this rank holds.
 
     Vectors become 1 (norms) or 0 (biases), matrices normal with the standard deviation `spread`; float8 codes use their

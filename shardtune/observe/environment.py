@@ -56,8 +56,8 @@ def command_line(argv: Sequence[str] | None = None) -> str:
     """The command line of this process, as one would type it; secrets are hidden.
 
     Example:
-        >>> command_line(["/venv/bin/shardtune", "train", "run.yaml", "-o", "train.extra.hub_token=abc"])
-        "shardtune train run.yaml -o 'train.extra.hub_token=***'"
+        >>> command_line(["/venv/bin/shardtune", "train", "run.yaml", "-o", "train.hub_token=abc"])
+        "shardtune train run.yaml -o 'train.hub_token=***'"
     """
     program, *words = sys.argv if argv is None else argv
     path = Path(program)

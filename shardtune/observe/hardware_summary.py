@@ -103,7 +103,7 @@ def concerns(facts: Facts, *, workers: int = 0) -> list[str]:
         found.append(
             f"/dev/shm has only {size(shm['total'])}, and {count(workers, 'data worker')} pass batches through it: "
             "when it is full, they crash with a bus error. Give the container more (docker --shm-size, or an emptyDir "
-            "with medium: Memory), or set train.extra.dataloader_num_workers: 0."
+            "with medium: Memory), or set train.dataloader_num_workers: 0."
         )
     for card in facts.get("unreachable_gpus", []):
         found.append(f"GPU {card['index']} is not reachable: {card['error']}.")

@@ -62,7 +62,7 @@ class LLMStepProfiler(TrainerCallback):
         self.console, self.events = console, events
         self.listeners: list[Callable[[Mapping[str, Any]], None]] = []
         self._own: StandaloneRun | None = None
-        self._attached = False
+        self.is_attached = False
         self._session: ProfilerSession | None = None
 
     def attach(self, trainer: Trainer) -> None:
@@ -71,7 +71,7 @@ class LLMStepProfiler(TrainerCallback):
         if self in callbacks:
             callbacks.remove(self)
         callbacks.insert(0, self)
-        self._attached = True
+        self.is_attached = True
 
     def on_train_begin(
         self,
@@ -97,7 +97,7 @@ class LLMStepProfiler(TrainerCallback):
                 seq_len=self.seq_len,
             )
         self._session = ProfilerSession(self, args, model, getattr(train_dataloader, "dataset", None))
-        if args.report_to and not self._attached:
+        if args.report_to and not self.is_attached:
             self.say(
                 f"{', '.join(args.report_to)} will not get the profiler's numbers: call profiler.attach(trainer) "
                 "before trainer.train()."
@@ -139,7 +139,7 @@ class LLMStepProfiler(TrainerCallback):
             return
         if self._own is not None:
             self._own.log(state, logs)
-        if "loss" in logs and self._attached:  # otherwise they would only clutter the printed log
+        if "loss" in logs and self.is_attached:  # otherwise they would only clutter the printed log
             logs.update(self._session.numbers_for_trackers())
 
     def on_train_end(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:

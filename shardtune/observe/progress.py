@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
-from transformers import TrainerCallback
 
 from shardtune.observe.events import EventLog
 from shardtune.observe.progress_bar import NarrowProgress
-from shardtune.terminal import clock, width_of, wrapped
+from shardtune.terminal import clock, percent, width_of, wrapped
 
 if TYPE_CHECKING:
-    from transformers import TrainerControl, TrainerState, TrainingArguments
+    from transformers import TrainerState
+
+_WIDE = 110  # columns
 
 
-class ProgressCallback(TrainerCallback):
+class ProgressLines:
     """Prints steps, loss, tokens/s and time left on rank 0, and writes `step` and `eval` events on every rank.
 
     Tokens/s counts real tokens (no padding) of all ranks over wall time between two log lines, without the time spent
@@ -27,23 +27,22 @@ class ProgressCallback(TrainerCallback):
 
     Args:
         console: A quiet one on all ranks but 0.
-        paused: Returns the seconds spent evaluating and saving so far.
-
-    Attributes:
-        tokens_before: Trained on before the run was resumed; neither rate nor time left counts them.
     """
 
-    def __init__(self, console: Console, events: EventLog, paused: Callable[[], float] = lambda: 0.0) -> None:
-        self.console, self.events, self.paused = console, events, paused
+    def __init__(self, console: Console, events: EventLog) -> None:
+        self.console, self.events = console, events
         self._bar: Progress | None = None
         self._task: TaskID | None = None
-        self.tokens_before = 0
         self._began, self._first_step = 0.0, 0
         self._mark = (0.0, 0.0, 0)  # clock, paused seconds, tokens at the last log line
 
-    def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+    def begin(self, state: TrainerState, tokens: int, paused: float) -> None:
+        """Args:
+        tokens: Trained on before a resume: neither rate nor time left counts what an earlier process did.
+        paused: Seconds spent evaluating and saving so far.
+        """
         self._began, self._first_step = time.perf_counter(), state.global_step
-        self._mark = (self._began, self.paused(), self.tokens_before)
+        self._mark = (self._began, paused, tokens)
         if self.console.is_terminal and not self.console.quiet:
             self._bar = NarrowProgress(
                 TextColumn("training"),
@@ -57,30 +56,21 @@ class ProgressCallback(TrainerCallback):
             self._task = self._bar.add_task("", total=state.max_steps, completed=state.global_step, left="first step")
             self._bar.start()
 
-    def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+    def end_step(self, state: TrainerState) -> None:
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, completed=state.global_step)
-        if state.global_step >= state.max_steps:
-            control.should_log = True  # the last step is always logged, whatever logging_steps divides
 
-    def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: dict | None = None,
-        **_: Any,
-    ) -> None:
-        if not logs:
-            return
-        if "loss" in logs:
-            self._on_train_line(state, logs)
-        elif "eval_loss" in logs:
-            self.events.write("eval", step=state.global_step, loss=logs["eval_loss"], tokens=logs.get("eval_tokens"))
-            self._print(f"step {state.global_step}/{state.max_steps}  eval loss {_loss(logs['eval_loss'])}")
+    def eval_line(self, state: TrainerState, logs: dict[str, float]) -> None:
+        accuracy = logs["eval_mean_token_accuracy"]
+        self.events.write(
+            "eval", step=state.global_step, loss=logs["eval_loss"], tokens=logs["eval_tokens"],
+            entropy=logs["eval_entropy"], token_accuracy=accuracy,
+        )  # fmt: skip
+        more = self._if_wide(f"  token accuracy {percent(accuracy)}  entropy {logs['eval_entropy']:.3f}")
+        self._print(f"step {state.global_step}/{state.max_steps}  eval loss {_loss(logs['eval_loss'])}{more}")
 
-    def _on_train_line(self, state: TrainerState, logs: dict) -> None:
-        now, paused, tokens = time.perf_counter(), self.paused(), int(logs.get("num_tokens") or 0)
+    def train_line(self, state: TrainerState, logs: dict[str, float], paused: float) -> None:
+        now, tokens = time.perf_counter(), int(logs["num_tokens"])
         was_now, was_paused, was_tokens = self._mark
         seconds = max(1e-9, (now - was_now) - (paused - was_paused))
         self._mark = (now, paused, tokens)
@@ -93,26 +83,31 @@ class ProgressCallback(TrainerCallback):
             epoch=state.epoch,
             loss=logs["loss"],
             grad_norm=logs.get("grad_norm"),
-            learning_rate=logs.get("learning_rate"),
+            learning_rate=logs["learning_rate"],
+            entropy=logs["entropy"],
+            token_accuracy=logs["mean_token_accuracy"],
             tokens=tokens,
             tokens_per_second=round(rate, 1),
         )
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, completed=state.global_step, left=f"{clock(left)} left")
         grad = f"  grad {logs['grad_norm']:.3f}" if "grad_norm" in logs else ""
+        more = self._if_wide(f"  acc {percent(logs['mean_token_accuracy'])}  entropy {logs['entropy']:.3f}")
         self._print(
-            f"step {state.global_step}/{state.max_steps}  loss {_loss(logs['loss'])}{grad}"
-            f"  lr {logs.get('learning_rate', 0):.2e}  {rate:,.0f} tok/s  {clock(left)} left"
+            f"step {state.global_step}/{state.max_steps}  loss {_loss(logs['loss'])}{more}{grad}"
+            f"  lr {logs['learning_rate']:.2e}  {rate:,.0f} tok/s  {clock(left)} left"
         )
-
-    def on_train_end(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        self.close()
 
     def close(self) -> None:
         """End the live bar, also when training was interrupted."""
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
+
+    def _if_wide(self, text: str) -> str:
+        """What a terminal of 80 columns has no room for; the events and a log file have it in any case."""
+        width = width_of(self.console)
+        return text if width is None or width >= _WIDE else ""
 
     def _print(self, line: str) -> None:
         fitting = wrapped(line, width_of(self.console), 2)

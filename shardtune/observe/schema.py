@@ -188,10 +188,12 @@ EVENTS: Mapping[str, Event] = {
         "step": _STEP,
         "epoch": Field("number", "Epochs completed, fractional", null=True),
         "loss": Field("number", "Mean per supervised token since the previous `step` event"),
-        "grad_norm": Field("number", "Global gradient norm before clipping", optional=True, null=True),
+        "grad_norm": Field("number", "Norm of all gradients, before clipping", optional=True, null=True),
+        "entropy": Field("number", "Mean entropy of the predictions of supervised tokens, in nats", optional=True),
+        "token_accuracy": Field("number", "Share of supervised tokens that were the likeliest one", optional=True),
         "learning_rate": Field("number", "Learning rate of the step", optional=True, null=True),
         "tokens": Field("integer", "Real tokens of all ranks so far", optional=True),
-        "tokens_per_second": Field("number", "Of all ranks, since the previous `step` event", optional=True),
+        "tokens_per_second": Field("number", "Real tokens of all ranks since the previous `step`", optional=True),
     }),
     "profile": Event("Profile of a step (docs/profiling.md).", "every rank, every step; on a GPU slightly later", {
         "step": _STEP,
@@ -211,6 +213,8 @@ EVENTS: Mapping[str, Event] = {
         "step": _STEP,
         "loss": Field("number", "Mean per supervised token, all ranks"),
         "tokens": Field("integer", "Supervised tokens of all ranks", optional=True, null=True),
+        "entropy": Field("number", "Mean entropy of the predictions of supervised tokens, in nats", optional=True),
+        "token_accuracy": Field("number", "Share of supervised tokens that were the likeliest one", optional=True),
     }),
     "checkpoint": Event("A checkpoint is complete on disk.", "rank 0", {
         "step": _STEP,
@@ -302,11 +306,11 @@ line stays a separate line when the run resumes. Readers should skip lines that 
 they do not know. While the disk is full, lines are kept in memory and written later, in order and with their original
 time; a `warning` about `events` reports that.
 
-Numbers that JSON cannot represent are `"nan"`, `"inf"` or `"-inf"`. "?" marks a field that is absent where it is not
-known or does not apply; "or null" one that is null in that case. Sizes are in bytes, times in seconds.
+Numbers that JSON cannot represent are `"nan"`, `"inf"` or `"-inf"`. "?" marks a field that is absent where it is
+not known or does not apply; "or null" one that is null in that case. Sizes are in bytes, times in seconds.
 
-The version changes when a field changes its meaning or is removed. Version 2: `profile` is written for every step and
-has other fields than in version 1 (`step_seconds`, `host_peak_bytes`, `gpu_peak_bytes`); there are new events.
+The version changes when a field changes its meaning or is removed. Version 2: `profile` is written for every step
+and has other fields than in version 1 (`step_seconds`, `host_peak_bytes`, `gpu_peak_bytes`); there are new events.
 
 Every event has:
 """

@@ -91,7 +91,7 @@ def _tensor(content: bytes) -> torch.Tensor:
     return torch.frombuffer(bytearray(content), dtype=torch.uint8)
 
 
-def outline(tensor: torch.Tensor) -> dict[str, Any]:
+def tensor_spec(tensor: torch.Tensor) -> dict[str, Any]:
     """A tensor without its content, as JSON; a single number keeps its value."""
     return {
         "shape": list(tensor.shape),
@@ -100,8 +100,8 @@ def outline(tensor: torch.Tensor) -> dict[str, Any]:
     }
 
 
-def from_outline(given: dict[str, Any]) -> torch.Tensor:
-    """The tensor of an outline, on the meta device; a single number as it was."""
+def tensor_from_spec(given: dict[str, Any]) -> torch.Tensor:
+    """The tensor of an tensor_spec, on the meta device; a single number as it was."""
     dtype = dtype_of(given["dtype"])
     if given["value"] is not None:
         return torch.tensor(given["value"], dtype=dtype)

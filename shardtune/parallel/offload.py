@@ -16,17 +16,17 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from shardtune.config.schema import ParallelSection
 
-_STAY = 2  # the last ones of a forward pass are needed first: they are never let go
+_KEEP_LAST = 2  # the last ones of a forward pass are needed first: they are never let go
 
 
-def has_another_place(device: torch.device) -> bool:
+def has_device_memory(device: torch.device) -> bool:
     """Is the host's memory not where the layers compute anyway?"""
     return device.type == "cuda"
 
 
 def offloads_params(section: ParallelSection, device: torch.device) -> bool:
     """Do parameters live in the host's memory, and come to the device layer by layer?"""
-    return section.offload_params and has_another_place(device)
+    return section.offload_params and has_device_memory(device)
 
 
 class OffloadedInputs(saved_tensors_hooks):
@@ -47,18 +47,18 @@ class OffloadedInputs(saved_tensors_hooks):
         self.width, self.device = width, device
         self._copies = torch.cuda.Stream(device) if device.type == "cuda" else None
         # autograd holds what is moved, for as long as its backward pass is to come.
-        self._last: deque[ReferenceType[_Moved]] = deque(maxlen=_STAY + 1)
+        self._last: deque[ReferenceType[_Offloaded]] = deque(maxlen=_KEEP_LAST + 1)
 
-    def _pack(self, tensor: Tensor) -> Tensor | _Moved:
+    def _pack(self, tensor: Tensor) -> Tensor | _Offloaded:
         if not self._moves(tensor):
             return tensor
-        moved = _Moved(tensor, before=self._last[-1] if self._last else None)
+        moved = _Offloaded(tensor, before=self._last[-1] if self._last else None)
         host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=self._copies is not None)
         moved.copied = self._copy(tensor, host)
         moved.host = host
         self._last.append(ref(moved))
-        if len(self._last) > _STAY and (oldest := self._last[0]()) is not None:
-            self._let_go(oldest)
+        if len(self._last) > _KEEP_LAST and (oldest := self._last[0]()) is not None:
+            self._release(oldest)
         return moved
 
     def _moves(self, tensor: Tensor) -> bool:
@@ -72,24 +72,24 @@ class OffloadedInputs(saved_tensors_hooks):
             and not isinstance(tensor, nn.Parameter)
         )
 
-    def _let_go(self, moved: _Moved) -> None:
+    def _release(self, moved: _Offloaded) -> None:
         """Give the device's memory back: its copy was asked for two inputs ago, so hardly anything waits for it."""
         if moved.tensor is not None:
             moved.wait()
             moved.tensor = None
 
-    def _unpack(self, packed: Tensor | _Moved) -> Tensor:
+    def _unpack(self, packed: Tensor | _Offloaded) -> Tensor:
         if isinstance(packed, Tensor):
             return packed
-        self._bring(packed)
+        self._fetch(packed)
         before = packed.before() if packed.before is not None else None
         if before is not None:
-            self._bring(before)  # needed next, when the layer before this one is computed again
+            self._fetch(before)  # needed next, when the layer before this one is computed again
         packed.wait()
         assert packed.tensor is not None
         return packed.tensor
 
-    def _bring(self, moved: _Moved) -> None:
+    def _fetch(self, moved: _Offloaded) -> None:
         if moved.tensor is None and moved.host is not None:
             # Made where the layers compute, which is where it is let go: its memory is free for them after that.
             tensor = torch.empty(moved.host.shape, dtype=moved.host.dtype, device=self.device)
@@ -108,10 +108,10 @@ class OffloadedInputs(saved_tensors_hooks):
         return done
 
 
-class _Moved:
+class _Offloaded:
     """A tensor that is on the device, on the host, or on its way between them."""
 
-    def __init__(self, tensor: Tensor, before: ReferenceType[_Moved] | None) -> None:
+    def __init__(self, tensor: Tensor, before: ReferenceType[_Offloaded] | None) -> None:
         self.tensor: Tensor | None = tensor.detach()
         self.host: Tensor | None = None
         self.before = before  # what was saved before it, and is needed after it

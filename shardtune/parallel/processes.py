@@ -41,11 +41,15 @@ class Processes:
 
     def agree(self, flag: bool) -> bool:
         """True on every rank if it is true on any."""
+        return self.agree_each([flag])[0]
+
+    def agree_each(self, flags: list[bool]) -> list[bool]:
+        """Each is true on every rank if it is true on any."""
         if self.world_size == 1:
-            return flag
-        votes = torch.tensor([int(flag)])
+            return flags
+        votes = torch.tensor(flags, dtype=torch.uint8)
         dist.all_reduce(votes, op=dist.ReduceOp.MAX, group=self.control)
-        return bool(votes.item())
+        return [bool(vote) for vote in votes.tolist()]
 
     def share_from_main(self, value: T) -> T:
         """Rank 0's `value`, on every rank. What JSON would alter (`exchange.to_bytes`) raises, also on a lone rank."""
@@ -79,15 +83,15 @@ class Processes:
 @contextmanager
 def join(section: ParallelSection) -> Iterator[Processes]:
     """Join the run's process group as the rank the environment names (a lone process makes a group of one)."""
-    device_type = _device_type(section)
+    kind = device_type(section)
     rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     device = torch.device("cpu")
-    if device_type == "cuda":
+    if kind == "cuda":
         device = torch.device("cuda", local_rank)
         torch.cuda.set_device(device)
     timeout = collective_timeout(section)
-    backend = "cpu:gloo,cuda:nccl" if device_type == "cuda" else "gloo"
+    backend = "cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo"
     # accelerate would open the group without a timeout on CPU (its ddp_timeout does not reach gloo).
     if world_size > 1:
         choose_interface(os.environ)
@@ -97,12 +101,12 @@ def join(section: ParallelSection) -> Iterator[Processes]:
             rank=rank,
             world_size=world_size,
             timeout=timeout,
-            device_id=device if device_type == "cuda" else None,
+            device_id=device if kind == "cuda" else None,
         )
     else:
         store = HashStore()  # no port is opened for a group of one
         dist.init_process_group(backend, store=store, rank=0, world_size=1, timeout=timeout)
-    mesh = init_device_mesh(device_type, (world_size,), mesh_dim_names=("shard",))
+    mesh = init_device_mesh(kind, (world_size,), mesh_dim_names=("shard",))
     control = dist.new_group(backend="gloo", timeout=timeout) if world_size > 1 else dist.group.WORLD
     assert control is not None
     yield Processes(rank, local_rank, world_size, device, mesh, control)
@@ -128,7 +132,8 @@ def _launchers_store(timeout: timedelta) -> Store | None:
     return PrefixStore(prefix, store)
 
 
-def _device_type(section: ParallelSection) -> str:
+def device_type(section: ParallelSection) -> str:
+    """Where a run computes on this machine: cpu or cuda."""
     if section.device == "cuda" and not torch.cuda.is_available():
         raise UserInputError(
             "parallel.device is cuda, but torch sees no CUDA device here.",

@@ -16,8 +16,8 @@ from torch.distributed.tensor import DTensor
 
 from shardtune.config.schema import ParallelSection
 from shardtune.errors import ShardtuneError, UserInputError
+from shardtune.parallel.activation_checkpointing import apply_selective_checkpointing
 from shardtune.parallel.offload import offloads_params
-from shardtune.parallel.recompute import apply_selective_checkpointing
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -74,7 +74,7 @@ def shard_model(
     on_host = offloads_params(section, torch.device(mesh.device_type))
     offload: OffloadPolicy = CPUOffloadPolicy() if on_host else OffloadPolicy()
     total = sum(p.numel() * p.element_size() for p in model.parameters())
-    ignored = _stays_put(model, mesh, compute_dtype, section)
+    ignored = _unsharded_params(model, mesh, compute_dtype, section)
     units = [] if _fits_one_unit(model, ignored) else layers
     for layer in units:
         fully_shard(
@@ -83,12 +83,12 @@ def shard_model(
             reshard_after_forward=section.reshard_after_forward,
             mp_policy=precision,
             offload_policy=offload,
-            ignored_params=_stays_put(layer, mesh, compute_dtype, section),
+            ignored_params=_unsharded_params(layer, mesh, compute_dtype, section),
         )
     # The root unit holds embeddings, final norm and head. They stay gathered between forward and backward: the head
     # is the first thing backward needs.
     fully_shard(model, mesh=mesh, mp_policy=precision, offload_policy=offload, ignored_params=ignored)
-    _gather_as_stored(model, precision, ignored or set())
+    _exempt_fp8_from_cast(model, precision, ignored or set())
     _prefetch(
         cast(FSDPModule, model),
         [cast(FSDPModule, layer) for layer in units],
@@ -118,7 +118,7 @@ def compile_layers(layers: list[nn.Module]) -> None:
         layer.forward = torch.compile(layer.forward)
 
 
-def _stays_put(
+def _unsharded_params(
     module: nn.Module, mesh: DeviceMesh, compute_dtype: torch.dtype | None, section: ParallelSection
 ) -> set[nn.Parameter] | None:
     """Frozen parameters that FSDP2 need not touch: with one rank there is nobody to gather from, and a copy of every
@@ -187,7 +187,7 @@ def reshard_all(model: nn.Module) -> None:
             module.reshard()
 
 
-def _gather_as_stored(model: nn.Module, precision: MixedPrecisionPolicy, ignored: set[nn.Parameter]) -> None:
+def _exempt_fp8_from_cast(model: nn.Module, precision: MixedPrecisionPolicy, ignored: set[nn.Parameter]) -> None:
     """Exempt FP8 codes and their scales from the policy's cast: a code in bf16 is no code, a scale in bf16 is rounded.
 
     FSDP2 has one policy for a whole unit and casts every floating-point parameter before the all-gather, float8 too

@@ -20,7 +20,7 @@ def base_precision(*, quantised: int, parameters: int, value_bytes: int, ranks: 
     full = parameters * value_bytes / ranks
     held = (quantised + (parameters - quantised) * value_bytes) / ranks
     full_gib, held_gib, memory_gib = (amount / 2**30 for amount in (full, held, memory))
-    sizes = f"{full_gib:.1f} GiB a rank in full, {held_gib:.1f} GiB in float8, of {memory_gib:.1f} GiB"
+    sizes = f"{full_gib:.1f} GiB per rank dequantised, {held_gib:.1f} GiB in float8, of {memory_gib:.1f} GiB"
     if full <= SHARE_FOR_WEIGHTS * memory:
-        return "bf16", f"multiplied out it fits: {sizes}"
-    return "fp8", f"multiplied out it would leave too little: {sizes}"
+        return "bf16", f"it fits dequantised: {sizes}"
+    return "fp8", f"dequantised it would leave too little memory: {sizes}"

@@ -131,7 +131,7 @@ def _run_of_checkpoints(folder: Path, problem: str) -> Run | None:
         return None
     for step in reversed(steps):
         manifest = store.manifest(step)
-        if manifest is None or any(damage.spoils for damage in store.verify(step)):
+        if manifest is None or any(damage.is_fatal for damage in store.verify(step)):
             continue
         saved = json.loads((store.path(step) / TRAINER).read_text(encoding="utf-8"))
         asked = saved.get("asked") or saved  # older ones have only the resolved settings
@@ -279,7 +279,7 @@ def _from_path(config: RunConfig, run_id: str | None, path: Path) -> ChosenRun:
 
 
 def _resume_or_fork(config: RunConfig, run_id: str | None, run: Run | None, path: Path, step: int) -> ChosenRun:
-    damages = [str(damage) for damage in verify(path) if damage.spoils]
+    damages = [str(damage) for damage in verify(path) if damage.is_fatal]
     if damages:
         raise _corrupt(path, damages)
     same_name = run is not None and run_id in (None, run.folder.name)
@@ -302,7 +302,7 @@ def _best_until(folder: Path, step: int) -> int | None:
         for earlier in store.steps()
         if earlier <= step and (manifest := store.manifest(earlier)) is not None and manifest.eval_loss is not None
     ]
-    sound = (at for _, at in sorted(losses) if not any(damage.spoils for damage in store.verify(at)))
+    sound = (at for _, at in sorted(losses) if not any(damage.is_fatal for damage in store.verify(at)))
     return next(sound, None)
 
 

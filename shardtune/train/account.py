@@ -1,4 +1,4 @@
-"""What is said and written down around a training? The introduction, the plan, where it goes on, how it ended."""
+"""What does a run print and log around its steps? Its start, notices, the plan, where it resumes, how it ended."""
 
 from __future__ import annotations
 
@@ -20,62 +20,65 @@ from shardtune.observe import environment
 from shardtune.run.folder import CHECKPOINTS, RECORD
 from shardtune.run.which_run import record_finish, record_start
 from shardtune.train import summary
-from shardtune.train.context import Data, RunContext
-from shardtune.train.machines import tell_machines
-from shardtune.train.run_files import expendable, release_run_files, write_run_file
+from shardtune.train.context import RunContext
+from shardtune.train.resolve import Notice
+from shardtune.train.run_files import release_run_files, report_hardware, warn_on_write_error, write_run_file
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
-    from shardtune.adapters.coverage import Coverage
     from shardtune.config.accelerate_file import Verdict
-    from shardtune.data.prepare import PreparedSet
-    from shardtune.parallel.shard import Sharding
     from shardtune.plan.steps import TrainingMath
     from shardtune.train.best import Best
-    from shardtune.train.choices import Fused
+    from shardtune.train.loop import TrainingLoop
+    from shardtune.train.losses import Loss
     from shardtune.train.resume import ResumePoint
-    from shardtune.train.trainer import ShardedSFTTrainer
+    from shardtune.train.setup import Setup
 
 
-def introduce(context: RunContext, resolved: ResolvedConfig) -> None:
+def introduce(context: RunContext, asked: ResolvedConfig) -> None:
     described = environment.describe()
     context.events.write(
         "run_start",
         run=context.folder.name,
         world_size=context.processes.world_size,
         environment=described,
-        command=hide_values(environment.command_line(), resolved.config),
+        command=hide_values(environment.command_line(), asked.config),
     )
-    write_config(context, resolved)
-    config = resolved.config
+    write_config(context, asked)
+    config = asked.config
     _quieten_libraries(context.console)
     if context.temporary:
         context.console.print(f"[bold]shardtune[/] {__version__}  {context.folder.name}", highlight=False)
     else:
         context.console.print(f"[bold]shardtune[/] {__version__}  run {context.folder.name}", highlight=False)
         terminal.say(context.console, "folder", str(context.folder))
-    tell_machines(context, workers=int(config.train.extra.get("dataloader_num_workers", 0)))
-    tell_notices(context, list(resolved.notices), about="config")
-    if resolved.verdicts:
-        _tell_verdicts(context, resolved.verdicts)
+    report_hardware(context, workers=config.train.dataloader_num_workers)
+    report_notices(context, [Notice("config", text) for text in asked.notices])
+    if asked.verdicts:
+        _report_verdicts(context, asked.verdicts)
+    if config.model.weights == "random":
+        text = (
+            "RANDOM weights (model.weights: random): good for speed and memory; an adapter trained on them is useless."
+        )
+        terminal.warn(context.console, context.events, "weights", text)
 
 
-def _tell_verdicts(context: RunContext, verdicts: Sequence[Verdict]) -> None:
-    """What became of accelerate's file: in one line, or key by key with -v; the events hold every key."""
+def _report_verdicts(context: RunContext, verdicts: Sequence[Verdict]) -> None:
+    """How accelerate's file was translated: in one line, or key by key with -v; the event log has every key."""
     from shardtune.config.accelerate_file import verdict_line, verdict_table
 
     if terminal.is_verbose():
         context.console.print(verdict_table(verdicts))
     text = f"accelerate's file: {verdict_line(verdicts)}"
-    terminal.say(context.console, "config", f"{text}; -v tells why" if not terminal.is_verbose() else text)
+    terminal.say(context.console, "config", f"{text}; -v shows why" if not terminal.is_verbose() else text)
     keys = [f"{v.key}: {v.value} ({' '.join(filter(None, (v.verdict, v.sets, v.why)))})" for v in verdicts]
     context.events.write("notice", about="accelerate", text=f"{text}. {'; '.join(keys)}")
 
 
 def _quieten_libraries(console: Console) -> None:
-    """Their bars and advice would stand between our lines; a bar for loading weights stays, on a terminal."""
+    """Turn off the progress bars and warnings of the libraries; a bar for loading weights stays, on a terminal."""
     datasets.disable_progress_bars()
     transformers_logging.set_verbosity_error()
     if console.quiet or not console.is_terminal:
@@ -83,57 +86,43 @@ def _quieten_libraries(console: Console) -> None:
 
 
 def write_config(context: RunContext, resolved: ResolvedConfig) -> None:
-    """Written at the start, and again when the last `auto` is settled."""
+    """Written at the start, and again when every `auto` is resolved."""
     if context.processes.is_main:
         write_run_file(context, "config.yaml", render_yaml(redacted(resolved)))
 
 
 def take_over(context: RunContext) -> None:
-    """The run goes on under this config. Not earlier: one that is refused must change nothing."""
+    """The run resumes under this config. Not earlier: a config that is refused must change nothing."""
     release_run_files(context)
     if context.processes.is_main:
-        with expendable(context, RECORD):
+        with warn_on_write_error(context, RECORD):
             record_start(context.folder, context.asked)
 
 
-def tell_notices(context: RunContext, notices: list[str], about: str = "lora") -> None:
-    """How lora.target_modules was understood where that is not what its words say, or what a setting came to."""
+def report_notices(context: RunContext, notices: Iterable[Notice]) -> None:
     for notice in notices:
-        terminal.say(context.console, "notice", notice, "yellow")
-        context.events.write("notice", about=about, text=notice)
+        terminal.say(context.console, "notice", notice.text, "yellow")
+        context.events.write("notice", about=notice.about, text=notice.text)
 
 
-def tell_router_loss(context: RunContext, coefficient: float) -> None:
-    if coefficient:
-        text = (
-            f"cross-entropy + {coefficient:g} × the routers' auxiliary loss (the model's router_aux_loss_coef; "
-            "train.extra.router_aux_loss_coef: 0 leaves it out); the validation loss is the cross-entropy alone"
-        )
-        terminal.say(context.console, "loss", text)
-        context.events.write("notice", about="loss", text=text)
+def report_loss(context: RunContext, loss: Loss) -> None:
+    if (description := loss.description) is not None:
+        terminal.say(context.console, "loss", description)
+        context.events.write("notice", about="loss", text=description)
 
 
-def tell_plan(
-    context: RunContext,
-    resolved: ResolvedConfig,
-    prepared: PreparedSet,
-    data: Data,
-    math: TrainingMath,
-    coverage: Coverage,
-    sharding: Sharding,
-    fused: Fused,
-) -> None:
-    config = resolved.config
-    batch, steps = summary.math_lines(math, "sequences" if config.train.packing else "rows")
+def report_plan(context: RunContext, setup: Setup) -> None:
+    config, prepared, coverage = setup.config, setup.prepared, setup.built.coverage
+    batch, steps = summary.math_lines(setup.math, "sequences" if config.train.packing else "rows")
     compute = "bfloat16" if config.train.bf16 else config.model.torch_dtype
     lines = {
         "model": f"{config.model.model_name_or_path} ({coverage.base:,} parameters, computed in {compute})",
         "data": summary.data_line(prepared.train.counts),
         "format": format_line(*format_found(prepared)),
         "eval": summary.data_line(prepared.val.counts) if prepared.val else "none (data.val_split is null)",
-        "packing": summary.packing_line(data.train, resolved, filled=data.collator.fill_to is not None),
-        "sharding": summary.sharding_line(sharding, context.processes),
-        "kernels": summary.kernels_line(resolved, fused.lora, fused.experts),
+        "packing": summary.packing_line(setup.data, setup.run),
+        "sharding": summary.sharding_line(setup.sharding, context.processes),
+        "kernels": summary.kernels_line(setup.run, setup.built.fused),
         "memory": summary.checkpointing_line(config.train, context.processes.device.type),
         "batch": batch,
         "steps": steps,
@@ -143,21 +132,21 @@ def tell_plan(
         (terminal.detail if label == "kernels" else terminal.say)(context.console, label, text)
     if len(coverage.rows) > 1 or terminal.is_verbose():
         context.console.print(Padding(summary.adapter_table(coverage), (0, 0, 0, 10), expand=False))
-    context.events.write("plan", math=asdict(math), adapters=asdict(coverage), sharding=asdict(sharding))
+    context.events.write("plan", math=asdict(setup.math), adapters=asdict(coverage), sharding=asdict(setup.sharding))
 
 
-def tell_resume(context: RunContext, resumed: ResumePoint, math: TrainingMath) -> None:
+def log_resume(context: RunContext, resumed: ResumePoint, math: TrainingMath) -> None:
     for line in resumed.damaged:
         text = f"A checkpoint is damaged and was set aside. {line}"
         terminal.warn(context.console, context.events, "checkpoint", text)
     if context.processes.is_main:
         for path in CheckpointStore(context.folder / CHECKPOINTS, keep=None).not_folders():
-            text = f"{path} is a link or a file, not a checkpoint's folder: it is not read."
+            text = f"{path} is a link or a file, not a checkpoint folder: it is ignored."
             terminal.warn(context.console, context.events, "checkpoint", text)
     epoch, done = divmod(resumed.step, math.steps_per_epoch)
     place = f"step {resumed.step} of {math.steps} (epoch {epoch + 1}, {done} of {math.steps_per_epoch} steps done)"
     terminal.say(context.console, "resume", f"{place}, from {resumed.path}")
-    for line in resumed.told:
+    for line in resumed.notices:
         terminal.say(context.console, "changed", line)
     context.events.write(
         "resume",
@@ -165,62 +154,50 @@ def tell_resume(context: RunContext, resumed: ResumePoint, math: TrainingMath) -
         path=str(resumed.path),
         world_size=context.processes.world_size,
         random_state="restored" if resumed.rng is not None else "new: another number of processes",
-        changes=list(resumed.told),
+        changes=list(resumed.notices),
         damaged=list(resumed.damaged),
     )
 
 
-def warn_of_random_weights(context: RunContext) -> None:
-    """Said where nobody overlooks it, and kept for reports."""
-    text = (
-        "RANDOM weights (model.weights: random): good for speed and memory; nothing that is trained on them means "
-        "anything."
-    )
-    terminal.warn(context.console, context.events, "weights", text)
-
-
-def tell_end(
-    context: RunContext,
-    trainer: ShardedSFTTrainer,
-    seconds: float,
-    best: Best | None,
-    adapter: Path,
-    *,
-    on_random: bool,
-) -> None:
+def report_end(loop: TrainingLoop, seconds: float, best: Best | None, adapter: Path) -> None:
     """Args:
-    best: What the weights were taken from, if not the last step.
+    best: The checkpoint the weights were taken from, if not the last step.
     adapter: Where they are.
     """
-    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-    eval_loss = best.eval_loss if best is not None else trainer.eval_loss_at(trainer.state.global_step)
+    context, on_random = loop.training.context, loop.config.model.weights == "random"
+    losses = [entry["loss"] for entry in loop.state.log_history if "loss" in entry]
+    eval_loss = best.eval_loss if best is not None else loop.eval_loss_at(loop.state.global_step)
     context.events.write(
         "run_end",
         status="done",
-        step=trainer.state.global_step,
+        step=loop.state.global_step,
         seconds=round(seconds, 2),
         loss=losses[-1] if losses else None,
         eval_loss=eval_loss,
         adapter=str(adapter),
     )
-    text = f"{trainer.state.global_step} steps in {terminal.clock(seconds)}"
+    text = f"{loop.state.global_step} steps in {terminal.clock(seconds)}"
     if losses:
         text += f", loss {losses[0]:.4f} → {losses[-1]:.4f}"
     if eval_loss is not None:
         text += f", eval loss {eval_loss:.4f}" + (f" (best, step {best.step})" if best is not None else "")
     terminal.say(context.console, "done", text)
-    terminal.say(context.console, "adapter", f"{adapter} (of RANDOM weights: of no use)" if on_random else str(adapter))
+    terminal.say(
+        context.console, "adapter", f"{adapter} (trained on RANDOM weights: useless)" if on_random else str(adapter)
+    )
 
 
-def tell_finish(context: RunContext) -> None:
-    """From here on the same command starts a new run."""
+def record_success(context: RunContext) -> None:
+    """The run is complete: the same command starts a new one."""
     if context.processes.is_main:
-        with expendable(context, RECORD, "The same command would go on with this run instead of starting a new one."):
+        with warn_on_write_error(
+            context, RECORD, "The same command would resume this run instead of starting a new one."
+        ):
             record_finish(context.folder, context.asked)
 
 
-def tell_event_log_trouble(context: RunContext, text: str) -> None:
-    """That events cannot be written, and that they can again: said once on each node, which may have its own disk."""
+def report_event_log_error(context: RunContext, text: str) -> None:
+    """Events cannot be written, or can be again: reported once per node, which may have its own disk."""
     if context.processes.is_main:
         terminal.say(context.console, "warning", text, "bold red")
     elif context.processes.local_rank == 0:

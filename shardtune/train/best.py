@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from shardtune.checkpoint.adapter import WEIGHTS, put_adapter, read_adapter
+from shardtune.checkpoint.adapter import WEIGHTS, load_adapter, read_adapter
 from shardtune.checkpoint.manifest import Damage
-from shardtune.checkpoint.store import CheckpointStore, Damaged, UnreadableStoreError
+from shardtune.checkpoint.store import CheckpointStore, DamagedCheckpoint, UnreadableStoreError
 from shardtune.terminal import warn
 
 if TYPE_CHECKING:
@@ -56,34 +56,38 @@ def load_best(
         return None
     if found["shapes"]:
         others = {name: torch.empty(shape, device="meta") for name, shape in found["shapes"].items()}
-        put_adapter(model, tensors or others)
+        load_adapter(model, tensors or others)
     return Best(found["step"], found["eval_loss"])
 
 
 def _find(
     store: CheckpointStore, now: int, loss: float | None
-) -> tuple[Best | None, dict[str, torch.Tensor], list[Damaged]]:
+) -> tuple[Best | None, dict[str, torch.Tensor], list[DamagedCheckpoint]]:
     """The best of which every byte is right, its tensors unless the model holds them, and those passed over."""
     # One that does not even say its eval loss may have been the best.
-    damaged = [Damaged(step, tuple(store.verify(step))) for step in store.steps() if store.manifest(step) is None]
+    damaged = [
+        DamagedCheckpoint(step, tuple(store.verify(step))) for step in store.steps() if store.manifest(step) is None
+    ]
     losses = dict(store.by_eval_loss())
     if loss is not None and math.isfinite(loss):
         losses[now] = loss
     for eval_loss, step in sorted((value, key) for key, value in losses.items()):
         if step == now:
             return Best(step, eval_loss), {}, damaged
-        found = tuple(damage for damage in store.verify(step) if damage.spoils)
+        found = tuple(damage for damage in store.verify(step) if damage.is_fatal)
         if not found:
             try:
                 with store.reading(step) as folder:
                     return Best(step, eval_loss), read_adapter(folder), damaged
             except OSError as error:
                 found = (Damage(WEIGHTS, "unreadable", error.strerror or str(error)),)
-        damaged.append(Damaged(step, found))
+        damaged.append(DamagedCheckpoint(step, found))
     return None, {}, damaged
 
 
-def _tell(context: RunContext, store: CheckpointStore, best: Best | None, damaged: list[Damaged], now: int) -> None:
+def _tell(
+    context: RunContext, store: CheckpointStore, best: Best | None, damaged: list[DamagedCheckpoint], now: int
+) -> None:
     for one in damaged:
         try:
             store.set_aside(one.step)

@@ -15,31 +15,29 @@ import torch
 from peft import LoraConfig, PeftConfig
 from peft.utils.other import get_pattern_key
 from rich.console import Console
-from transformers import PretrainedConfig, PrinterCallback
+from transformers import PretrainedConfig
 
 from shardtune import terminal
 from shardtune.adapters.peft_form import adapted_ranks
-from shardtune.checkpoint.adapter import AdapterMisfitError, put_adapter, read_adapter, refuse_misfit
+from shardtune.checkpoint.adapter import AdapterMismatchError, check_adapter_matches, load_adapter, read_adapter
 from shardtune.errors import ShardtuneError, UserInputError
 from shardtune.observe.events import EventLog
-from shardtune.parallel.exchange import from_outline, outline
+from shardtune.parallel.exchange import tensor_from_spec, tensor_spec
 from shardtune.run.evaluation import adapter_folder
 from shardtune.run.exit_codes import DONE, INTERRUPTED, PREEMPTED
-from shardtune.train.context import Data, RunContext
-from shardtune.train.settings import trainer_settings
-from shardtune.train.step_watch import ProgressWatch
-from shardtune.train.trainer import ShardedSFTTrainer, StopAtStep
+from shardtune.train.batches import eval_loader
+from shardtune.train.context import RunContext
+from shardtune.train.validation import EvaluationStopped, validate
+from shardtune.train.watchdog import EVALUATING
 
 if TYPE_CHECKING:
     from peft import PeftModel
-    from transformers import PreTrainedTokenizerBase
 
     from shardtune.config.schema import RunConfig
     from shardtune.parallel.processes import Processes
-    from shardtune.plan.steps import TrainingMath
     from shardtune.run.evaluation import Evaluation
     from shardtune.run.stop_request import StopRequest
-    from shardtune.train.saving import CheckpointSaver
+    from shardtune.train.setup import Setup
     from shardtune.train.watchdog import Watchdog
 
 _SAME = ("peft_type", "bias", "use_dora", "trainable_token_indices")  # of the others, names and shapes tell
@@ -71,50 +69,27 @@ def temporary_run(asked: RunConfig, processes: Processes, evaluation: Evaluation
     return RunContext(processes, folder, console, EventLog(folder, processes.rank), asked, temporary=True)
 
 
-def evaluate_only(
-    context: RunContext,
-    config: RunConfig,
-    model: PeftModel,
-    tokenizer: PreTrainedTokenizerBase,
-    data: Data,
-    plan: TrainingMath,
-    saver: CheckpointSaver,
-    adapter: GivenAdapter | None,
-    stop: StopRequest,
-    watchdog: Watchdog,
-    *,
-    as_json: bool,
-) -> int:
-    """Evaluate once and say what came out; returns the exit code.
+def evaluate_only(context: RunContext, setup: Setup, stop: StopRequest, watchdog: Watchdog, *, as_json: bool) -> int:
+    """Evaluate once and print the result; returns the exit code.
 
     Without an adapter the fresh ones of the config are on the model, which change nothing: their B is zero.
     """
+    config, data, adapter = setup.config, setup.data, setup.adapter
     assert data.val is not None
     if adapter is not None:
-        put_adapter(model, adapter.tensors)
-    stopping = StopAtStep(stop, context.processes)
-    trainer = ShardedSFTTrainer(
-        model=model,
-        args=trainer_settings(config, context.folder, plan, on_cpu=context.processes.device.type == "cpu"),
-        train_rows=data.train,
-        eval_rows=data.val,
-        collator=data.collator,
-        tokenizer=tokenizer,
-        processes=context.processes,
-        saver=saver,
-        resumed=None,
-        callbacks=[ProgressWatch(watchdog)],
-    )
-    trainer.remove_callback(PrinterCallback)
-    trainer.stop_evaluating = stopping.now
-    measured = trainer.evaluate()
-    if stopping.stopped:
+        load_adapter(setup.model, adapter.tensors)
+    processes = context.processes
+    try:
+        found = validate(
+            setup.model, setup.loss, eval_loader(data, config.train, processes), processes,
+            before_batch=lambda: watchdog.enter(EVALUATING), stopped=lambda: processes.agree(stop.requested),
+        )  # fmt: skip
+    except EvaluationStopped:
         context.console.print("Stopped on request; the evaluation was not finished.")
-        return INTERRUPTED if context.processes.agree(stop.signal == signal.SIGINT) else PREEMPTED
-    loss = measured["eval_loss"]
-    if not math.isfinite(loss):
+        return INTERRUPTED if processes.agree(stop.signal == signal.SIGINT) else PREEMPTED
+    if not math.isfinite(found.loss):
         raise ShardtuneError(
-            f"Eval loss is {loss}.",
+            f"Eval loss is {found.loss}.",
             why="The model, or the adapter, computes numbers that are not finite on these rows.",
             fix="Evaluate without --adapter to see which of them it is.",
         )
@@ -122,9 +97,11 @@ def evaluate_only(
     result = {
         "model": config.model.model_name_or_path,
         "adapter": adapter.path if adapter is not None else None,
-        "eval_loss": loss,
-        "perplexity": math.exp(min(loss, 700.0)),  # beyond, a float has no number for it
-        "supervised_tokens": int(measured["eval_tokens"]),
+        "eval_loss": found.loss,
+        "mean_token_accuracy": found.mean_token_accuracy,
+        "entropy": found.entropy,
+        "perplexity": math.exp(min(found.loss, 700.0)),  # beyond, a float has no number for it
+        "supervised_tokens": found.tokens,
         "tokens": counts.tokens,
         "rows": counts.rows,
         "processes": context.processes.world_size,
@@ -140,7 +117,9 @@ def _say(context: RunContext, result: dict[str, Any], *, as_json: bool) -> None:
         return
     terminal.say(context.console, "adapter", result["adapter"] or "none: the model as it is")
     terminal.say(context.console, "eval", f"{result['rows']:,} rows, {result['supervised_tokens']:,} supervised tokens")
-    terminal.say(context.console, "loss", f"{result['eval_loss']:.4f}, perplexity {result['perplexity']:,.2f}")
+    accuracy = terminal.percent(result["mean_token_accuracy"])
+    text = f"{result['eval_loss']:.4f}, perplexity {result['perplexity']:,.2f}, token accuracy {accuracy}"
+    terminal.say(context.console, "loss", text)
 
 
 def read_given(processes: Processes, model: PeftModel, base: str, given: Path) -> GivenAdapter:
@@ -163,10 +142,10 @@ def read_given(processes: Processes, model: PeftModel, base: str, given: Path) -
             notices = _compare_bases(config.base_model_name_or_path, base, model.base_model.model.name_or_path, folder)
             _refuse_other_settings(model, config, folder)
             tensors = read_adapter(folder)
-            refuse_misfit(model, tensors)
-            outlines = {name: outline(tensor) for name, tensor in tensors.items()}
+            check_adapter_matches(model, tensors)
+            outlines = {name: tensor_spec(tensor) for name, tensor in tensors.items()}
             found = {"path": str(folder), "tensors": outlines, "notices": notices}
-        except AdapterMisfitError as error:
+        except AdapterMismatchError as error:
             what = f"--adapter: '{folder}' does not fit the model that the config describes."
             found = {"error": [what, error.why, "Set lora.target_modules to what it was trained with."]}
         except UserInputError as error:
@@ -175,7 +154,7 @@ def read_given(processes: Processes, model: PeftModel, base: str, given: Path) -
     if "error" in found:
         what, why, fix = found["error"]
         raise UserInputError(what, why=why, fix=fix)
-    tensors = tensors or {name: from_outline(one) for name, one in found["tensors"].items()}
+    tensors = tensors or {name: tensor_from_spec(one) for name, one in found["tensors"].items()}
     return GivenAdapter(found["path"], tensors, found["notices"])
 
 

@@ -18,14 +18,7 @@ from shardtune.errors import ShardtuneError
 from shardtune.terminal import warn
 
 if TYPE_CHECKING:
-    from peft import PeftModel
-    from transformers import PreTrainedTokenizerBase
-
-    from shardtune.config.schema import RunConfig
-    from shardtune.model.families.family import Wrapper
-    from shardtune.run.stop_request import StopRequest
-    from shardtune.train.context import RunContext
-    from shardtune.train.watchdog import Watchdog
+    from shardtune.train.loop import Training
 
 FINAL = "final"
 _ATTEMPTS_APART = 3.0  # seconds
@@ -34,21 +27,14 @@ _LOOK = 0.25  # seconds between two looks at the clock and the signals
 Fill = Callable[[Path], None]
 
 
-def write_final(
-    context: RunContext,
-    config: RunConfig,
-    model: PeftModel,
-    wrapper: Wrapper | None,
-    tokenizer: PreTrainedTokenizerBase,
-    store: CheckpointStore,
-    stop: StopRequest,
-    watchdog: Watchdog,
-) -> Path:
+def write_final(training: Training) -> Path:
     """Publish the adapter as a PEFT folder and return where. A collective; rank 0 writes.
 
     Raises:
         ShardtuneError: on every rank, when there is no room anywhere.
     """
+    context, setup, stop, watchdog = training.context, training.setup, training.stop, training.watchdog
+    model, config, wrapper = setup.model, setup.config, setup.meta_model.wrapper
     tensors = gather_adapter(model, keep=context.processes.is_main)
     outcome: dict[str, str] = {}
     if context.processes.is_main:
@@ -58,7 +44,7 @@ def write_final(
             if wrapper is not None:
                 write_for_wrapper(model, tensors, folder, wrapper)
             with library_os_errors(folder):
-                tokenizer.save_pretrained(folder)
+                setup.tokenizer.save_pretrained(folder)
 
         publishing = Publishing(
             folder=context.folder,
@@ -71,7 +57,7 @@ def write_final(
         try:
             outcome = {"path": str(publishing.publish(fill))}
         except ShardtuneError as error:  # every rank has to leave, and with the same words
-            outcome = {"what": error.what, "why": error.why, "fix": _fix(store)}
+            outcome = {"what": error.what, "why": error.why, "fix": _fix(training.saver.store)}
     # Rank 0 may wait for room longer than a collective, or than this phase may last on the other ranks.
     longest = 60 * (config.train.final_wait_minutes + 3 * config.parallel.checkpoint_timeout_minutes)
     until = time.monotonic() + longest

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +10,7 @@ import torch.distributed as dist
 from rich.console import Console
 from torch import nn
 from torch.distributed.tensor import DTensor
-from transformers import TrainerCallback
+from torch.optim import SGD, Adam, Adamax
 
 from shardtune import terminal
 from shardtune.errors import ShardtuneError
@@ -20,14 +19,13 @@ from shardtune.parallel.processes import Processes
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
-    from transformers import TrainerControl, TrainerState
 
 # A shard of experts may see no token in a step; after so many steps it is reported as unproven instead of waited for.
 _PATIENCE = 20
 _PIECE = 1 << 21
 
 
-class ProofOfTraining(TrainerCallback):
+class ProofOfTraining:
     """Checks, for every shard on its rank: adapters received a gradient and changed, frozen weights did not.
 
     A's gradient is zero by construction while B is zero, so B is proven in the first step and A in the next. Steps
@@ -35,20 +33,14 @@ class ProofOfTraining(TrainerCallback):
     A's values are waited out. A shard of routed experts without a token waits for one. Changes are seen by checksums
     (`checksum`), not by copies.
 
-    A step that a guard leaves out (`left_out`) proves nothing, and disproves nothing.
+    Not called for steps that a guard leaves out: they prove nothing, and disprove nothing.
 
     Raises, on all ranks together and naming the parameter, when an adapter has no gradient, has one and does not
     change, or a frozen weight does. Afterwards it costs nothing.
     """
 
-    def __init__(
-        self,
-        console: Console,
-        events: EventLog,
-        processes: Processes,
-        left_out: Callable[[], bool] = lambda: False,
-    ) -> None:
-        self.console, self.events, self.processes, self.left_out = console, events, processes, left_out
+    def __init__(self, console: Console, events: EventLog, processes: Processes) -> None:
+        self.console, self.events, self.processes = console, events, processes
         self.frozen: dict[str, int] = {}
         self.waiting: dict[str, torch.Tensor] = {}  # adapter shards that have not changed yet
         self.shards = 0
@@ -58,65 +50,58 @@ class ProofOfTraining(TrainerCallback):
         self.first_step = 0
         self.done = False
 
-    def on_train_begin(
-        self, args: Any, state: TrainerState, control: TrainerControl, model: nn.Module | None = None, **_: Any
-    ) -> None:
-        assert model is not None
-        self.model = model
-        self.first_step = state.global_step + 1
+    def begin(self, model: nn.Module, first_step: int) -> None:
+        self.model, self.first_step = model, first_step
         self.frozen = {name: checksum(p) for name, p in _owned(model) if not p.requires_grad}
         self.waiting = {name: p for name, p in _owned(model) if p.requires_grad}
         self.shards = len(self.waiting)
         self.steps, self.done = 0, False
 
-    def on_pre_optimizer_step(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        if self.done or self.left_out():
+    def before_optimizer(self, step: int) -> None:
+        if self.done:
             return
         without = [name for name, p in self.waiting.items() if p.grad is None]
-        self._stop_if(f"'{without[0]}' received no gradient" if without else "", state)
+        self._stop_if(f"'{without[0]}' received no gradient" if without else "", step)
         flags = [local(p.grad).count_nonzero() for p in self.waiting.values() if p.grad is not None]
         nonzero = torch.stack(flags).tolist() if flags else []
         self.moved = {name for name, count in zip(self.waiting, nonzero, strict=True) if count}
         self.before = {name: checksum(self.waiting[name]) for name in self.moved}
         still = [name for name in self.waiting if name not in self.moved and not _may_wait(name, self.steps)]
-        self._stop_if(f"the gradient of '{still[0]}' is zero everywhere" if still else "", state)
+        self._stop_if(f"the gradient of '{still[0]}' is zero everywhere" if still else "", step)
 
-    def on_optimizer_step(
-        self, args: Any, state: TrainerState, control: TrainerControl, optimizer: Optimizer | None = None, **_: Any
-    ) -> None:
-        if self.done or self.left_out():
+    def after_optimizer(self, step: int, optimizer: Optimizer) -> None:
+        if self.done:
             return
-        assert optimizer is not None
         if not any(group["lr"] for group in optimizer.param_groups):
             return
         self.steps += 1
         same = [name for name in self.moved if checksum(self.waiting[name]) == self.before[name]]
         self.moved -= {name for name in same if _too_small(self.waiting[name], optimizer)}
         same = [name for name in same if name in self.moved]
-        self._stop_if(f"'{same[0]}' received a gradient and did not change" if same else "", state)
+        self._stop_if(f"'{same[0]}' received a gradient and did not change" if same else "", step)
         for name in self.moved:
             del self.waiting[name]
         if self.steps == 1 or not self.processes.agree(bool(self.waiting)) or self.steps >= _PATIENCE:
             # The checksum of everything is taken after the first step, and again when all is proven.
             held = [(name, p) for name, p in _owned(self.model) if name in self.frozen]
             touched = [name for name, p in held if checksum(p) != self.frozen[name]]
-            self._stop_if(f"'{touched[0]}' is frozen, and was changed" if touched else "", state)
+            self._stop_if(f"'{touched[0]}' is frozen, and was changed" if touched else "", step)
         if not self.processes.agree(bool(self.waiting)) or self.steps >= _PATIENCE:
-            self._tell(state.global_step + 1)
+            self._tell(step)
 
-    def on_train_end(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+    def end(self, step: int) -> None:
         if not self.done and self.steps:
-            self._tell(state.global_step)  # a run too short to prove A
+            self._tell(step)  # a run too short to prove A
 
-    def _stop_if(self, problem: str, state: TrainerState) -> None:
+    def _stop_if(self, problem: str, step: int) -> None:
         """Raise on every rank if any rank found something."""
         found = self.processes.all_gather(problem)
         rank = next((rank for rank, text in enumerate(found) if text), None)
         if rank is None:
             return
-        self.events.write("proof", ok=False, problem=found[rank], rank=rank, step=state.global_step + 1)
+        self.events.write("proof", ok=False, problem=found[rank], rank=rank, step=step)
         raise ShardtuneError(
-            f"Training check failed: {found[rank]} in step {state.global_step + 1} (rank {rank}).",
+            f"Training check failed: {found[rank]} in step {step} (rank {rank}).",
             why="Every shard of an adapter must receive a gradient and change, and no frozen weight may.",
             fix="Please report this with the config and the first lines of the log; the run was stopped before it cost "
             "more.",
@@ -184,12 +169,21 @@ def _may_wait(name: str, steps: int) -> bool:
 
 
 def _too_small(parameter: torch.Tensor, optimizer: Optimizer) -> bool:
-    """Whether an update is lost in the rounding of the values: early in a long warm-up B is next to nothing, and with
-    it the gradient of A. An update of AdamW is `lr * g / (|g| + eps)` or less."""
+    """Whether an update may be lost in the rounding of the values: early in a long warm-up B is next to nothing, and
+    with it the gradient of A."""
     group = next((one for one in optimizer.param_groups if any(p is parameter for p in one["params"])), None)
     if group is None or parameter.grad is None:
         return False
-    largest = float(local(parameter.grad).abs().max())
-    update = float(group["lr"]) * largest / (largest + float(group.get("eps", 0.0)))
+    update = _largest_update(optimizer, group, float(local(parameter.grad).abs().max()))
     values = local(parameter).detach().abs()
     return update < 4 * torch.finfo(values.dtype).eps * float(values.max())
+
+
+def _largest_update(optimizer: Optimizer, group: dict[str, Any], gradient: float) -> float:
+    """What a gradient that is the first of its size moves a value by; 0 where that hangs on settings and state (such as
+    Adagrad's sum, or RAdam's first steps), so that a shard counts as unproven and no run is stopped by mistake."""
+    if isinstance(optimizer, Adam | Adamax):  # AdamW, too
+        return float(group["lr"] * gradient / (gradient + group["eps"]))
+    if isinstance(optimizer, SGD):
+        return float(group["lr"] * gradient * (1 - group["dampening"]))
+    return 0.0

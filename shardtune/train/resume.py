@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shardtune.checkpoint.adapter import put_adapter
+from shardtune.checkpoint.adapter import load_adapter
 from shardtune.checkpoint.changes import Change, changes
 from shardtune.checkpoint.snapshot import Snapshot, read_snapshot
 from shardtune.checkpoint.store import CheckpointStore
 from shardtune.errors import ShardtuneError, UserInputError
-from shardtune.parallel.exchange import from_outline, outline
+from shardtune.parallel.exchange import tensor_from_spec, tensor_spec
 
 if TYPE_CHECKING:
     import torch
@@ -31,7 +31,7 @@ class ResumePoint:
         trainer: `trainer.json`.
         optimizer: Whole tensors on rank 0, their shapes elsewhere (`meta`), until the optimizer exists.
         rng: This rank's random state; None on another number of processes, where nobody's fits.
-        told: What the user should know, a line each.
+        notices: What the user should know, a line each.
         damaged: Checkpoints that were passed over, and why.
     """
 
@@ -40,13 +40,13 @@ class ResumePoint:
     trainer: dict[str, Any]
     optimizer: dict[str, torch.Tensor]
     rng: bytes | None
-    told: tuple[str, ...]
+    notices: tuple[str, ...]
     damaged: tuple[str, ...]
 
     @property
     def tokens(self) -> int:
         """Trained on before, by all ranks."""
-        return int(self.trainer["real_tokens"])
+        return sum(int(part["real_tokens"]) for part in self.trainer["metrics"])
 
 
 def resume_point(
@@ -54,7 +54,7 @@ def resume_point(
 ) -> ResumePoint | None:
     """Put the newest sound checkpoint's adapter into the model and return the rest; None where there is none.
 
-    Damaged ones are set aside. A collective; rank 0 alone reads, so that nodes need not share a disk.
+    DamagedCheckpoint ones are set aside. A collective; rank 0 alone reads, so that nodes need not share a disk.
 
     Raises:
         ShardtuneError: every checkpoint is damaged.
@@ -78,8 +78,10 @@ def resume_point(
     if snapshot is not None:
         adapter, optimizer = snapshot.adapter, snapshot.optimizer
     else:
-        adapter, optimizer = ({n: from_outline(t) for n, t in found[key].items()} for key in ("adapter", "optimizer"))
-    put_adapter(model, adapter)
+        adapter, optimizer = (
+            {n: tensor_from_spec(t) for n, t in found[key].items()} for key in ("adapter", "optimizer")
+        )
+    load_adapter(model, adapter)
     same_world = len(found["rng"]) == processes.world_size
     return ResumePoint(
         step=found["step"],
@@ -87,7 +89,7 @@ def resume_point(
         trainer=found["trainer"],
         optimizer=optimizer,
         rng=b64decode(found["rng"][processes.rank]) if same_world else None,
-        told=tuple(found["told"]),
+        notices=tuple(found["notices"]),
         damaged=tuple(found["damaged"]),
     )
 
@@ -95,7 +97,7 @@ def resume_point(
 def _find(
     store: CheckpointStore, facts: RunFacts, math: TrainingMath, world_size: int
 ) -> tuple[Snapshot | None, dict[str, Any] | None]:
-    step, damaged = store.newest_sound()
+    step, damaged = store.newest_intact()
     if step is None:
         if not damaged:
             return None, None
@@ -113,10 +115,10 @@ def _find(
         "step": step,
         "path": str(store.path(step)),
         "trainer": snapshot.trainer,
-        "adapter": {name: outline(tensor) for name, tensor in snapshot.adapter.items()},
-        "optimizer": {name: outline(tensor) for name, tensor in snapshot.optimizer.items()},
+        "adapter": {name: tensor_spec(tensor) for name, tensor in snapshot.adapter.items()},
+        "optimizer": {name: tensor_spec(tensor) for name, tensor in snapshot.optimizer.items()},
         "rng": [b64encode(state).decode("ascii") for state in snapshot.rng],
-        "told": _told(changed, snapshot.trainer["batch"], facts, world_size),
+        "notices": _notices(changed, snapshot.trainer["batch"], facts, world_size),
         "damaged": list(map(str, damaged)),
     }
 
@@ -168,7 +170,7 @@ def _product(batch: dict[str, int]) -> str:
     return f"{batch['per_device']} × {batch['processes']} × {batch['accumulation']}"
 
 
-def _told(changed: list[Change], old: dict[str, int], facts: RunFacts, world_size: int) -> list[str]:
+def _notices(changed: list[Change], old: dict[str, int], facts: RunFacts, world_size: int) -> list[str]:
     lines = [str(change) for change in changed]
     if old["processes"] != world_size:
         lines.append(

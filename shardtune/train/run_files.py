@@ -1,21 +1,19 @@
-"""What if a file of the run cannot be written? It costs that file and a warning, never the run."""
+"""What does a run write beside events and checkpoints? A file that cannot be written costs a warning, never the run."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import json
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from shardtune.durable import replace_file
-from shardtune.terminal import warn
+from shardtune.observe.hardware import describe_hardware
+from shardtune.observe.hardware_summary import print_hw_summary
+from shardtune.terminal import is_verbose, warn
 
 if TYPE_CHECKING:
-    from transformers import TrainerCallback
-
     from shardtune.train.context import RunContext
-
-_TRACKERS = "transformers.integrations"
 
 
 def write_run_file(context: RunContext, name: str, text: str) -> None:
@@ -26,7 +24,7 @@ def write_run_file(context: RunContext, name: str, text: str) -> None:
     if context.events.deferred:
         context.held_files[name] = text
         return
-    with expendable(context, name):
+    with warn_on_write_error(context, name):
         replace_file(context.folder / name, text)
 
 
@@ -38,8 +36,30 @@ def release_run_files(context: RunContext) -> None:
     context.held_files.clear()
 
 
+def report_hardware(context: RunContext, *, workers: int) -> None:
+    """Write a `hardware` event on every node and `environment.json` on rank 0, and say what differs between nodes and
+    what is wrong (with -v: what there is). A collective.
+
+    Args:
+        workers: Processes that load data, for each rank.
+    """
+    processes = context.processes
+    mine = describe_hardware(context.folder) if processes.local_rank == 0 else None  # one look for a whole node
+    if mine is not None:
+        context.events.write("hardware", **mine)
+    found = processes.gather(json.loads(json.dumps(mine)))  # as the event has it: lists for tuples
+    if not processes.is_main:
+        return
+    nodes = [facts for facts in found if facts is not None]
+    write_run_file(context, "environment.json", json.dumps(nodes[0], indent=2) + "\n")
+    others = {f"node {number} ({facts['host']})": facts for number, facts in enumerate(nodes[1:], start=1)}
+    print_hw_summary(context.console, nodes[0], others, workers=workers, brief=not is_verbose())
+
+
 @contextmanager
-def expendable(context: RunContext, name: str, consequence: str = "Training goes on without it.") -> Iterator[None]:
+def warn_on_write_error(
+    context: RunContext, name: str, consequence: str = "Training goes on without it."
+) -> Iterator[None]:
     """What is written in the block is not worth a run."""
     try:
         yield
@@ -47,27 +67,3 @@ def expendable(context: RunContext, name: str, consequence: str = "Training goes
         warn(
             context.console, context.events, name, f"{name} cannot be written: {error.strerror or error}. {consequence}"
         )
-
-
-def let_trackers_fail(context: RunContext, callbacks: Iterable[TrainerCallback]) -> None:
-    """A tracker (`train.report_to`) whose disk or service is gone gets nothing more; the run goes on without it."""
-    for callback in callbacks:
-        if type(callback).__module__.startswith(_TRACKERS):
-            failed: list[OSError] = []
-            for name in filter(lambda name: name.startswith("on_"), dir(callback)):
-                setattr(callback, name, partial(_call_unless_failed, context, getattr(callback, name), failed))
-
-
-def _call_unless_failed(
-    context: RunContext, method: Callable[..., Any], failed: list[OSError], *args: Any, **more: Any
-) -> Any:
-    if failed:
-        return None
-    try:
-        return method(*args, **more)
-    except OSError as error:
-        failed.append(error)
-        tracker = type(method.__self__).__name__.removesuffix("Callback")  # type: ignore[attr-defined]
-        text = f"{tracker} cannot be written: {error.strerror or error}. It gets nothing more from this run."
-        warn(context.console, context.events, "report_to", text)
-        return None

@@ -16,20 +16,16 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from shardtune.data.collate import REAL_TOKENS, Collator
+from shardtune.data.collate import REAL_TOKENS, SUPERVISED, TARGETS, Collator
 from shardtune.data.show_rows import spread
 from shardtune.data.tokens import IGNORED
 from shardtune.observe.samples import SampleAnswer, show_samples
 from shardtune.parallel.shard import reshard_all
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
-    from shardtune.config.schema import TrainSection
     from shardtune.data.prepared import Prepared
     from shardtune.parallel.processes import Processes
-    from shardtune.train.context import Data, RunContext
-    from shardtune.train.trainer import ShardedSFTTrainer
+    from shardtune.train.loop import Training
 
 
 @dataclass(frozen=True)
@@ -45,23 +41,15 @@ class Samples:
     """Asks a run's model the same questions before and after training.
 
     Args:
-        trainer: Its model, tokenizer and batch layout.
         stopped: Asked by every rank before each token: no more of them once the run is to stop.
-        beat: Told at each token that the rank gets on.
     """
 
-    def __init__(
-        self,
-        context: RunContext,
-        trainer: ShardedSFTTrainer,
-        data: Data,
-        section: TrainSection,
-        *,
-        stopped: Callable[[], bool],
-        beat: Callable[[], None],
-    ) -> None:
-        self.context, self.trainer, self.section, self.stopped, self.beat = context, trainer, section, stopped, beat
-        self.tokenizer: PreTrainedTokenizerBase = trainer.processing_class
+    def __init__(self, training: Training, stopped: Callable[[], bool]) -> None:
+        setup = training.setup
+        self.context, self.model, self.collator = training.context, setup.model, setup.data.collator
+        self.section, self.tokenizer, self.watchdog = setup.config.train, setup.tokenizer, training.watchdog
+        self.stopped = stopped
+        data, section = setup.data, self.section
         name, rows = ("validation", data.val) if data.val is not None else ("train", data.train)
         self.questions = questions(
             rows.prepared, name, section.samples, section.sample_tokens, self.tokenizer.bos_token_id
@@ -85,7 +73,7 @@ class Samples:
             show_samples(self.context.console, written(self.context.events.lines()))
 
     def _generate(self, prompts: list[tuple[int, ...]], ends: Collection[int]) -> list[list[int]] | None:
-        model = self.trainer.model
+        model = self.model
         most = getattr(model.config, "max_position_embeddings", None)
         tokens = self.section.sample_tokens
         if most is not None:
@@ -95,7 +83,7 @@ class Samples:
         model.eval()
         try:
             return greedy(
-                lambda rows: next_tokens(model, self.trainer.collator, rows, self.context.processes.device),
+                lambda rows: next_tokens(model, self.collator, rows, self.context.processes.device),
                 prompts, tokens, ends, self.context.processes, self._goes_on,
             )  # fmt: skip
         finally:
@@ -103,7 +91,7 @@ class Samples:
             model.train(was_training)
 
     def _goes_on(self) -> bool:
-        self.beat()
+        self.watchdog.beat()
         return not self.stopped()
 
     def _ends(self, some: Sequence[Question]) -> set[int]:
@@ -185,12 +173,12 @@ def next_tokens(
 ) -> list[int]:
     """The likeliest next token of each row, by one forward pass of all of them as a batch of training is laid out."""
     documents = [(np.array(row), np.full(len(row), IGNORED)) for row in rows]
-    # Logits are asked for, not a loss; and rows of any length, which compiled code must not be compiled for.
-    batch = replace(collator, fused_loss=False, fill_to=None)([[document] for document in documents])
+    # Rows of any length: nothing is to be compiled for them.
+    batch = replace(collator, fill_to=None)([[document] for document in documents])
     inputs = {
         name: value.to(device) if isinstance(value, torch.Tensor) else value
         for name, value in batch.items()
-        if name not in ("labels", REAL_TOKENS)
+        if name not in ("labels", SUPERVISED, TARGETS, REAL_TOKENS)
     }
     lengths = torch.tensor([len(row) for row in rows])
     if collator.layout == "flat":  # one row, the documents end to end

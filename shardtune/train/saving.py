@@ -5,32 +5,29 @@ from __future__ import annotations
 import errno
 import importlib.metadata
 import time
+from base64 import b64decode, b64encode
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from transformers import TrainerCallback
-
 from shardtune import __version__
-from shardtune.checkpoint.adapter import frozen_config, gather_adapter
+from shardtune.checkpoint.adapter import gather_adapter, inference_config
 from shardtune.checkpoint.background import BackgroundWriter, Outcome
 from shardtune.checkpoint.manifest import ManifestError
 from shardtune.checkpoint.optimizer import gather_optimizer
+from shardtune.checkpoint.rng import pack_rng
 from shardtune.checkpoint.snapshot import Snapshot
 from shardtune.checkpoint.store import CheckpointStore
 from shardtune.machine import free_memory
-from shardtune.observe.events import EventLog
 from shardtune.terminal import say, size, warn
-from shardtune.train.loop_state import gather_parts, loop_state
+from shardtune.train.callbacks import callback_states
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from peft import PeftConfig
-    from transformers import TrainerControl
 
-    from shardtune.parallel.processes import Processes
-    from shardtune.train.trainer import ShardedSFTTrainer
+    from shardtune.train.context import RunContext
+    from shardtune.train.loop import TrainingLoop
 
 _MEMORY_SHARE = 4  # a state larger than a quarter of the free memory is written before training goes on
 
@@ -64,33 +61,40 @@ class CheckpointSaver:
     on with the older checkpoints in place; each further failure is told again.
     """
 
-    def __init__(
-        self, store: CheckpointStore, processes: Processes, console: Console, events: EventLog, facts: RunFacts
-    ) -> None:
-        self.store, self.processes, self.console, self.events, self.facts = store, processes, console, events, facts
+    def __init__(self, store: CheckpointStore, context: RunContext, facts: RunFacts, minutes: float | None) -> None:
+        self.store, self.facts, self.minutes = store, facts, minutes
+        self.processes, self.console, self.events = context.processes, context.console, context.events
         self.failures = 0  # in a row
         self.longest = 0.0  # seconds the longest save took, in the loop and beside it
-        self._last_good = max(store.steps(), default=None) if processes.is_main else None
+        self._last_good = max(store.steps(), default=None) if self.processes.is_main else None
+        self._saved_at = time.monotonic()
         self._writer = BackgroundWriter()
         self._pending: dict[str, Any] = {}  # what the event of the save in flight will say
 
-    def save(self, trainer: ShardedSFTTrainer) -> None:
+    def save(self, loop: TrainingLoop) -> None:
         """A collective: every rank calls it at the same step."""
         began = time.perf_counter()
         self.finish()
-        main, step = self.processes.is_main, trainer.state.global_step
-        adapter = gather_adapter(trainer.model, keep=main)
-        state = gather_optimizer(trainer.model, trainer.bare_optimizer, keep=main)
-        parts = gather_parts(trainer)
+        main, step = self.processes.is_main, loop.state.global_step
+        adapter = gather_adapter(loop.model, keep=main)
+        state = gather_optimizer(loop.model, loop.optimizer, keep=main)
+        rng = self.processes.gather(b64encode(pack_rng(self.processes.device)).decode("ascii"))
+        metrics = self.processes.gather(loop.metrics.state())
+        self._saved_at = time.monotonic()
         if not main:
             return
         snapshot = Snapshot(
             adapter=adapter,
             optimizer=state,
-            trainer={**loop_state(trainer, parts), **self._description(trainer)},
-            rng=[part.rng for part in parts],
+            trainer={**self._loop_state(loop), "metrics": metrics},
+            rng=[b64decode(one) for one in rng],
         )
-        self._write(step, snapshot, frozen_config(trainer.model), trainer.eval_loss_at(step), began)
+        self._write(step, snapshot, inference_config(loop.model), loop.eval_loss_at(step), began)
+
+    def is_overdue(self) -> bool:
+        """Have `train.save_minutes` passed since the last save? By rank 0's clock alone."""
+        minutes = self.minutes if self.processes.is_main else None
+        return minutes is not None and time.monotonic() - self._saved_at >= 60 * minutes
 
     def record_eval(self, step: int, loss: float) -> None:
         """A checkpoint was evaluated after it was written. Only which one is the best hangs on it: not worth a run."""
@@ -120,14 +124,21 @@ class CheckpointSaver:
         self._writer.wait()
         self.poll()
 
-    def _description(self, trainer: ShardedSFTTrainer) -> dict[str, Any]:
-        per_epoch = self.facts.steps_per_epoch
-        step = trainer.state.global_step
+    def _loop_state(self, loop: TrainingLoop) -> dict[str, Any]:
+        """What the loop remembers between two steps, for `trainer.json`: a copy, as it is written while training goes
+        on. Floats survive JSON."""
+        per_epoch, step = self.facts.steps_per_epoch, loop.state.global_step
         return {
+            "step": step,
+            "epoch": loop.state.epoch,
+            "log_history": [dict(entry) for entry in loop.state.log_history],
             "position": {"epoch": step // per_epoch, "step_in_epoch": step % per_epoch, "steps_per_epoch": per_epoch},
+            "learning_rate": loop.scheduler.get_last_lr()[0],
+            "guards": loop.guards.state(),
+            "early_stopping": loop.early_stopping.state() if loop.early_stopping is not None else {},
+            "callbacks": callback_states(loop.callbacks.callbacks),
             "batch": self.facts.batch,
             "data": self.facts.data,
-            "guards": trainer.guards.state() if trainer.guards is not None else {},
             "settings": self.facts.settings,
             "identity": self.facts.identity,
             "asked": self.facts.asked,
@@ -180,31 +191,6 @@ class CheckpointSaver:
             f"{self.store.folder}: {reason}.{again} Training goes on; {left}. {advice}"
         )
         say(self.console, "warning", text, "bold red")
-
-
-class SaveWatch(TrainerCallback):
-    """At each step's end: tells of ended saves, and asks for one when `train.save_minutes` have passed.
-
-    Rank 0's clock decides, so that all ranks save at the same step whatever their clocks say.
-    """
-
-    def __init__(self, saver: CheckpointSaver, minutes: float | None) -> None:
-        self.saver, self.minutes = saver, minutes
-        self._last = time.monotonic()
-
-    def on_train_begin(self, args: Any, state: Any, control: TrainerControl, **_: Any) -> None:
-        self._last = time.monotonic()
-
-    def on_step_end(self, args: Any, state: Any, control: TrainerControl, **_: Any) -> None:
-        self.saver.poll()
-        if self.minutes is None:
-            return
-        due = self.saver.processes.is_main and time.monotonic() - self._last >= 60 * self.minutes
-        if self.saver.processes.agree(due):
-            control.should_save = True
-
-    def on_save(self, args: Any, state: Any, control: TrainerControl, **_: Any) -> None:
-        self._last = time.monotonic()
 
 
 def _versions() -> dict[str, str]:

@@ -11,15 +11,16 @@ from shardtune.terminal import count, percent, size
 
 if TYPE_CHECKING:
     from shardtune.adapters.coverage import Coverage
-    from shardtune.config import ResolvedConfig
     from shardtune.config.schema import TrainSection
-    from shardtune.data.order import Documents
     from shardtune.data.prepared import PreparedCounts
     from shardtune.model.meta_model import MetaModel
     from shardtune.parallel.processes import Processes
     from shardtune.parallel.shard import Sharding
     from shardtune.plan.steps import TrainingMath
-    from shardtune.train.weights import Loaded
+    from shardtune.train.build import Fused
+    from shardtune.train.context import Data
+    from shardtune.train.resolve import ResolvedRun
+    from shardtune.train.weights import LoadStats
 
 
 def data_line(counts: PreparedCounts) -> str:
@@ -37,16 +38,13 @@ def data_line(counts: PreparedCounts) -> str:
     return text + (f" ({told})" if told else "")
 
 
-def packing_line(documents: Documents, resolved: ResolvedConfig, *, filled: bool) -> str:
-    """Args:
-    filled: Sequences are padded to data.max_length, so that compiled code sees one shape.
-    """
-    capacity = resolved.config.data.max_length
+def packing_line(data: Data, run: ResolvedRun) -> str:
+    documents, capacity = data.train, run.config.data.max_length
     if documents.packs is None:
-        to = f"{capacity:,}: layers are compiled for one shape" if filled else "the longest of its batch"
-        origin = resolved.origins.get("train.packing")
-        why = f" ({origin.where})" if origin is not None and origin.source == "auto" else ""
-        return f"off{why}: one row per sequence, padded to {to}"
+        one_shape = data.collator.fill_to is not None
+        to = f"{capacity:,}: layers are compiled for one shape" if one_shape else "the longest of its batch"
+        why = run.reason("train.packing")
+        return f"off{f' ({why})' if why is not None else ''}: one row per sequence, padded to {to}"
     used = documents.packs.efficiency(documents.prepared.lengths, capacity)
     rows, sequences = len(documents.prepared), len(documents)
     return f"{rows:,} rows in {sequences:,} sequences of {capacity:,}, {used:.1%} of the places used"
@@ -77,30 +75,22 @@ def sharding_line(sharding: Sharding, processes: Processes) -> str:
     )
 
 
-def kernels_line(resolved: ResolvedConfig, lora: tuple[int, int], experts: tuple[int, int]) -> str:
-    """Which fused code runs, and where its eager twin does, why.
-
-    Args:
-        lora: Linear layers with LoRA that compute in one operator, of how many.
-        experts: Layers whose routed experts compute as grouped products, of how many.
-    """
-    train = resolved.config.train
-    fast = [_some_of("LoRA on", *lora, "PEFT's own")] * (lora[1] > 0)
-    fast += [_some_of("experts of", *experts, "transformers' own")] * (experts[0] > 0)
+def kernels_line(run: ResolvedRun, fused: Fused) -> str:
+    """Which fused code runs, and where its eager twin does, why."""
+    train = run.config.train
+    fast = [_some_of("LoRA on", *fused.lora, "PEFT's own")] * (fused.lora[1] > 0)
+    fast += [_some_of("experts of", *fused.experts, "transformers' own")] * (fused.experts[0] > 0)
     fast += ["loss"] * bool(train.fused_loss) + ["compiled layers"] * bool(train.compile)
     names = {"fused_lora": "LoRA", "fused_experts": "experts", "fused_loss": "loss", "compile": "layers"}
-    if not experts[1]:
+    if not fused.experts[1]:
         del names["fused_experts"]
-    twins = []
-    for key, name in names.items():
-        if not getattr(train, key):
-            origin = resolved.origins.get(f"train.{key}")
-            why = origin.where if origin is not None and origin.source == "auto" else f"train.{key} is false"
-            twins.append(f"{name} ({why})")
-    told = [f"fused: {', '.join(fast)}"] if fast else []
-    if twins:
-        told.append(f"eager: {', '.join(twins)}")
-    return "; ".join([*told, f"attention: {resolved.config.model.attn_implementation}"])
+    twins = [
+        f"{name} ({run.reason(f'train.{key}') or f'train.{key} is false'})"
+        for key, name in names.items()
+        if not getattr(train, key)
+    ]
+    parts = [f"fused: {', '.join(fast)}"] * bool(fast) + [f"eager: {', '.join(twins)}"] * bool(twins)
+    return "; ".join([*parts, f"attention: {run.config.model.attn_implementation}"])
 
 
 def _some_of(what: str, here: int, of: int, else_by: str) -> str:
@@ -122,26 +112,26 @@ def checkpointing_line(train: TrainSection, device: str) -> str:
     return "activation checkpointing: none"
 
 
-def weights_lines(loaded: Loaded, meta_model: MetaModel) -> list[str]:
+def weights_lines(loaded: LoadStats, meta_model: MetaModel) -> list[str]:
     """What was read by this rank, how fast, and what was left where it is."""
-    if loaded.way == "random":
+    if loaded.strategy == "random":
         return [f"RANDOM, {size(loaded.local_bytes)} drawn here in {loaded.seconds:.1f} s"]
     speed = f"{size(loaded.bytes_read / max(loaded.seconds, 1e-9))}/s"
     lines = [
         f"{size(loaded.bytes_read)} read in {loaded.seconds:.1f} s ({speed}), {size(loaded.local_bytes)} held here; "
         f"host memory peaked at {size(loaded.peak_host_bytes)}"
     ]
-    if loaded.way == "rank0-broadcast":
+    if loaded.strategy == "rank0-broadcast":
         lines[0] += "; rank 0 read for all ranks"
     if meta_model.wrapper is not None:
-        other = meta_model.assembly.left_out
+        other = meta_model.mapping.left_out
         lines.append(
             f"the text model out of {meta_model.wrapper.class_name}: {len(other)} other tensors "
             f"({size(sum(tensor.nbytes for tensor in other))}) not read"
         )
-    if meta_model.assembly.unused_scales:
+    if meta_model.mapping.unused_scales:
         lines.append(
-            f"{count(meta_model.assembly.unused_scales, 'activation scale')} not used: activations stay in full"
+            f"{count(meta_model.mapping.unused_scales, 'activation scale')} not used: activations stay in full"
         )
     if loaded.quantisation_error is not None:
         lines.append(

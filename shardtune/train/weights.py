@@ -14,16 +14,24 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 import torch.distributed as dist
 
-from shardtune.adapters.initial import draw_adapters, start_new_tokens
+from shardtune.adapters.initialization import init_adapters, init_new_tokens
 from shardtune.config.schema import ModelSection
 from shardtune.errors import ShardtuneError, UserInputError
-from shardtune.model.fill import Slot, fill, hand_out, jobs, materialise, slots, take
 from shardtune.model.load import model_folder
-from shardtune.model.random_weights import draw_base
-from shardtune.model.reading import ShardReader
-from shardtune.model.stored import StoredTensor, read_headers
+from shardtune.model.random_weights import init_random_base
+from shardtune.model.safetensors_headers import StoredTensor, read_headers
+from shardtune.model.shard_reader import ShardReader
+from shardtune.model.weight_loading import (
+    LocalShard,
+    load_shards,
+    local_shards,
+    materialize,
+    read_and_send,
+    read_jobs,
+    receive_shards,
+)
 from shardtune.observe.host_meter import host_peak_bytes
-from shardtune.parallel.exchange import dtype_name, dtype_of, from_outline, outline
+from shardtune.parallel.exchange import dtype_name, dtype_of, tensor_from_spec, tensor_spec
 from shardtune.parallel.processes import Processes
 
 if TYPE_CHECKING:
@@ -44,14 +52,14 @@ class Checkpoint:
 
     folder: Path
     stored: Mapping[str, StoredTensor]
-    way: LoadStrategy
+    strategy: LoadStrategy
 
 
 @dataclass(frozen=True)
-class Loaded:
+class LoadStats:
     """What loading cost on this rank."""
 
-    way: LoadStrategy
+    strategy: LoadStrategy
     bytes_read: int
     seconds: float
     local_bytes: int
@@ -86,7 +94,7 @@ def find_checkpoint(section: ModelSection, processes: Processes) -> Checkpoint:
             fix="Give every node the files, or set model.load to auto or rank0-broadcast.",
         )
     if lacking or section.load == "rank0-broadcast":
-        folder, stored = _copy_of_main(folder, stored, processes, lacks=missing is not None)
+        folder, stored = _copy_from_rank0(folder, stored, processes, lacks=missing is not None)
         return Checkpoint(folder, stored, "rank0-broadcast")
     mine = _fingerprint(stored)
     if processes.agree(mine != processes.share_from_main(mine)):
@@ -101,74 +109,74 @@ def find_checkpoint(section: ModelSection, processes: Processes) -> Checkpoint:
 def load_sharded_weights(
     model: PeftModel,
     meta_model: MetaModel,
-    way: LoadStrategy,
+    strategy: LoadStrategy,
     processes: Processes,
     seed: int,
-    told: Callable[[int, int], None],
+    on_progress: Callable[[int, int], None],
     *,
     on_host: bool,
     new_tokens: NewTokens | None = None,
-) -> Loaded:
+) -> LoadStats:
     """Give a sharded model on the meta device its memory, its weights, its buffers and its adapters.
 
     Args:
-        told: Called with bytes read and bytes to read, from reading threads.
+        on_progress: Called with bytes read and bytes to read, from reading threads.
         on_host: Parameters live in host memory though the device is a GPU (`parallel.offload_params`).
         new_tokens: Whose rows train.
     """
     began = time.perf_counter()
     device = torch.device("cpu") if on_host else processes.device
-    materialise(model, meta_model.model, device, buffers=processes.device)
-    if way == "random":
-        return _draw(model, meta_model, processes, seed, began, new_tokens)
-    own = slots(model, meta_model.assembly)
+    materialize(model, meta_model.model, device, buffers=processes.device)
+    if strategy == "random":
+        return _init_random(model, meta_model, processes, seed, began, new_tokens)
+    own = local_shards(model, meta_model.mapping)
     total = 0
-    with ShardReader(meta_model.assembly, told=lambda done: told(done, total)) as reader:
-        if way == "read-all":
-            total = sum(job.nbytes for job in jobs(own, reader))
-            fill(own, reader)
+    with ShardReader(meta_model.mapping, on_progress=lambda done: on_progress(done, total)) as reader:
+        if strategy == "read-all":
+            total = sum(job.nbytes for job in read_jobs(own, reader))
+            load_shards(own, reader)
         else:
-            total = meta_model.assembly.bytes
-            _spread(own, reader, processes)
-    _begin_adapters(model, seed, new_tokens, processes)
+            total = meta_model.mapping.bytes
+            _load_from_rank0(own, reader, processes)
+    _init_adapters(model, seed, new_tokens, processes)
     if processes.device.type == "cuda":
         torch.cuda.synchronize(processes.device)
     error = reader.error
-    return Loaded(
-        way=way,
-        bytes_read=reader.reading.bytes,
+    return LoadStats(
+        strategy=strategy,
+        bytes_read=reader.progress.bytes,
         seconds=time.perf_counter() - began,
-        local_bytes=sum(t.nbytes for slot in own for t in (slot.into, slot.scale_into) if t is not None),
+        local_bytes=sum(t.nbytes for shard in own for t in (shard.into, shard.scale_into) if t is not None),
         peak_host_bytes=host_peak_bytes(),
         quantisation_error=error.relative if error.size else None,
         worst_quantised=f"{error.worst[1]} ({error.worst[0]:.2%})" if error.size else "",
     )
 
 
-def _begin_adapters(model: PeftModel, seed: int, new_tokens: NewTokens | None, processes: Processes) -> None:
-    _refuse_different_adapters(draw_adapters(model, seed), processes)
+def _init_adapters(model: PeftModel, seed: int, new_tokens: NewTokens | None, processes: Processes) -> None:
+    _refuse_different_adapters(init_adapters(model, seed), processes)
     if new_tokens is not None:
-        start_new_tokens(model, new_tokens, processes.control)
+        init_new_tokens(model, new_tokens, processes.control)
 
 
-def _draw(
+def _init_random(
     model: PeftModel,
     meta_model: MetaModel,
     processes: Processes,
     seed: int,
     began: float,
     new_tokens: NewTokens | None,
-) -> Loaded:
-    held = draw_base(model, seed, getattr(meta_model.model.config, "initializer_range", 0.02))
-    _begin_adapters(model, seed, new_tokens, processes)
+) -> LoadStats:
+    held = init_random_base(model, seed, getattr(meta_model.model.config, "initializer_range", 0.02))
+    _init_adapters(model, seed, new_tokens, processes)
     if processes.device.type == "cuda":
         torch.cuda.synchronize(processes.device)
-    return Loaded("random", 0, time.perf_counter() - began, held, host_peak_bytes())
+    return LoadStats("random", 0, time.perf_counter() - began, held, host_peak_bytes())
 
 
-def _spread(own: list[Slot], reader: ShardReader, processes: Processes) -> None:
+def _load_from_rank0(own: list[LocalShard], reader: ShardReader, processes: Processes) -> None:
     """Rank 0 reads for everyone and sends each rank its slices; nobody but rank 0 touches the files."""
-    plans = processes.gather([_slot_to_json(slot) for slot in own])
+    plans = processes.gather([_shard_to_json(shard) for shard in own])
 
     def send(tensor: torch.Tensor, rank: int) -> None:
         for part in tensor.reshape(-1).view(torch.uint8).split(_MESSAGE):
@@ -179,31 +187,31 @@ def _spread(own: list[Slot], reader: ShardReader, processes: Processes) -> None:
             dist.recv(part, 0, group=processes.control)
 
     if processes.is_main:
-        theirs = [[_slot_from_json(slot) for slot in plan] for plan in plans[1:]]
-        hand_out([own, *theirs], reader, send)
+        theirs = [[_shard_from_json(shard) for shard in plan] for plan in plans[1:]]
+        read_and_send([own, *theirs], reader, send)
     else:
-        take(own, receive)
+        receive_shards(own, receive)
 
 
-def _slot_to_json(slot: Slot) -> dict[str, Any]:
-    scale = slot.scale_into
+def _shard_to_json(shard: LocalShard) -> dict[str, Any]:
+    scale = shard.scale_into
     return {
-        "name": slot.name,
-        "rows": list(slot.rows),
-        "into": outline(slot.into),
-        "scales_of": slot.scales_of,
-        "scale_into": None if scale is None else outline(scale),
+        "name": shard.name,
+        "rows": list(shard.rows),
+        "into": tensor_spec(shard.into),
+        "scales_of": shard.scales_of,
+        "scale_into": None if scale is None else tensor_spec(scale),
     }
 
 
-def _slot_from_json(given: dict[str, Any]) -> Slot:
-    first, end = given["rows"]
-    scale = given["scale_into"]
-    into, scale_into = from_outline(given["into"]), None if scale is None else from_outline(scale)
-    return Slot(given["name"], (first, end), into, given["scales_of"], scale_into)
+def _shard_from_json(spec: dict[str, Any]) -> LocalShard:
+    first, end = spec["rows"]
+    scale = spec["scale_into"]
+    into, scale_into = tensor_from_spec(spec["into"]), None if scale is None else tensor_from_spec(scale)
+    return LocalShard(spec["name"], (first, end), into, spec["scales_of"], scale_into)
 
 
-def _copy_of_main(
+def _copy_from_rank0(
     folder: Path, stored: dict[str, StoredTensor], processes: Processes, *, lacks: bool
 ) -> tuple[Path, dict[str, StoredTensor]]:
     """Rank 0's headers, and for a rank without the files a folder with its small ones (config, tokenizer)."""
@@ -225,9 +233,9 @@ def _stored_to_json(tensor: StoredTensor) -> dict[str, Any]:
     return {**vars(tensor), "file": str(tensor.file), "dtype": dtype_name(tensor.dtype), "shape": list(tensor.shape)}
 
 
-def _stored_from_json(given: dict[str, Any]) -> StoredTensor:
-    dtype, shape = dtype_of(given["dtype"]), tuple(given["shape"])
-    return StoredTensor(**{**given, "file": Path(given["file"]), "dtype": dtype, "shape": shape})
+def _stored_from_json(spec: dict[str, Any]) -> StoredTensor:
+    dtype, shape = dtype_of(spec["dtype"]), tuple(spec["shape"])
+    return StoredTensor(**{**spec, "file": Path(spec["file"]), "dtype": dtype, "shape": shape})
 
 
 def _refuse_different_adapters(fingerprint: str, processes: Processes) -> None:

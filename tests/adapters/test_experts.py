@@ -22,8 +22,8 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from shardtune.adapters import experts
 from shardtune.adapters.experts import use_grouped_products
 from shardtune.errors import ShardtuneError
-from shardtune.model.experts import use_loops
-from shardtune.model.quantized import hold_in_fp8
+from shardtune.model.experts import use_expert_loops
+from shardtune.model.quantized import use_fp8_storage
 
 # PEFT applies a rank_pattern to expert parameters and then warns that it matched no module.
 pytestmark = pytest.mark.filterwarnings("ignore:The following rank_pattern keys did not match")
@@ -47,7 +47,7 @@ def test_loss_and_gradients_equal_pefts_and_the_loops(kind: str, parameters: lis
     assert use_grouped_products(model) == 2 * len(parameters)
     assert {name for name, _ in model.named_parameters()} == names
     grouped = loss_and_gradients(model, token_ids())
-    assert use_loops(model, compiled=False) == 2
+    assert use_expert_loops(model, compiled=False) == 2
     with Noted() as noted:
         loops = loss_and_gradients(model, token_ids())
     assert not [name for name in noted.names if "grouped" in name]
@@ -158,7 +158,7 @@ def test_merging_is_pefts_and_refused_where_the_base_is_codes() -> None:
         assert distance(model(token_ids()).logits, apart) < 1e-5
     name = "model.layers.0.mlp.experts.down_proj"
     base = TOYS["mixtral"]()
-    hold_in_fp8(base, {name: (1, 24)})
+    use_fp8_storage(base, {name: (1, 24)})
     held = adapted(base, ATTENTION["mixtral"])
     use_grouped_products(held)
     with pytest.raises(ShardtuneError, match="down_proj while it is held in FP8"):

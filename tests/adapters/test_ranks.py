@@ -75,12 +75,12 @@ def test_what_means_nothing_in_the_model_is_refused(lora: dict[str, Any], told: 
 
 
 def test_dora_is_refused_for_fused_tensors_and_weights_in_fp8() -> None:
-    from shardtune.model.quantized import hold_in_fp8
+    from shardtune.model.quantized import use_fp8_storage
 
     with pytest.raises(UserInputError, match="PEFT has no DoRA for"):
         add_lora(toy("mixtral"), section(target_modules=["experts"], use_dora=True))
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(toy_text_config("llama"))
-    hold_in_fp8(model, {"model.layers.0.self_attn.q_proj.weight": (1, 32)})
+    use_fp8_storage(model, {"model.layers.0.self_attn.q_proj.weight": (1, 32)})
     with pytest.raises(UserInputError, match="is held in FP8"):
         add_lora(model, section(use_dora=True))

@@ -72,7 +72,7 @@ def judge(folder: Path, case: str, must_have: set[int]) -> None:
     for pointer in (LATEST, BEST):
         if (folder / pointer).exists():
             assert (folder / (folder / pointer).read_text().strip()).is_dir(), f"{case}: {pointer} points to nothing"
-    assert store.newest_sound() == (store.steps()[-1], []), case
+    assert store.newest_intact() == (store.steps()[-1], []), case
     newest = store.steps()[-1]
     save(folder, 40, eval_loss=9.0, keep=2)
     assert store.steps() == [10, newest, 40], f"{case}: {store.steps()}"

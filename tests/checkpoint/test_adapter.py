@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 from shardtune.adapters.lora import add_lora
-from shardtune.checkpoint.adapter import WEIGHTS, gather_adapter, put_adapter, read_adapter, write_adapter
+from shardtune.checkpoint.adapter import WEIGHTS, gather_adapter, load_adapter, read_adapter, write_adapter
 from shardtune.config.schema import LoraSection, ParallelSection
 from shardtune.errors import ShardtuneError
 from shardtune.parallel.processes import join
@@ -123,7 +123,7 @@ def test_what_was_read_can_be_put_into_a_fresh_model(tmp_path: Path, bias: Any) 
     model, fresh = trained(base("qwen2"), bias=bias), trained(base("qwen2"), seed=2, bias=bias)
     write_adapter(model, gather_adapter(model), tmp_path)
     assert not torch.equal(logits(fresh), logits(model))
-    put_adapter(fresh, read_adapter(tmp_path))
+    load_adapter(fresh, read_adapter(tmp_path))
     assert torch.equal(logits(fresh), logits(model))
 
 
@@ -141,7 +141,7 @@ def test_a_sharded_model_gives_whole_tensors_and_takes_them(tmp_path: Path, monk
         assert not any(isinstance(tensor, DTensor) for tensor in gathered.values())
         assert gathered.keys() == wanted.keys()
         assert all(torch.equal(gathered[name], wanted[name]) for name in wanted)
-        put_adapter(other, gathered)
+        load_adapter(other, gathered)
         assert all(torch.equal(tensor, wanted[name]) for name, tensor in gather_adapter(other).items())
         write_adapter(other, gather_adapter(other), tmp_path)
     assert torch.equal(
@@ -163,7 +163,7 @@ def test_a_foreign_adapter_is_refused_and_nothing_is_changed(foreign: dict, told
     model = trained(base("qwen2"))
     before = logits(model)
     with pytest.raises(ShardtuneError) as caught:
-        put_adapter(model, gather_adapter(trained(base("qwen2"), seed=2, **foreign)))
+        load_adapter(model, gather_adapter(trained(base("qwen2"), seed=2, **foreign)))
     assert "does not fit" in caught.value.what
     assert told in caught.value.why
     assert "lora settings" in caught.value.fix

@@ -30,7 +30,7 @@ def test_every_setting_of_the_schema_has_a_verdict_and_every_verdict_a_setting()
 
 
 def test_what_is_not_free_says_what_it_means() -> None:
-    assert all(verdict.meaning for verdict in VERDICTS.values() if verdict.kind in ("told", "refused"))
+    assert all(verdict.meaning for verdict in VERDICTS.values() if verdict.kind in ("notice", "refused"))
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_harmless_changes_are_not_mentioned_and_stay_the_same_run(section: str, 
 
 @pytest.mark.parametrize(
     ("section", "name", "value", "kind"),
-    [("train", "learning_rate", 0.5, "told"), ("train", "weight_decay", 0.5, "told"), ("lora", "lora_dropout", 0.5, "told"),
+    [("train", "learning_rate", 0.5, "notice"), ("train", "weight_decay", 0.5, "notice"), ("lora", "lora_dropout", 0.5, "notice"),
      ("lora", "r", 3, "refused"), ("lora", "target_modules", ["q_proj"], "refused"), ("train", "seed", 7, "refused"),
      ("model", "model_name_or_path", "n", "refused"), ("data", "dataset_name_or_path", "e", "refused"),
      ("data", "max_length", 7, "refused"), ("train", "packing", False, "refused"), ("train", "optim", "sgd", "refused")],

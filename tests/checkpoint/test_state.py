@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from shardtune.checkpoint.optimizer import gather_optimizer, put_optimizer
-from shardtune.checkpoint.rng import pack_rng, put_rng
+from shardtune.checkpoint.optimizer import gather_optimizer, load_optimizer
+from shardtune.checkpoint.rng import load_rng, pack_rng
 from shardtune.errors import ShardtuneError
 
 CPU = torch.device("cpu")
@@ -27,7 +27,7 @@ def test_every_generator_goes_on_where_it_stood() -> None:
     blob = pack_rng(CPU)
     expected = [draw() for _ in range(3)]
     torch.manual_seed(0), random.seed(0), np.random.seed(0)
-    put_rng(blob, CPU)
+    load_rng(blob, CPU)
     assert [draw() for _ in range(3)] == expected
 
 
@@ -56,7 +56,21 @@ def test_the_state_of_a_plain_tensor_that_is_not_sharded_is_refused_rather_than_
 def test_state_of_another_model_is_refused(tensors: dict[str, torch.Tensor], why: str) -> None:
     model = nn.Linear(4, 4)
     with pytest.raises(ShardtuneError, match=why):
-        put_optimizer(model, torch.optim.AdamW(model.parameters()), tensors)
+        load_optimizer(model, torch.optim.AdamW(model.parameters()), tensors)
+
+
+def test_a_number_of_the_state_is_restored_as_it_was_saved_and_not_shared() -> None:
+    model = nn.Linear(4, 4, bias=False).bfloat16()
+    optimizer = torch.optim.NAdam(model.parameters())
+    step(model.float(), optimizer), model.bfloat16()
+    saved = {f"{key}/weight": value.clone() for key, value in optimizer.state[model.weight].items()}
+    fresh = torch.optim.NAdam(model.parameters())
+    load_optimizer(model, fresh, saved)
+    state = fresh.state[model.weight]
+    for key in ("step", "mu_product"):
+        assert torch.equal(state[key], saved[f"{key}/weight"]) and state[key].dtype == torch.float32
+        state[key] += 1
+        assert not torch.equal(state[key], saved[f"{key}/weight"])
 
 
 def test_nothing_of_ours_reads_or_writes_a_pickle() -> None:

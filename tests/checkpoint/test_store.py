@@ -90,7 +90,7 @@ def test_a_full_disk_publishes_nothing_leaves_nothing_and_keeps_what_is_there(tm
 def test_a_disk_that_really_is_full_is_an_oserror_and_leaves_the_older_checkpoint(tmp_path: Path) -> None:
     import torch
 
-    from shardtune.checkpoint.tensor_files import write_tensors
+    from shardtune.checkpoint.adapter import write_tensors
 
     with small_disk(tmp_path / "disk", 1024) as disk:
         store = CheckpointStore(disk / "checkpoints", keep=2)
@@ -101,7 +101,7 @@ def test_a_disk_that_really_is_full_is_an_oserror_and_leaves_the_older_checkpoin
             except OSError as error:
                 assert step == 2 and error.errno == errno.ENOSPC
                 assert leftovers(store.folder) == []
-        assert store.steps() == [1, 3] and store.newest_sound() == (3, [])
+        assert store.steps() == [1, 3] and store.newest_intact() == (3, [])
 
 
 def test_a_disk_that_fills_after_the_rename_costs_the_pointers_and_the_next_save_brings_them_back(
@@ -188,7 +188,7 @@ def test_what_is_no_plain_file_is_damage_and_is_never_opened(
     code = (
         "import sys; from pathlib import Path; from shardtune.checkpoint.store import CheckpointStore\n"
         f"store = CheckpointStore(Path(sys.argv[1]), keep=None); found = store.verify(1, contents={contents})\n"
-        "print([str(d) for d in found if d.spoils]); print(store.best(), store.newest_sound()[0])"
+        "print([str(d) for d in found if d.is_fatal]); print(store.best(), store.newest_intact()[0])"
     )
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, timeout=60)
     assert done.stdout.splitlines() == [f"['{name}: not a plain file']", "None None"], done.stderr
@@ -218,7 +218,7 @@ def test_what_may_not_be_read_is_damage_and_no_traceback(locked: str, said: str)
         if child == 0:
             os.seteuid(65534)
             try:
-                text = f"{[str(one) for one in store.verify(2) if one.spoils]} {store.newest_sound()[0]}"
+                text = f"{[str(one) for one in store.verify(2) if one.is_fatal]} {store.newest_intact()[0]}"
             except BaseException as error:  # noqa: BLE001 - told to the test
                 text = type(error).__name__
             os.write(writer, text.encode())
@@ -339,7 +339,7 @@ def test_a_damaged_file_is_named_with_its_damage_and_the_checkpoint_before_is_fo
     for step in (1, 2, 3):
         write(store, step)
     spoil(store.path(3) / name, kind)
-    step, damaged = store.newest_sound()
+    step, damaged = store.newest_intact()
     assert step == 2
     assert [(one.step, [(damage.file, damage.kind) for damage in one.damages]) for one in damaged] == [
         (3, [(name, kind)])
@@ -359,7 +359,7 @@ def test_a_damaged_manifest_is_noticed(tmp_path: Path, kind: str) -> None:
         manifest.write_text(manifest.read_text().replace('"eval_loss": null', '"eval_loss": 0.01'))
     else:
         spoil(manifest, kind)
-    step, damaged = store.newest_sound()
+    step, damaged = store.newest_intact()
     assert step == 1 and damaged[0].damages[0].file == "manifest.json"
     assert store.best() is None  # what it says counts for nothing
 
@@ -375,7 +375,7 @@ def test_every_single_flipped_bit_of_every_file_is_noticed(tmp_path: Path) -> No
             path.write_bytes(flipped)
             if json.loads(content) == _json(flipped) if path.suffix == ".json" else False:
                 continue  # a space that became another one says the same
-            assert any(damage.spoils for damage in store.verify(1)), f"{path.name}, byte {position}"
+            assert any(damage.is_fatal for damage in store.verify(1)), f"{path.name}, byte {position}"
         path.write_bytes(content)
     assert store.verify(1) == []
 
@@ -391,13 +391,13 @@ def test_an_extra_file_is_told_but_spoils_nothing(tmp_path: Path) -> None:
     write(store, 1)
     (store.path(1) / "notes.txt").touch()
     assert [str(damage) for damage in store.verify(1)] == ["notes.txt: extra"]
-    assert store.newest_sound() == (1, [])
+    assert store.newest_intact() == (1, [])
 
 
 def test_a_checkpoint_under_another_ones_name_is_noticed(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path, keep=None)
     write(store, 1).rename(store.path(2))
-    assert store.newest_sound()[0] is None
+    assert store.newest_intact()[0] is None
     assert store.verify(2)[0].kind == "wrong step"
 
 
@@ -575,7 +575,7 @@ def test_somebodys_link_or_file_at_the_name_of_a_new_checkpoint_is_moved_aside(t
         store.path(20).symlink_to(precious if kind == "link to a folder" else tmp_path / "nowhere")
     for step in (20, 30):
         store.write(step, lambda folder: (folder / "a").write_text("a") and None, {})
-    assert store.steps() == [10, 20, 30] and store.newest_sound() == (30, [])
+    assert store.steps() == [10, 20, 30] and store.newest_intact() == (30, [])
     assert store.verify(20) == []
     (aside,) = store.folder.glob("displaced-step-000020-*")
     assert aside.read_text() == "mine" if kind == "file" else aside.is_symlink()

@@ -52,12 +52,12 @@ def test_any_setting_may_be_given_anything(config: Path, section: str) -> None:
 @pytest.mark.parametrize(
     ("value", "said"),
     [
-        ("lora.lora_alpha=1e300", "above 0 (nothing above 3e+38 is taken); got 1e+300"),
+        ("lora.lora_alpha=1e300", "above 0 (the largest accepted value is 3e+38); got 1e+300"),
         ("data.max_length=99999999999", "at most 16777216"),
-        ("train.gradient_accumulation_steps=99999999999999999999", "(nothing above 4.29497e+09 is taken)"),
-        ("parallel.nproc=99999999999999999999", "(nothing above 4.29497e+09 is taken)"),
+        ("train.gradient_accumulation_steps=99999999999999999999", "(the largest accepted value is 4.29497e+09)"),
+        ("parallel.nproc=99999999999999999999", "(the largest accepted value is 4.29497e+09)"),
         ("parallel.step_timeout_minutes=1e20", "at most 527040"),
-        ('train.output_dir="a\\0b"', "the text holds a null character; delete it"),
+        ('train.output_dir="a\\0b"', "the string contains a null character; delete it"),
         ("model.ignore_tensors=['(']", "'(' is not a valid regular expression"),
     ],
 )
@@ -97,7 +97,7 @@ def test_the_quickstart_writes_into_no_file(shardtune: Command, tmp_path: Path) 
     [
         (b"", "the file is empty"),
         (bytes(range(128, 256)), "not UTF-8 text"),
-        (b"- a\n- b\n", "the file holds a list, not sections"),
+        (b"- a\n- b\n", "the file is a list, not sections"),
         ("modèle: é🎉\n".encode(), "did you mean the section `model`?"),
     ],
     ids=["empty", "binary", "list", "unicode"],

@@ -20,7 +20,7 @@ from shardtune.config.accelerate_file import (
     Verdict,
     neutralise,
     reference_page,
-    settle_conflicts,
+    resolve_conflicts,
     translate_environment,
     translate_file,
     verdict_line,
@@ -230,8 +230,8 @@ def test_an_fsdp_value_becomes_the_setting_that_means_it(
         ("fsdp_sharding_strategy", "ZERO_3", "Allowed: FULL_SHARD, SHARD_GRAD_OP"),
         ("fsdp_sharding_strategy", True, "Allowed: FULL_SHARD"),
         ("fsdp_sharding_strategy", "NO_SHARD", "Use SHARD_GRAD_OP"),
-        ("fsdp_sharding_strategy", "HYBRID_SHARD", "not in this version"),
-        ("fsdp_reshard_after_forward", "HYBRID_SHARD_ZERO2", "not in this version"),
+        ("fsdp_sharding_strategy", "HYBRID_SHARD", "is not supported"),
+        ("fsdp_reshard_after_forward", "HYBRID_SHARD_ZERO2", "is not supported"),
         ("fsdp_version", 3, "Allowed: 1, 2"),
         ("fsdp_version", True, "Allowed: 1, 2"),
         ("fsdp_offload_params", "gpu", "Allowed: true or false"),
@@ -402,7 +402,7 @@ def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path) -> None:
 
 def test_the_users_own_setting_wins_and_the_table_says_so() -> None:
     translation = translate_file(SAMPLES / "fsdp2.yaml")
-    settled = settle_conflicts(translation, {"parallel.reshard_after_forward": True, "train.bf16": True})
+    settled = resolve_conflicts(translation, {"parallel.reshard_after_forward": True, "train.bf16": True})
     assert "parallel.reshard_after_forward" not in settled.values
     assert "parallel.reshard_after_forward" not in settled.sources
     lost = verdict(settled, "fsdp_reshard_after_forward")
@@ -421,12 +421,12 @@ def test_the_users_own_setting_wins_and_the_table_says_so() -> None:
 )
 def test_the_same_value_written_otherwise_is_no_conflict(path: str, own: Any) -> None:
     translation = translate_file(SAMPLES / "fsdp2.yaml")
-    assert settle_conflicts(translation, {path: own}) == translation
+    assert resolve_conflicts(translation, {path: own}) == translation
 
 
 def test_fp16_in_the_file_is_moot_beside_the_users_own_bf16(tmp_path: Path) -> None:
     translation = translate(tmp_path, {"mixed_precision": "fp16", "num_machines": 0})
-    settled = settle_conflicts(translation, {"train.bf16": True})
+    settled = resolve_conflicts(translation, {"train.bf16": True})
     assert [key for key, _, _ in settled.problems] == ["num_machines"]
     lost = verdict(settled, "mixed_precision")
     assert (lost.verdict, lost.value, lost.sets) == ("conflicts", "fp16", "train.bf16 = true")
@@ -540,7 +540,7 @@ def test_fp16_by_launch_is_moot_beside_the_users_own_bf16() -> None:
     translation = translate_environment({"ACCELERATE_MIXED_PRECISION": "fp16"})
     assert translation is not None
     assert problem(translation, "ACCELERATE_MIXED_PRECISION")
-    assert settle_conflicts(translation, {"train.bf16": True}).problems == ()
+    assert resolve_conflicts(translation, {"train.bf16": True}).problems == ()
 
 
 def test_neutralise_takes_out_what_the_trainer_would_act_on_and_nothing_else() -> None:
@@ -572,7 +572,7 @@ def test_the_table_fits_and_shows_every_key_whole(width: int) -> None:
     from rich.console import Console
 
     translation = translate_file(SAMPLES / "fsdp1_blog.yaml")
-    settled = settle_conflicts(translation, {"parallel.offload_params": False})
+    settled = resolve_conflicts(translation, {"parallel.offload_params": False})
     console = Console(width=width, record=True, file=io.StringIO())
     console.print(verdict_table(settled.verdicts))
     text = console.export_text()
@@ -585,7 +585,7 @@ def test_the_table_fits_and_shows_every_key_whole(width: int) -> None:
 
 
 def test_the_line_names_what_lost_and_what_does_nothing_but_not_what_is_in_every_file() -> None:
-    settled = settle_conflicts(
+    settled = resolve_conflicts(
         translate_file(SAMPLES / "fsdp2.yaml"), {"train.bf16": False, "parallel.reshard_after_forward": True}
     )
     line = verdict_line(settled.verdicts)

@@ -38,7 +38,7 @@ def test_validate_says_ok_and_what_the_config_is_about() -> None:
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines() == [
         "ok: run.yaml: gpt2, LoRA r=4, on rows.jsonl, 3 epochs, learning rate 0.0001",
-        "notice: model.device_map (auto) has no effect: sharding places the weights.",
+        "notice: model.device_map (auto) has no effect: FSDP2 places the weights.",
         "not checked: whether gpt2 can be downloaded; the rows, columns and splits of the data (`shardtune data "
         "inspect`); lora.target_modules in the model; whether it fits in memory",
     ]

@@ -57,16 +57,17 @@ def test_problems_with_long_texts_are_cut_at_a_screen_too(load: Load) -> None:
         ("lora: {lora_r: 3}", "lora.lora_r unknown key; did you mean `r`?"),
         ("train: {evaluation_strategy: no}", "unknown key; did you mean `eval_strategy`?"),
         ("train: {dtype: bf16}", "unknown key; did you mean `model.torch_dtype`?"),
-        ("train: {dataset_text_field: x}", "unknown key; did you mean `data.text_field`?"),
+        ("train: {dataset_text_field: x}", "not a setting here: use `data.text_field`"),
         ("train: {Learning-Rate: 3}", "unknown key; did you mean `learning_rate`?"),
         ("training: {seed: 1}", "training unknown key; did you mean the section `train`?"),
         ("paralel: {nproc: 1}", "paralel unknown key; did you mean the section `parallel`?"),
         ("qqq: 1", "the sections are: model, lora, data, train, parallel, guards, cluster"),
         ("cluster: {qqq: 1}", "the keys of `cluster` are target, nodes"),
         ("lora: {train: {seed: 1}}", "`train` is a section of its own; check the indentation"),
-        ("lora: {extends: x}", "`extends` goes to the top of the file"),
-        ("train: {adam_beta1: 0.9}", "it is a setting of TRL: put it under `train.extra`, as `extra: {adam_beta1: …}`"),
-        ("train: {deepspeed: x}", "it is a setting of TRL that cannot be passed on: shardtune shards with FSDP2 only"),
+        ("lora: {extends: x}", "`extends` goes at the top of the file"),
+        ("train: {deepspeed: x}", "not a setting here: shardtune shards with FSDP2; use the section `parallel`"),
+        ("fsdp: full_shard", "not a setting here: shardtune shards with FSDP2; use the section `parallel`"),
+        ("fsdp: {version: 2}", "unknown key; did you mean the section `parallel`?"),
     ],
 )  # fmt: skip
 def test_an_unknown_key_is_answered_with_the_one_that_was_meant(report: Report, line: str, expected: str) -> None:
@@ -80,7 +81,10 @@ def test_an_unknown_key_is_answered_with_the_one_that_was_meant(report: Report, 
         ("{path: a.jsonl, weigth: 2}", "data.dataset_name_or_path[1].weigth unknown key; did you mean `weight`?"),
         ("{path: a.jsonl, zzz: 2}", "[1].zzz unknown key; the keys are path, weight, config_name, split"),
         ("{weight: 2}", "data.dataset_name_or_path[1].path this key is required"),
-        ("{path: null, weight: 2}", "data.dataset_name_or_path[1].path expected text (not empty); got nothing (null)"),
+        (
+            "{path: null, weight: 2}",
+            "data.dataset_name_or_path[1].path expected a string (not empty); got nothing (null)",
+        ),
     ],
 )
 def test_a_wrong_entry_of_a_mixture_is_told_by_its_key(report: Report, entry: str, expected: str) -> None:
@@ -96,27 +100,35 @@ def test_a_feature_that_is_not_here_is_refused_with_its_reason_and_the_alternati
 ) -> None:
     text = report(SMALLEST, [f"{section}.streaming=true" if section else "streaming=true"])
     assert "rows are not streamed: they are tokenised once" in text
-    assert "read from there by memory map, so memory does not grow with the dataset" in text
-    assert "`shardtune data prepare CONFIG` does the work ahead of time" in text
+    assert "memory-mapped, so memory does not grow with the dataset" in text
+    assert "`shardtune data prepare CONFIG` does it ahead of time" in text
     assert "unknown key" not in text
 
 
 @pytest.mark.parametrize(
     ("setting", "reason", "alternative"),
     [
-        ("model.load_in_4bit=true", "4-bit weights (QLoRA, NF4) are not supported", "use model.base_precision: fp8"),
-        ("lora.bnb_4bit_quant_type=nf4", "bitsandbytes quantises a weight whole", "use model.base_precision: fp8"),
-        ("lora.peft_type=VERA", "only LoRA is trained", "set a small r"),
+        ("model.load_in_4bit=true", "4-bit weights (QLoRA, NF4) are not supported", "use `model.base_precision: fp8`"),
+        ("lora.bnb_4bit_quant_type=nf4", "bitsandbytes quantises a whole weight", "use `model.base_precision: fp8`"),
+        ("lora.peft_type=VERA", "only LoRA is supported", "set a small r"),
         ("lora.init_lora_weights=pissa", "pissa decomposes whole weights", "use_rslora: true and a higher r"),
-        ("lora.init_lora_weights=pissa_niter_16", "no rank holds one whole", "use_rslora: true and a higher r"),
+        ("lora.init_lora_weights=pissa_niter_16", "no rank holds a whole weight", "use_rslora: true and a higher r"),
         ("lora.init_lora_weights=loftq", "4-bit weights, which are not supported", "model.base_precision: fp8"),
         ("lora.layers_pattern=h", "layers_to_transform counts the decoder layers", "remove it"),
-        ("lora.trainable_token_indices=[5]", "are named in the model section", "use model.new_tokens"),
+        ("lora.trainable_token_indices=[5]", "are listed in the section `model`", "use `model.new_tokens"),
         ("lora.target_parameters=[experts.down_proj]", "are named in target_modules", "target_modules: [experts]"),
-        ("lora.target_modules=[q_proj, lm_head]", "'lm_head' gets no adapter", "lora.modules_to_save trains all"),
-        ("lora.target_modules=[embed_tokens]", "'embed_tokens' gets no adapter", "model.new_tokens learns new tokens"),
+        (
+            "lora.target_modules=[q_proj, lm_head]",
+            "'lm_head' cannot have an adapter",
+            "lora.modules_to_save trains the whole layer",
+        ),
+        (
+            "lora.target_modules=[embed_tokens]",
+            "'embed_tokens' cannot have an adapter",
+            "model.new_tokens learns new tokens",
+        ),
         ("lora.use_qalora=false", "what it turns off is never on", "remove it"),
-        ('model.new_tokens=["<a>", "<a>"]', "named twice: <a>", "name each once"),
+        ('model.new_tokens=["<a>", "<a>"]', "listed twice: <a>", "list each once"),
     ],
 )
 def test_what_peft_has_and_is_not_here_is_refused_with_its_reason_and_the_alternative(
@@ -129,7 +141,7 @@ def test_what_peft_has_and_is_not_here_is_refused_with_its_reason_and_the_altern
 
 def test_dora_is_refused_with_what_it_cannot_be_together_with(report: Report) -> None:
     said = report(SMALLEST + "lora: {use_dora: true, experts: true, lora_dropout: 0}\n", ["model.base_precision=fp8"])
-    assert "lora.use_dora DoRA takes the length of every row" in said and "set base_precision: bf16" in said
+    assert "lora.use_dora DoRA needs the norm of every weight row" in said and "set base_precision: bf16" in said
     assert "lora.use_dora PEFT has no DoRA for routed experts" in said
 
 
@@ -154,13 +166,13 @@ def test_an_entry_of_a_mapping_says_what_it_may_hold(report: Report) -> None:
         ("train: {save_total_limit: 0}", "expected a whole number, at least 1, or null; got 0"),
         ("train: {lr_scheduler_type: cosin}", "got 'cosin'; did you mean `cosine`?"),
         ("train: {eval_strategy: step}", "expected one of: auto, no, steps, epoch; got 'step'; did you mean `steps`?"),
-        ("train: {seed: {a: 1}}", "run.yaml:3:16 train.seed expected a whole number, at least 0 and at most 4294967295; got keys below it (`a`)"),
+        ("train: {seed: {a: 1}}", "run.yaml:3:16 train.seed expected a whole number, at least 0 and at most 4294967295; got a mapping (`a: …`)"),
         ("train: {packing: maybe}", "run.yaml:3:18 train.packing"),
-        ("train: {extra: 5}", "train.extra expected a mapping; got 5"),
+        ("train: {optim_args: 5}", "train.optim_args expected a mapping; got 5"),
         ("parallel: {nproc: 0}", "parallel.nproc expected a whole number, at least 1, or auto; got 0"),
-        ("lora: {target_modules: [q_proj, 3]}", "run.yaml:3:33 lora.target_modules[1] expected text; got 3; put quotes around it"),
-        ("lora: {target_modules: []}", "lora.target_modules expected text (not empty), or a list of texts; got []"),
-        ("cluster: {env: {A: 1, B: x, C: [2]}}", "run.yaml:3:20 cluster.env.A expected text; got 1; put quotes around it"),
+        ("lora: {target_modules: [q_proj, 3]}", "run.yaml:3:33 lora.target_modules[1] expected a string; got 3; put quotes around it"),
+        ("lora: {target_modules: []}", "lora.target_modules expected a string (not empty), or a list of strings; got []"),
+        ("cluster: {env: {A: 1, B: x, C: [2]}}", "run.yaml:3:20 cluster.env.A expected a string; got 1; put quotes around it"),
         ("lora: 5", "run.yaml:3:7 lora expected a section (indented `key: value` lines); got 5"),
         ("lora: [r, 5]", "lora expected a section (indented `key: value` lines); got ['r', 5]"),
     ],
@@ -176,7 +188,7 @@ def test_a_wrong_value_gets_exactly_one_problem_in_plain_words(load: Load, line:
     ("value", "expected"),
     [
         ("bf16", "did you mean `bfloat16`?"),
-        ("fp16", "half precision is not supported"),
+        ("fp16", "float16 is not supported"),
         ("torch.float16", "use bfloat16"),
     ],
 )
@@ -187,7 +199,7 @@ def test_a_dtype_in_another_tool_s_spelling_is_understood(report: Report, value:
 
 def test_a_text_that_reads_as_a_number_is_told_to_take_quotes(report: Report) -> None:
     said = report("model: {model_name_or_path: gpt2, revision: 123}\ndata: {dataset_name_or_path: d}\n")
-    assert "model.revision expected text, or null; got 123; put quotes around it if it is meant as text" in said
+    assert "model.revision expected a string, or null; got 123; put quotes around it if it is meant as a string" in said
 
 
 def test_missing_required_keys_are_named_even_when_their_section_is_missing(report: Report) -> None:
@@ -206,8 +218,8 @@ def test_cross_checks_draw_no_conclusion_from_a_setting_that_is_itself_wrong(loa
 
 
 def test_a_section_with_everything_commented_out_says_nothing(load: Load) -> None:
-    resolved = load(SMALLEST + "lora:\n#  r: 4\ntrain:\n  extra:\n")
-    assert (resolved.config.lora.r, resolved.config.train.extra) == (16, {})
+    resolved = load(SMALLEST + "lora:\n#  r: 4\ntrain:\n  optim_args:\n")
+    assert (resolved.config.lora.r, resolved.config.train.optim_args) == (16, {})
 
 
 @pytest.mark.parametrize("word", ["no", "off", "No", "false", "'no'"])

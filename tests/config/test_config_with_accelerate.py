@@ -48,7 +48,7 @@ def test_offloading_is_said_to_have_no_effect_where_the_device_is_a_cpu(files: P
     (notice,) = [notice for notice in resolved.notices if "offload" in notice]
     assert notice.startswith("parallel.offload_params has no effect")
     assert resolved.config.parallel.offload_params is True  # the same file may go to a machine with a GPU
-    assert resolved.on_cpu() == resolved
+    assert resolved.on_device("cpu") == resolved
 
 
 def test_a_path_in_the_yaml_is_relative_to_it_and_one_on_the_command_line_to_the_current_folder(files: Path) -> None:
@@ -97,7 +97,7 @@ def test_what_accelerate_launch_hands_over_counts_too(files: Path) -> None:
 
 def test_beside_a_file_what_accelerate_launch_hands_over_is_said_not_to_be_read(files: Path) -> None:
     resolved = load_config(Path("run.yaml"), accelerate_config=Path("sub/fsdp.yaml"), environ=LAUNCHED)
-    assert any("what `accelerate launch` handed over is not read" in notice for notice in resolved.notices)
+    assert any("the settings of `accelerate launch` are ignored" in notice for notice in resolved.notices)
 
 
 def test_the_resolved_yaml_with_an_accelerate_file_loads_to_the_same_config_from_another_folder(files: Path) -> None:

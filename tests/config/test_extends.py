@@ -58,7 +58,7 @@ def test_two_files_may_extend_the_same_third(folder: Path) -> None:
 def test_a_missing_base_is_a_problem_at_the_line_that_names_it(folder: Path) -> None:
     (folder / "run.yaml").write_text(SMALLEST + "extends: bse.yaml\n")
     with pytest.raises(
-        ConfigError, match=r"run\.yaml:3:10  extends\n    there is no file 'bse\.yaml'; '\.' holds run\.yaml"
+        ConfigError, match=r"run\.yaml:3:10  extends\n    there is no file 'bse\.yaml'; '\.' has run\.yaml"
     ):
         _load()
 

@@ -9,15 +9,15 @@ import jsonschema
 import pytest
 
 import shardtune
-from shardtune.config.json_schema import json_schema
-from shardtune.config.reference import reference_page
+from shardtune.config.reference import json_schema, reference_page
+from shardtune.config.refused import OTHER_NAMES, TRL_NAMES
 from shardtune.config.suggestions import FOREIGN_KEYS, section_fields
 
 GOOD: dict[str, Any] = {
     "model": {"model_name_or_path": "gpt2"},
     "data": {"dataset_name_or_path": "d", "val_split": None},
     "lora": {"r": 4, "target_modules": ["q_proj"]},
-    "train": {"bf16": "auto", "extra": {"adam_beta1": 0.9}},
+    "train": {"bf16": "auto", "optim_args": {"amsgrad": True}},
     "parallel": {"nproc": 2},
 }
 
@@ -81,6 +81,7 @@ def test_the_reference_page_has_a_row_for_every_setting() -> None:
 
 def test_every_foreign_spelling_leads_to_a_setting_and_is_none_itself() -> None:
     sections = section_fields()
+    assert not FOREIGN_KEYS.keys() & {*TRL_NAMES, *OTHER_NAMES}
     for foreign, meant in FOREIGN_KEYS.items():
         section, _, key = meant.partition(".")
         assert key in sections[section].model_fields, foreign

@@ -13,18 +13,19 @@ from shardtune.config import render_yaml
 @pytest.mark.parametrize(
     ("overrides", "expected"),
     [
-        (["model.device_map=auto"], "model.device_map (auto) has no effect: sharding places the weights."),
+        (["model.device_map=auto"], "model.device_map (auto) has no effect: FSDP2 places the weights."),
         (["model.use_cache=true"], "model.use_cache has no effect"),
         (["train.ddp_find_unused_parameters=false"], "train.ddp_find_unused_parameters has no effect"),
         (["cluster.nodes=2"], "the section `cluster` is not read by `train`"),
-        (["train.warmup_steps=5", "train.warmup_ratio=0.05"], "train.warmup_ratio has no effect: train.warmup_steps is given"),
-        (["train.max_steps=5", "train.num_train_epochs=1"], "train.num_train_epochs has no effect: train.max_steps is given"),
-        (["data.text_field=x", "data.prompt_template={a}"], "data.text_field has no effect: data.prompt_template"),
+        (["train.warmup_steps=5", "train.warmup_ratio=0.05"], "train.warmup_ratio has no effect: train.warmup_steps is set"),
+        (["train.lr_scheduler_type=constant", "train.warmup_ratio=0.05"], "train.warmup_ratio has no effect: the schedule `constant`"),
+        (["train.max_steps=5", "train.num_train_epochs=1"], "train.num_train_epochs has no effect: train.max_steps is set"),
+        (["data.text_field=x", "data.prompt_template={a}"], "data.text_field has no effect: the text comes from data.prompt_template"),
         (["data.text_field=x", "data.messages_field=m"], "data.text_field has no effect: data.messages_field"),
         (["data.text_field=x", "data.format=chat"], "data.text_field has no effect: data.format is chat."),
         (["train.eval_steps=5"], "train.eval_steps has no effect: there is no data.val_split."),
         (["train.eval_steps=5", "data.val_split=v", "train.eval_strategy=no"], "eval_strategy is no."),
-        (["train.optim=sgd", "train.extra.adam_beta2=0.9"], "train.extra.adam_beta2 has no effect: train.optim is sgd."),
+        (["train.logging_steps=5", "train.logging_strategy=epoch"], "train.logging_steps has no effect: logging_strategy is epoch."),
         (["train.save_steps=5", "train.save_strategy=epoch"], "train.save_steps has no effect: save_strategy is epoch."),
     ],
 )  # fmt: skip
@@ -50,7 +51,6 @@ def test_a_revision_of_a_local_folder_is_told_and_of_a_hub_name_is_not(load: Loa
         ["model.device_map=null"],
         ["cluster.nodes=1"],
         ["train.optim=sgd"],
-        ["train.extra.adam_beta2=0.9"],
     ],
 )
 def test_a_config_without_idle_settings_gets_no_notice(load: Load, overrides: list[str]) -> None:

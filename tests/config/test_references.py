@@ -29,12 +29,11 @@ lora:
 train:
   learning_rate: ${RATE}
   bf16: ${HALF:-yes}
-  extra:
-    adam_beta2: ${BETA}
-    lr_scheduler_kwargs:
-      list:
-        - ${R}
-        - x${R}
+  adam_beta2: ${BETA}
+  lr_scheduler_kwargs:
+    list:
+      - ${R}
+      - x${R}
 cluster: {env: {HF_TOKEN: "${HUB}", DB_PASSWORD: "${HUB:-hunter2}", URL: "https://me:${PW}@host", PORT: "${R}"}}
 """
 ENVIRON = {"REVISION": "12", "ROWS": "/data/rows-of-ana", "WEIGHT": "0.25", "R": "77", "TARGETS": "q_proj,k_proj",
@@ -42,8 +41,8 @@ ENVIRON = {"REVISION": "12", "ROWS": "/data/rows-of-ana", "WEIGHT": "0.25", "R":
 
 
 @pytest.fixture(autouse=True)
-def _extra_is_not_checked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which nested values TRL takes is no matter here."""
+def _arguments_are_not_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which nested values a schedule takes is no matter here."""
     monkeypatch.setattr("shardtune.config.resolve.cross_checks", lambda config: ())
 
 
@@ -77,7 +76,7 @@ def test_what_is_written_down_loads_again_to_the_same_values_and_types(folder: P
     assert render_yaml(again, origins=False) == render_yaml(resolved, origins=False)
     changed = load_config(Path("kept.yaml"), environ={**ENVIRON, "R": "78", "HALF": "auto", "TARGETS": "all-linear"})
     assert (changed.config.lora.r, changed.config.train.bf16, changed.config.lora.target_modules) == (78, "auto", "all-linear")  # fmt: skip
-    assert changed.config.train.extra["lr_scheduler_kwargs"] == {"list": [78, "x78"]}
+    assert changed.config.train.lr_scheduler_kwargs == {"list": [78, "x78"]}
 
 
 def test_overrides_are_references_where_the_shell_left_them_alone(load: Load) -> None:
@@ -130,7 +129,7 @@ def test_notices_name_the_reference(load: Load) -> None:
     assert "model.device_map (${WHERE}) has no effect" in load(text, environ={"WHERE": "cuda:7351"}).notices[0]
 
 
-@pytest.mark.parametrize(("tagged", "says"), [('!!int "${R}"', ""), ('!!float "${R}"', "not what its YAML tag !!float says"), ('!!bool "${R}"', "!!bool")])  # fmt: skip
+@pytest.mark.parametrize(("tagged", "says"), [('!!int "${R}"', ""), ('!!float "${R}"', "not have the type of its YAML tag !!float"), ('!!bool "${R}"', "!!bool")])  # fmt: skip
 def test_a_tag_says_what_a_quoted_reference_is(
     folder: Path, tagged: str, says: str, load: Load, report: Report
 ) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -48,6 +48,11 @@ def mistral4() -> PreTrainedModel:
     return Mistral4ForCausalLM(config)
 
 
+def logits_of(model: Any, batch: dict[str, Any]) -> torch.Tensor:
+    counted = ("labels", SUPERVISED, TARGETS, REAL_TOKENS)
+    return model(**{name: value for name, value in batch.items() if name not in counted}, use_cache=False).logits
+
+
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("make", [dense, mistral4])
 def test_packed_documents_give_the_logits_and_gradients_of_the_rows_alone(make: type, attention: str) -> None:
@@ -56,9 +61,9 @@ def test_packed_documents_give_the_logits_and_gradients_of_the_rows_alone(make: 
     rows = [documents(5, 9, 2), documents(12, 3, seed=1)]
     batch = Collator(0, "packed")(rows)
     assert batch.pop(REAL_TOKENS) == 31
-    labels = batch.pop("labels")
+    labels = batch["labels"]
 
-    logits = model(**batch, use_cache=False).logits
+    logits = logits_of(model, batch)
     cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), reduction="sum").backward()
     packed = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
     model.zero_grad()
@@ -176,10 +181,9 @@ def test_what_a_batch_is_filled_up_with_changes_neither_loss_nor_gradients(
     found = []
     for collator in (Collator(0, layout), Collator(0, layout, fill_to=14, fill_rows=4)):
         batch = collator(rows)
-        batch.pop(REAL_TOKENS)
-        labels = batch.pop("labels")
+        labels = batch["labels"]
         model.zero_grad()
-        logits = model(**batch, use_cache=False).logits
+        logits = logits_of(model, batch)
         loss = cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), reduction="sum")
         loss.backward()
         found.append([loss.detach(), *(p.grad.clone() for p in model.parameters())])
@@ -193,7 +197,7 @@ def test_a_batch_says_where_something_is_predicted_and_what(layout: Literal["pad
     ids = np.arange(6) + 10
     labels = np.where(ids >= 13, ids, IGNORED)
     rows = [[(ids, labels)], [(ids[:4], labels[:4])]]
-    batch = Collator(0, layout, fused_loss=True)(rows)
+    batch = Collator(0, layout)(rows)
     flat_ids, where = batch["input_ids"].flatten(), batch[SUPERVISED]
     assert flat_ids[where].tolist() == [12, 13, 14, 12]  # each the token before a supervised one
     assert batch[TARGETS].tolist() == [13, 14, 15, 13]

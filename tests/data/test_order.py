@@ -6,9 +6,10 @@ from collections import Counter
 import numpy as np
 import pytest
 from fake_prepared import FakePrepared
+from torch.utils.data import DataLoader
 
 from shardtune.data.collate import REAL_TOKENS, Collator
-from shardtune.data.order import BLANK, Documents, StepLoader, StepOrder
+from shardtune.data.order import BLANK, Documents, StepOrder
 from shardtune.data.packing import pack
 from shardtune.data.tokens import IGNORED
 
@@ -135,12 +136,14 @@ def test_a_row_is_one_document_or_the_members_of_its_pack(prepared: FakePrepared
 def test_a_loader_over_the_order_gives_batches_and_obeys_set_epoch(prepared: FakePrepared, workers: int) -> None:
     rows = FakePrepared([([n, n], 0) for n in range(20)])
     order = StepOrder(20, micro_batch=3, accumulation=1, world_size=1, rank=0, seed=0)
-    loader = StepLoader(
+    loader = DataLoader(
         Documents(rows, None), batch_sampler=order, collate_fn=Collator(0, "padded"), num_workers=workers
     )
     first = [batch["input_ids"][:, 0].tolist() for batch in loader]
-    loader.set_epoch(1)
+    order.set_epoch(1)
     second = [batch["input_ids"][:, 0].tolist() for batch in loader]
+    order.set_epoch(1, skip=2)
+    assert [batch["input_ids"][:, 0].tolist() for batch in loader] == second[2:]
     assert first == ranks(20, 3, 1, 1, seed=0)[0]
     assert second == ranks(20, 3, 1, 1, seed=0, epoch=1)[0]
 

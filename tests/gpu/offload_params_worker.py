@@ -30,10 +30,10 @@ def devices(model: torch.nn.Module) -> dict[str, dict[str, int]]:
 def main(config: str, sessions: str) -> None:
     stock = train_run.write_final
 
-    def write_final(context: Any, settled: Any, model: Any, *rest: Any) -> Path:
-        found = {**devices(model), "peak": torch.cuda.max_memory_allocated()}
-        (context.folder / "devices.json").write_text(json.dumps(found))
-        return stock(context, settled, model, *rest)
+    def write_final(training: Any) -> Path:
+        found = {**devices(training.setup.model), "peak": torch.cuda.max_memory_allocated()}
+        (training.context.folder / "devices.json").write_text(json.dumps(found))
+        return stock(training)
 
     train_run.write_final = write_final
     for session in json.loads(sessions):

@@ -25,7 +25,7 @@ from shardtune.kernels import varlen
 from shardtune.model.experts import use_grouped_experts
 from shardtune.model.families.registry import family_for, family_of
 from shardtune.parallel.shard import shard_model
-from shardtune.train.fused_loss import use_fused_loss, why_not
+from shardtune.train.losses.fused import use_fused_loss, why_not
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 PASSED: dict[str, list[str]] = {"varlen": [], "compile": []}
@@ -63,8 +63,10 @@ def make(kind: str, dtype: torch.dtype) -> PeftModel:
     return model.cuda()
 
 
-def errors(model: Any, batch: dict[str, Any], exact: dict[str, torch.Tensor]) -> dict[str, float]:
-    found = loss_and_gradients(model, batch)
+def errors(
+    model: Any, batch: dict[str, Any], exact: dict[str, torch.Tensor], *, fused: bool = False
+) -> dict[str, float]:
+    found = loss_and_gradients(model, batch, fused=fused)
     full = {n: v.full_tensor() if hasattr(v, "full_tensor") else v for n, v in found.items()}
     assert full.keys() == exact.keys()
     return {n: ((full[n].float() - exact[n]).norm() / exact[n].norm()).item() for n in exact}
@@ -121,6 +123,6 @@ def test_compiled_layers_are_as_near_to_float32_as_their_twin(kind: str, mesh: D
         varlen.register()
         base.set_attn_implementation(varlen.NAME)
     shard_model(fast, ParallelSection(), mesh, torch.bfloat16, layer_class, compiled=True)
-    batch = batch_of("flat" if flat else "packed", rows(), "cuda", fused_loss=fused)
-    assert too_far(errors(fast, batch, meant), twins) == {}
+    batch = batch_of("flat" if flat else "packed", rows(), "cuda")
+    assert too_far(errors(fast, batch, meant, fused=fused), twins) == {}
     PASSED["compile"].append(kind)

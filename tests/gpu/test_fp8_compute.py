@@ -51,10 +51,10 @@ def test_a_linear_layer_equals_its_twin_and_stays_near_the_dequantised_one(
 ) -> None:
     codes, scale = held(1024, 512, block=block)
     x = draw(3, 84, 512, seed=2).bfloat16()
-    fast = gradients(lambda x: linear(x, codes, scale, block, multiply_codes=True), x)
+    fast = gradients(lambda x: linear(x, codes, scale, block, fp8_compute=True), x)
     plain = gradients(lambda x: linear(x, codes, scale, block), x)
     without_units(monkeypatch)
-    twin = gradients(lambda x: linear(x, codes, scale, block, multiply_codes=True), x)
+    twin = gradients(lambda x: linear(x, codes, scale, block, fp8_compute=True), x)
     for one, other, near in zip(fast, twin, plain, strict=True):
         assert distance(one, other) < 1e-2
         assert 5e-3 < distance(one, near) < 4e-2

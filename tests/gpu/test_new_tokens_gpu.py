@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from shardtune.kernels.cross_entropy import linear_cross_entropy, linear_cross_entropy_reference
+from shardtune.train.losses.nll import LOSS
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -24,7 +25,7 @@ def test_loss_and_gradients_with_rows_that_stand_in_are_the_twins(dtype: torch.d
     found = []
     for function in (linear_cross_entropy, linear_cross_entropy_reference):
         own = [hidden.clone().requires_grad_(), rows.clone().requires_grad_()]
-        loss, _ = function(own[0], head, where, labels, ids, own[1])
+        loss, _ = function(own[0], head, where, labels, LOSS, ids, own[1])
         loss.backward()
         found.append([loss.detach(), *(tensor.grad for tensor in own)])
     for ours, theirs in zip(*found, strict=True):

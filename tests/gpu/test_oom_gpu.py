@@ -5,20 +5,19 @@ from __future__ import annotations
 import gc
 import re
 from collections.abc import Iterator
-from types import SimpleNamespace
 
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from shardtune.adapters.initial import draw_adapters
+from shardtune.adapters.initialization import init_adapters
 from shardtune.adapters.lora import add_lora
 from shardtune.config.schema import LoraSection, ParallelSection, RunConfig
 from shardtune.parallel.processes import Processes, join
 from shardtune.parallel.shard import shard_model
 from shardtune.plan.memory_advice import MemoryAdvice, ModelFacts, Shortage, advise
 from shardtune.train.memory.allocator import allocator_of
-from shardtune.train.memory.ledger import Ledger, Shortfall
+from shardtune.train.memory.ledger import DATA, OPTIMIZER, Ledger, Shortfall
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 LAYERS, HIDDEN, LENGTH, BATCH = 6, 1024, 1024, 8
@@ -37,20 +36,20 @@ class Loop:
         base = LlamaForCausalLM(config).bfloat16().cuda()
         section = ParallelSection(device="cuda")
         self.model, *_ = add_lora(base, LoraSection(target_modules=["q_proj", "v_proj"], r=rank, lora_dropout=0))
-        draw_adapters(self.model, 0)
+        init_adapters(self.model, 0)
         self.model.cuda()
         shard_model(self.model, section, processes.mesh, torch.bfloat16)
         self.optimizer = torch.optim.AdamW([p for p in self.model.parameters() if p.requires_grad], lr=1e-4)
         device = torch.device("cuda", 0)
         self.ledger = Ledger(allocator_of(device), device)
         self.ledger.watch(self.model)
-        self.ledger.on_train_begin(None, None, None, optimizer=self.optimizer)
+        self.ledger.begin(self.optimizer)
         self.peaks: dict[str, int] = {}
 
     def step(self, number: int, batch: int, length: int = LENGTH) -> None:
         ledger = self.ledger
         ids = torch.randint(5, 500, (batch, length), device="cuda")
-        ledger.on_step_begin(None, SimpleNamespace(global_step=number), None)
+        ledger.begin_step(number + 1)
         self._peak("begin")
         loss = self.model(input_ids=ids, labels=ids, use_cache=False).loss
         ledger.enter("backward")
@@ -58,11 +57,11 @@ class Loop:
         loss.backward()
         self._peak("backward")
         del loss
-        ledger.on_pre_optimizer_step(None, None, None)
+        ledger.enter(OPTIMIZER)
         self.optimizer.step()
         self._peak("optimizer")
         self.optimizer.zero_grad()
-        ledger.on_step_end(None, None, None)
+        ledger.enter(DATA)
 
     def _peak(self, phase: str) -> None:
         torch.cuda.synchronize()

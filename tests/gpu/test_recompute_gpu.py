@@ -13,7 +13,7 @@ from transformers import LlamaForCausalLM, Mistral4ForCausalLM
 from shardtune.adapters.experts import use_grouped_products
 from shardtune.adapters.fused import use_fused_lora
 from shardtune.kernels import varlen
-from shardtune.parallel.recompute import apply_selective_checkpointing
+from shardtune.parallel.activation_checkpointing import apply_selective_checkpointing
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import Mistral4Config, Mistral4ForCausalLM, MistralConfig, MistralForCausalLM, PreTrainedModel
 
-from shardtune.data.collate import REAL_TOKENS, Collator
+from shardtune.data.collate import REAL_TOKENS, SUPERVISED, TARGETS, Collator
 from shardtune.kernels import varlen
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -33,8 +33,10 @@ def mistral4() -> PreTrainedModel:
 
 
 def logits_and_gradients(model: PreTrainedModel, layout: str, rows: list) -> tuple[torch.Tensor, torch.Tensor]:
-    batch = {k: v.cuda() if torch.is_tensor(v) else v for k, v in Collator(0, layout)(rows).items() if k != REAL_TOKENS}
-    labels = batch.pop("labels")
+    made = Collator(0, layout)(rows)  # type: ignore[arg-type]
+    labels = made.pop("labels").cuda()
+    counted = (SUPERVISED, TARGETS, REAL_TOKENS)
+    batch = {k: v.cuda() if torch.is_tensor(v) else v for k, v in made.items() if k not in counted}
     model.zero_grad()
     logits = model(**batch, use_cache=False).logits[0].float()
     torch.nn.functional.cross_entropy(logits[:-1], labels[0, 1:], ignore_index=-100).backward()

@@ -20,10 +20,10 @@ def draw(*shape: int, seed: int, dtype: torch.dtype = torch.float32) -> Tensor:
 
 def reference(
     x: Tensor, codes: Tensor, scale: Tensor, block: fp8.Block, bias: Tensor | None, a: Tensor, b: Tensor,
-    scaling: float, dropped: Tensor | None, multiply_codes: bool,
+    scaling: float, dropped: Tensor | None, fp8_compute: bool,
 ) -> Tensor:  # fmt: skip
     low = F.linear(F.linear(x if dropped is None else dropped, a), b) * scaling
-    return linear(x, codes, scale, block, bias, multiply_codes) + low
+    return linear(x, codes, scale, block, bias, fp8_compute) + low
 
 
 def gradients(

@@ -53,7 +53,7 @@ def test_a_linear_layer_is_off_by_the_rounding_of_its_activations_alone(
     codes, scale = held(512, 512, block=block)
     x, twin = (draw(2, 3, 512, seed=2).to(dtype).requires_grad_() for _ in range(2))
     bias = draw(512, seed=4).to(dtype)
-    got = linear(x, codes, scale, block, bias, multiply_codes=True)
+    got = linear(x, codes, scale, block, bias, fp8_compute=True)
     meant = linear(twin, codes, scale, block, bias)
     assert 5e-3 < off(got, meant) < 4e-2
     pull = draw(*got.shape, seed=3).to(dtype)
@@ -86,7 +86,7 @@ def test_groups_of_any_size_agree_with_the_dequantised_ones(block: tuple[int, in
     codes, scale = held(5, 48, 32, block=block)
     ends = torch.tensor([3, 3, 10, 12, 12], dtype=torch.int32)  # two groups without rows
     x, twin = (draw(12, 32, seed=2).to(dtype).requires_grad_() for _ in range(2))
-    got = grouped_linear(x, codes, scale, block, ends, multiply_codes=True)
+    got = grouped_linear(x, codes, scale, block, ends, fp8_compute=True)
     weight = fp8.dequantize(codes, scale, block, torch.float32)
     group = torch.searchsorted(ends, torch.arange(12, dtype=torch.int32), right=True)
     meant = torch.einsum("ni,noi->no", twin.float(), weight[group])
@@ -118,9 +118,9 @@ def test_scales_or_sizes_the_units_do_not_take_are_dequantised_and_lose_nothing(
     for asked in (True, False):
         own = x.clone().requires_grad_()
         if len(shape) == 2:
-            y = linear(own, codes, scale, block, multiply_codes=asked)
+            y = linear(own, codes, scale, block, fp8_compute=asked)
         else:
-            y = grouped_linear(own, codes, scale, block, torch.tensor([4, 6], dtype=torch.int32), multiply_codes=asked)
+            y = grouped_linear(own, codes, scale, block, torch.tensor([4, 6], dtype=torch.int32), fp8_compute=asked)
         y.backward(pull)
         results.append((y, own.grad))
     assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
@@ -153,31 +153,31 @@ def test_codes_are_transposed_matrix_by_matrix() -> None:
     assert turned.is_contiguous() and torch.equal(turned.float(), codes.float().transpose(-2, -1))
 
 
-@pytest.mark.parametrize("multiply_codes", [True, False])
-def test_nothing_but_codes_and_scales_is_kept_for_backward(multiply_codes: bool) -> None:
+@pytest.mark.parametrize("fp8_compute", [True, False])
+def test_nothing_but_codes_and_scales_is_kept_for_backward(fp8_compute: bool) -> None:
     codes, scale = held(4, 64, 32, block=(64, 32))
     ends = torch.tensor([2, 4, 6, 8], dtype=torch.int32)
     kept: list[Tensor] = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
-        grouped_linear(draw(8, 32).requires_grad_(), codes, scale, (64, 32), ends, multiply_codes)
+        grouped_linear(draw(8, 32).requires_grad_(), codes, scale, (64, 32), ends, fp8_compute)
     assert {t.data_ptr() for t in kept} == {codes.data_ptr(), scale.data_ptr(), ends.data_ptr()}
 
 
-@pytest.mark.parametrize("multiply_codes", [True, False])
-def test_torch_finds_nothing_wrong_with_the_operators(multiply_codes: bool) -> None:
+@pytest.mark.parametrize("fp8_compute", [True, False])
+def test_torch_finds_nothing_wrong_with_the_operators(fp8_compute: bool) -> None:
     block = (1, 32)
     codes, scale = held(48, 32, block=block)
     x, bias = draw(6, 32), draw(48)
     linear_found = torch.library.opcheck(
         torch.ops.shardtune.fp8_linear,
-        (x, *round_for(x, codes, block, multiply_codes), codes, scale, *block, bias),
+        (x, *round_for(x, codes, block, fp8_compute), codes, scale, *block, bias),
         test_utils=CHECKS,
     )
     codes, scale = held(4, 48, 32, block=block)
     ends = torch.tensor([2, 2, 5, 8], dtype=torch.int32)
     grouped_found = torch.library.opcheck(
         torch.ops.shardtune.fp8_grouped_linear,
-        (draw(8, 32), codes, scale, *block, ends, multiply_codes),
+        (draw(8, 32), codes, scale, *block, ends, fp8_compute),
         test_utils=CHECKS,
     )
     assert linear_found == grouped_found == dict.fromkeys(CHECKS, "SUCCESS")
@@ -189,8 +189,8 @@ def test_torch_finds_nothing_wrong_with_rounding_by_itself(width: int) -> None:
     assert found == dict.fromkeys(CHECKS, "SUCCESS")
 
 
-@pytest.mark.parametrize("multiply_codes", [True, False])
-def test_compiled_layers_that_read_the_same_round_it_once(multiply_codes: bool) -> None:
+@pytest.mark.parametrize("fp8_compute", [True, False])
+def test_compiled_layers_that_read_the_same_round_it_once(fp8_compute: bool) -> None:
     weights = [held(32, 32, block=(1, 32), seed=seed) for seed in (1, 2, 3)]
     ran: list[Any] = []
 
@@ -199,7 +199,7 @@ def test_compiled_layers_that_read_the_same_round_it_once(multiply_codes: bool) 
         return make_boxed_func(graph.forward)
 
     def read(x: Tensor) -> Tensor:
-        return sum((linear(x, *weight, (1, 32), multiply_codes=multiply_codes) for weight in weights), x)
+        return sum((linear(x, *weight, (1, 32), fp8_compute=fp8_compute) for weight in weights), x)
 
     torch._dynamo.reset()
     backend = aot_autograd(fw_compiler=look, bw_compiler=look, partition_fn=min_cut_rematerialization_partition)
@@ -208,14 +208,14 @@ def test_compiled_layers_that_read_the_same_round_it_once(multiply_codes: bool) 
     mine.sum().backward()
     meant.sum().backward()
     assert torch.equal(mine, meant) and torch.equal(one.grad, other.grad)
-    assert ran.count(torch.ops.shardtune.fp8_round.default) == (1 if multiply_codes else 0)
+    assert ran.count(torch.ops.shardtune.fp8_round.default) == (1 if fp8_compute else 0)
     assert ran.count(torch.ops.shardtune.fp8_linear.default) == 3
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("multiply_codes", [True, False])
+@pytest.mark.parametrize("fp8_compute", [True, False])
 def test_a_compiled_layer_holds_them_whole_and_is_not_compiled_again_for_other_groups(
-    backend: str, multiply_codes: bool
+    backend: str, fp8_compute: bool
 ) -> None:
     torch._dynamo.reset()
     block = (1, 32)
@@ -223,8 +223,8 @@ def test_a_compiled_layer_holds_them_whole_and_is_not_compiled_again_for_other_g
     matrix, its_scale = held(32, 32, block=block, seed=8)
 
     def layer(x: Tensor, ends: Tensor) -> Tensor:
-        hidden = torch.nn.functional.silu(linear(x, matrix, its_scale, block, multiply_codes=multiply_codes))
-        return grouped_linear(hidden, codes, scale, block, ends, multiply_codes) * 2
+        hidden = torch.nn.functional.silu(linear(x, matrix, its_scale, block, fp8_compute=fp8_compute))
+        return grouped_linear(hidden, codes, scale, block, ends, fp8_compute) * 2
 
     compiled = torch.compile(layer, fullgraph=True, backend=backend)
     for number, bounds in enumerate(([2, 4, 6, 8], [0, 0, 8, 8], [8, 8, 8, 8])):

@@ -186,13 +186,13 @@ def test_codes_without_scales_are_refused() -> None:
         ExpertWeight(torch.zeros(2, 4, 4).to(fp8.CODES))
 
 
-@pytest.mark.parametrize("multiply_codes", [False, True])
-def test_compiled_experts_keep_codes_for_backward_and_no_values(multiply_codes: bool) -> None:
+@pytest.mark.parametrize("fp8_compute", [False, True])
+def test_compiled_experts_keep_codes_for_backward_and_no_values(fp8_compute: bool) -> None:
     """Traced, dequantising forward and backward is one node of the graph, and its result is kept between them."""
     torch._dynamo.reset()
     torch.manual_seed(0)
     gate_up, down = (
-        ExpertWeight(*fp8.quantize_rows(torch.randn(8, out, into)), (1, into), multiply_codes=multiply_codes)
+        ExpertWeight(*fp8.quantize_rows(torch.randn(8, out, into)), (1, into), fp8_compute=fp8_compute)
         for out, into in ((64, 48), (48, 32))
     )
     index, weights = torch.randint(0, 8, (16, 2)), torch.rand(16, 2).bfloat16()

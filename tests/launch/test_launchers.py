@@ -16,10 +16,10 @@ from running import Command, events
 from toys import toy_config, toy_rows
 
 from shardtune.observe.events import VERSION
+from shardtune.report.api import RunsApi
 from shardtune.report.history import RunHistory
 from shardtune.report.page import embedded
 from shardtune.report.view import run_view
-from shardtune.report.api import RunsApi
 
 ACCELERATE_FILE = """\
 compute_environment: LOCAL_MACHINE
@@ -261,7 +261,7 @@ def test_a_worker_that_is_killed_ends_the_run_and_is_named_by_launcher_report_an
 def test_a_launcher_that_is_killed_takes_its_ranks_and_their_data_loaders_with_it(
     config: Path, environment: dict[str, str]
 ) -> None:
-    more = ("-o", "train.extra.dataloader_num_workers=1", "-o", "train.extra.dataloader_persistent_workers=true")
+    more = ("-o", "train.dataloader_num_workers=1", "-o", "train.dataloader_persistent_workers=true")
     process, folder = start_long_run(config, environment, 2, *more)
     os.kill(process.pid, signal.SIGKILL)
     process.communicate()

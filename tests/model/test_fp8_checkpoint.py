@@ -15,13 +15,13 @@ from toys import toy_mistral4, toy_mixtral
 from shardtune.config.schema import ModelSection
 from shardtune.errors import UserInputError
 from shardtune.kernels import fp8
-from shardtune.model.fill import fill, materialise, slots
 from shardtune.model.load import load_model
 from shardtune.model.meta_model import MetaModel, build_meta_model
-from shardtune.model.quantized import hold_in_fp8
-from shardtune.model.reading import ShardReader
-from shardtune.model.stored import read_headers
-from shardtune.train.choices import fp8_blocks
+from shardtune.model.quantized import use_fp8_storage
+from shardtune.model.safetensors_headers import read_headers
+from shardtune.model.shard_reader import ShardReader
+from shardtune.model.weight_loading import load_shards, local_shards, materialize
+from shardtune.train.build import fp8_blocks
 
 FORMS = ["scalar", "one", "blocks", "rows"]
 
@@ -52,10 +52,10 @@ def toy(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 def kept(folder: Path, dtype: str = "float32") -> tuple[MetaModel, torch.nn.Module]:
     meta_model = build_meta_model(section(folder, dtype), folder, read_headers(folder))
-    hold_in_fp8(meta_model.model, fp8_blocks(meta_model))
-    materialise(meta_model.model, meta_model.model, torch.device("cpu"))
-    with ShardReader(meta_model.assembly) as reader:
-        fill(slots(meta_model.model, meta_model.assembly), reader)
+    use_fp8_storage(meta_model.model, fp8_blocks(meta_model))
+    materialize(meta_model.model, meta_model.model, torch.device("cpu"))
+    with ShardReader(meta_model.mapping) as reader:
+        load_shards(local_shards(meta_model.model, meta_model.mapping), reader)
     return meta_model, meta_model.model
 
 
@@ -73,7 +73,7 @@ def test_rows_multiplied_out_alone_equal_those_of_the_whole(toy: Path, form: str
     to_fp8(toy, form)
     whole = dict(load_model(section(toy, "bfloat16")).named_parameters())
     meta_model = build_meta_model(section(toy, "bfloat16"), toy, read_headers(toy))
-    with ShardReader(meta_model.assembly) as reader:
+    with ShardReader(meta_model.mapping) as reader:
         for name, parameter in whole.items():
             for first, last in (
                 (0, 1),
@@ -92,10 +92,10 @@ def test_kept_in_float8_it_holds_the_stored_codes_and_computes_the_same(toy: Pat
     meta_model, model = kept(toy)
     held = {name for name, p in model.named_parameters() if p.dtype == torch.float8_e4m3fn}
     assert {"model.layers.0.mlp.experts.gate_up_proj", "model.layers.1.mlp.experts.down_proj"} < held
-    assert held == set(meta_model.assembly.quantised)
+    assert held == set(meta_model.mapping.quantised)
     for name in held:
         parameter = model.get_parameter(name)
-        block = meta_model.assembly.block(name)
+        block = meta_model.mapping.block(name)
         exact = fp8.dequantize(parameter, model.get_parameter(f"{name}_scale_inv"), block, torch.float32)
         assert torch.equal(exact, fused(values, name, parameter)), name
     ids = torch.arange(5, 45).view(2, 20)
@@ -108,17 +108,17 @@ def test_activation_scales_are_counted_and_not_read(toy: Path) -> None:
     stored = read_headers(toy)
     meta_model = build_meta_model(section(toy), toy, stored)
     scales = [name for name in stored if name.endswith("activation_scale")]
-    assert meta_model.assembly.unused_scales == len(scales) > 0
+    assert meta_model.mapping.unused_scales == len(scales) > 0
 
 
 def test_a_checkpoint_in_full_is_quantised_on_load_and_the_error_told(tmp_path: Path) -> None:
     toy_mistral4(tmp_path)
     stored = load_file(tmp_path / "model.safetensors")
     meta_model = build_meta_model(section(tmp_path), tmp_path, read_headers(tmp_path))
-    hold_in_fp8(meta_model.model, fp8_blocks(meta_model))
-    materialise(meta_model.model, meta_model.model, torch.device("cpu"))
-    with ShardReader(meta_model.assembly) as reader:
-        fill(slots(meta_model.model, meta_model.assembly), reader)
+    use_fp8_storage(meta_model.model, fp8_blocks(meta_model))
+    materialize(meta_model.model, meta_model.model, torch.device("cpu"))
+    with ShardReader(meta_model.mapping) as reader:
+        load_shards(local_shards(meta_model.model, meta_model.mapping), reader)
     difference = size = 0.0
     for name, parameter in meta_model.model.named_parameters():
         if parameter.dtype != torch.float8_e4m3fn:

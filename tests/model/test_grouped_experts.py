@@ -11,7 +11,7 @@ from torch import Tensor
 from toys import toy_text_config
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from shardtune.model.experts import GroupedExperts, fused_experts, grouped_class, use_grouped_experts, use_loops
+from shardtune.model.experts import GroupedExperts, fused_experts, grouped_class, use_expert_loops, use_grouped_experts
 
 
 def gradients(model: PreTrainedModel) -> dict[str, Tensor]:
@@ -74,7 +74,7 @@ def test_a_dense_model_has_none() -> None:
 def test_loops_over_experts_in_fp8_mean_the_same(kind: str) -> None:
     held = expert_toys.adapted(fp8_and_its_twin(kind, torch.float32)[0], ATTENTION[kind], [])
     grouped = loss_and_gradients(held, token_ids())
-    assert use_loops(held, compiled=False) == 2
+    assert use_expert_loops(held, compiled=False) == 2
     with Noted() as noted:
         loss, found = loss_and_gradients(held, token_ids())
     assert not [name for name in noted.names if "grouped" in name]
@@ -90,7 +90,7 @@ def test_a_compiled_layer_steps_out_for_its_loop() -> None:
         experts.__class__ = grouped_class(type(experts), GroupedExperts)
     meant = gradients(model)
     model.zero_grad()
-    assert use_loops(model, compiled=True) == 2
+    assert use_expert_loops(model, compiled=True) == 2
     for layer in model.get_base_model().model.layers:
         layer.forward = torch.compile(layer.forward, backend="aot_eager")
     mine = gradients(model)

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 from shardtune.config.schema import ModelSection
 from shardtune.data.cache import tokenizer_identity
 from shardtune.model.load import load_tokenizer, tokenizer_and_new_tokens
-from shardtune.model.new_tokens import make_room
+from shardtune.model.new_tokens import resize_embeddings
 
 
 def section(folder: Path, *tokens: str) -> ModelSection:
@@ -39,7 +39,7 @@ def test_prepared_data_is_another_with_new_tokens(toy_model: Path) -> None:
 
 def test_a_token_that_the_model_has_already_is_told_and_keeps_its_row(toy_model: Path) -> None:
     _, named = tokenizer_and_new_tokens(section(toy_model, "w05", "<new>"))
-    new = make_room(on_meta(), named)
+    new = resize_embeddings(on_meta(), named)
     assert new.existing == ("w05",) and not new.is_unknown("w05") and new.is_unknown("<new>")
     assert "the model has w05 already" in new.notices()[1]
 
@@ -49,7 +49,7 @@ def test_a_token_that_only_the_tokenizer_has_is_new_to_the_model(toy_model: Path
     own = ModelSection(
         model_name_or_path=str(toy_model), tokenizer_name_or_path=str(tmp_path), new_tokens=["<a>", "<b>"]
     )
-    new = make_room(on_meta(vocab_size=65), tokenizer_and_new_tokens(own)[1])
+    new = resize_embeddings(on_meta(vocab_size=65), tokenizer_and_new_tokens(own)[1])
     assert new.existing == ("<a>",) and new.is_unknown("<a>") and new.stored == 65
     assert len(new.notices()) == 1
 
@@ -58,7 +58,7 @@ def test_spare_rows_are_taken_first_and_the_embedding_grows_only_as_far_as_it_mu
     _, named = tokenizer_and_new_tokens(section(toy_model, "<a>", "<b>"))
     for before, after in ((72, 72), (66, 67), (65, 67)):
         model = on_meta(vocab_size=before, tie_word_embeddings=False)
-        new = make_room(model, named)
+        new = resize_embeddings(model, named)
         assert model.get_input_embeddings().weight.shape[0] == model.get_output_embeddings().weight.shape[0] == after
         assert new.stored == before
         assert ("grows" in new.notices()[0]) is (after > before)

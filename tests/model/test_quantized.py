@@ -9,7 +9,7 @@ from torch import nn
 
 from shardtune.errors import ShardtuneError
 from shardtune.kernels import fp8
-from shardtune.model.quantized import Fp8Experts, Fp8Linear, fp8_candidates, hold_in_fp8
+from shardtune.model.quantized import Fp8Experts, Fp8Linear, fp8_candidates, use_fp8_storage
 
 
 @pytest.mark.parametrize("kind", TOYS)
@@ -18,7 +18,7 @@ def test_a_model_on_meta_gets_codes_and_scales_under_the_names_of_checkpoints(ki
         model = TOYS[kind]()
     shapes = {name: p.shape for name, p in model.named_parameters()}
     blocks = toy_blocks(model)
-    hold_in_fp8(model, blocks)
+    use_fp8_storage(model, blocks)
     parameters = dict(model.named_parameters())
     assert set(parameters) == set(shapes) | {f"{name}_scale_inv" for name in blocks}
     for name, block in blocks.items():
@@ -57,7 +57,7 @@ def test_expert_scales_count_as_computed_by_hand() -> None:
     model = toy_mistral4()
     experts = model.model.layers[0].mlp.experts
     blocks = {f"model.layers.0.mlp.experts.{n}": (w.shape[1], w.shape[2]) for n, w in experts.named_parameters()}
-    hold_in_fp8(model, blocks)
+    use_fp8_storage(model, blocks)
     with torch.no_grad():
         for name in ("gate_up_proj", "down_proj"):
             getattr(experts, name).copy_(torch.ones(getattr(experts, name).shape).to(fp8.CODES))
@@ -81,7 +81,7 @@ def test_logits_equal_those_of_the_dequantised_model(kind: str) -> None:
 def test_one_expert_weight_may_be_held_alone() -> None:
     full, part = toy_mistral4(), toy_mistral4()
     name = "model.layers.0.mlp.experts.down_proj"
-    hold_in_fp8(part, {name: (1, 24)})
+    use_fp8_storage(part, {name: (1, 24)})
     codes, scale = fp8.quantize_rows(full.get_parameter(name).detach())
     with torch.no_grad():
         part.get_parameter(name).copy_(codes)
@@ -93,14 +93,14 @@ def test_one_expert_weight_may_be_held_alone() -> None:
 def test_experts_of_all_layers_are_of_one_class() -> None:
     # Compiled code is shared by layers that are alike, down to the classes of their parts.
     model = toy_mistral4()
-    hold_in_fp8(model, toy_blocks(model))
+    use_fp8_storage(model, toy_blocks(model))
     first, second = (layer.mlp.experts for layer in model.model.layers)
     assert isinstance(first, Fp8Experts) and type(first) is type(second)
 
 
 def test_a_weight_nobody_filled_shows_as_nan() -> None:
     model = toy_mistral4()
-    hold_in_fp8(model, {"model.layers.1.self_attn.o_proj.weight": (128, 128)})
+    use_fp8_storage(model, {"model.layers.1.self_attn.o_proj.weight": (128, 128)})
     assert model(token_ids()).logits.isnan().all()
 
 
@@ -119,7 +119,7 @@ def test_adapters_beside_fp8_weights_are_float32_and_linear_ones_never_went_thro
 def test_adapters_on_a_meta_model_held_in_fp8_are_float32_on_meta() -> None:
     with torch.device("meta"):
         model = toy_mistral4()
-    hold_in_fp8(model, toy_blocks(model))
+    use_fp8_storage(model, toy_blocks(model))
     factors = [p for p in adapted(model, ATTENTION["mistral4"]).parameters() if p.requires_grad]
     assert {(p.dtype, p.device.type) for p in factors} == {(torch.float32, "meta")}
 
@@ -150,7 +150,7 @@ def test_codes_that_were_cast_are_refused_and_not_taken_for_values() -> None:
 )
 def test_what_cannot_be_held_is_named(name: str, block: tuple[int, int], message: str) -> None:
     with pytest.raises(ShardtuneError, match=message):
-        hold_in_fp8(toy_mistral4(), {name: block})
+        use_fp8_storage(toy_mistral4(), {name: block})
 
 
 def test_experts_of_another_layout_are_refused_by_class() -> None:
@@ -163,5 +163,5 @@ def test_experts_of_another_layout_are_refused_by_class() -> None:
     with torch.device("meta"):
         model = GptOssForCausalLM(config)
     with pytest.raises(ShardtuneError, match="GptOssExperts") as caught:
-        hold_in_fp8(model, {"model.layers.0.mlp.experts.down_proj": (1, 1)})
+        use_fp8_storage(model, {"model.layers.0.mlp.experts.down_proj": (1, 1)})
     assert "has_bias=True, is_transposed=True" in caught.value.why

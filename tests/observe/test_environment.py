@@ -33,7 +33,7 @@ def test_a_package_that_is_not_installed_is_left_out(monkeypatch: object) -> Non
         (["/lib/shardtune/__main__.py", "train", "a b.yaml"], "shardtune train 'a b.yaml'"),
         (["sft.py", "--lr", "1e-4"], "python sft.py --lr 1e-4"),
         (["sft.py", "--hub-token", "abc", "--api_key=def"], "python sft.py --hub-token '***' '--api_key=***'"),
-        (["shardtune", "train", "r.yaml", "-o", "train.extra.hub_token=abc"], "shardtune train r.yaml -o 'train.extra.hub_token=***'"),
+        (["shardtune", "train", "r.yaml", "-o", "train.hub_token=abc"], "shardtune train r.yaml -o 'train.hub_token=***'"),
         (["shardtune", "train", "https://me:secret@host/run.yaml"], "shardtune train 'https://***@host/run.yaml'"),
     ],
 )  # fmt: skip

@@ -23,7 +23,7 @@ from shardtune.observe.batches import BatchCount, attended_pairs, count_batch
 from shardtune.observe.chips import peak_tflops
 from shardtune.observe.flop_recorder import FlopRecorder
 from shardtune.observe.flops import Cost, FlopFormula
-from shardtune.parallel.recompute import apply_selective_checkpointing
+from shardtune.parallel.activation_checkpointing import apply_selective_checkpointing
 
 CLASSES = {"llama": LlamaForCausalLM, "mistral4": Mistral4ForCausalLM, "mixtral": MixtralForCausalLM}
 ROWS, LENGTH = 2, 40

@@ -97,7 +97,7 @@ def test_a_small_dev_shm_matters_only_to_data_workers(tmp_path: Path) -> None:
     facts = {**big_node(tmp_path), "shm": {"path": "/dev/shm", "total": 64 * 2**20, "free": 64 * 2**20}}
     assert concerns(facts) == []
     (warning,) = concerns(facts, workers=2)
-    assert "/dev/shm has only 64 MiB" in warning and "train.extra.dataloader_num_workers" in warning
+    assert "/dev/shm has only 64 MiB" in warning and "train.dataloader_num_workers" in warning
 
 
 @pytest.mark.parametrize(

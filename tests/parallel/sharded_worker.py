@@ -9,7 +9,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from shardtune.adapters.lora import add_lora
-from shardtune.checkpoint.adapter import gather_adapter, put_adapter, write_adapter
+from shardtune.checkpoint.adapter import gather_adapter, load_adapter, write_adapter
 from shardtune.config.schema import LoraSection, ModelSection, ParallelSection
 from shardtune.model.load import load_model
 from shardtune.parallel.processes import join
@@ -47,7 +47,7 @@ def main(model_folder: str, out: str, compute: str) -> None:
             for p in parameters.values():
                 if p.requires_grad:
                     p.zero_()
-        put_adapter(model, tensors)
+        load_adapter(model, tensors)
         with torch.no_grad():
             seen["restored"] = (model(input_ids=ids).logits - logits).abs().max().item()
         seen["agree"] = [processes.agree(processes.rank == 1), processes.agree(False)]

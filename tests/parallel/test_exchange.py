@@ -16,7 +16,7 @@ from ranks import on_ranks
 from running import REPOSITORY
 
 from shardtune.errors import ShardtuneError
-from shardtune.parallel.exchange import from_bytes, from_outline, outline, to_bytes
+from shardtune.parallel.exchange import from_bytes, tensor_from_spec, tensor_spec, to_bytes
 
 WORKER = Path(__file__).parent / "exchange_worker.py"
 
@@ -59,19 +59,19 @@ def test_bytes_that_are_no_json_are_told() -> None:
 
 @pytest.mark.parametrize("tensor", [torch.zeros(3, 0, dtype=torch.bfloat16), torch.zeros(2, dtype=torch.float8_e4m3fn)])
 def test_an_outline_has_shape_and_dtype(tensor: torch.Tensor) -> None:
-    made = from_outline(from_bytes(to_bytes(outline(tensor))))
+    made = tensor_from_spec(from_bytes(to_bytes(tensor_spec(tensor))))
     assert made.is_meta and made.shape == tensor.shape and made.dtype == tensor.dtype
 
 
 @pytest.mark.parametrize("number", [torch.tensor(1e-45), torch.tensor(7), torch.tensor(False), torch.tensor(1 / 3)])
 def test_an_outline_of_a_single_number_keeps_it(number: torch.Tensor) -> None:
-    made = from_outline(from_bytes(to_bytes(outline(number))))
+    made = tensor_from_spec(from_bytes(to_bytes(tensor_spec(number))))
     assert made.dtype == number.dtype and torch.equal(made, number)
 
 
 def test_an_outline_names_a_dtype_and_nothing_else_of_torch() -> None:
     with pytest.raises(ShardtuneError, match="unknown dtype 'load'"):
-        from_outline({"shape": [1], "dtype": "load", "value": None})
+        tensor_from_spec({"shape": [1], "dtype": "load", "value": None})
 
 
 @pytest.fixture(scope="module")

@@ -26,19 +26,19 @@ class Noting(OffloadedInputs):
     def __init__(self, width: int, least: int = 1) -> None:
         super().__init__(width, CPU)
         self.least = least
-        self.moved: list[ref[offload._Moved]] = []
+        self.moved: list[ref[offload._Offloaded]] = []
         self.there: list[list[int]] = []
 
-    def _pack(self, tensor: Tensor) -> Tensor | offload._Moved:
+    def _pack(self, tensor: Tensor) -> Tensor | offload._Offloaded:
         packed = super()._pack(tensor)
-        if isinstance(packed, offload._Moved):
+        if isinstance(packed, offload._Offloaded):
             self.moved.append(ref(packed))
             self._note()
         return packed
 
-    def _unpack(self, packed: Tensor | offload._Moved) -> Tensor:
+    def _unpack(self, packed: Tensor | offload._Offloaded) -> Tensor:
         tensor = super()._unpack(packed)
-        if isinstance(packed, offload._Moved):
+        if isinstance(packed, offload._Offloaded):
             self._note()
         return tensor
 
@@ -92,7 +92,7 @@ def test_an_input_is_the_same_when_it_comes_back() -> None:
     inputs = [torch.randn(2, 3, 8) for _ in range(5)]
     packed = [context._pack(one) for one in inputs]
     first = packed[0]
-    assert isinstance(first, offload._Moved) and first.tensor is None and first.host is not None
+    assert isinstance(first, offload._Offloaded) and first.tensor is None and first.host is not None
     for one, given in zip(packed[::-1], inputs[::-1], strict=True):
         assert torch.equal(context._unpack(one), given)
         assert torch.equal(context._unpack(one), given)  # whoever asks twice gets it twice

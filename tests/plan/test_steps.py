@@ -59,6 +59,11 @@ def test_warm_up_is_counted_as_transformers_counts_it(settings: dict, warmup: in
     assert TrainingArguments(str(tmp_path), warmup_steps=given, use_cpu=True).get_warmup_steps(100) == warmup
 
 
+def test_a_constant_schedule_has_no_warm_up() -> None:
+    result = training_math(section(max_steps=100, lr_scheduler_type="constant"), rows=10, tokens=10, processes=1)
+    assert result.warmup_steps == 0
+
+
 def test_the_steps_are_those_the_trainer_will_make_of_the_data_order() -> None:
     rng = random.Random(1)
     for _ in range(200):
@@ -78,5 +83,5 @@ def test_the_steps_are_those_the_trainer_will_make_of_the_data_order() -> None:
 
 
 def test_the_plan_needs_no_torch() -> None:
-    code = "import sys; import shardtune.plan.steps; sys.exit('torch' in sys.modules)"
+    code = "import sys; import shardtune.plan.steps, shardtune.plan.schedule; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=240).returncode == 0

@@ -176,7 +176,7 @@ def test_best_goes_on_in_place_only_where_nothing_came_after_it(tmp_path: Path) 
     chosen = choose_run(config(tmp_path / "two", "best"), None)
     assert chosen.created and "from a copy" in chosen.notice
     store = CheckpointStore(chosen.folder / "checkpoints", None)
-    assert store.steps() == [5] and store.newest_sound() == (5, [])
+    assert store.steps() == [5] and store.newest_intact() == (5, [])
     assert CheckpointStore(run / "checkpoints", None).steps() == [5, 10, 15]
     make(tmp_path / "three", "a", 5)
     with pytest.raises(UserInputError, match="has an evaluation loss"):

@@ -32,7 +32,7 @@ FAST = ["train.kernels=auto", "train.packing=auto", "train.gradient_checkpointin
 # Pairs that are refused, and what the message says.
 REFUSED: dict[frozenset[str], str] = {
     frozenset({"DoRA", "expert LoRA"}): "PEFT has no DoRA for routed experts and routers",
-    frozenset({"DoRA", "FP8 base"}): "DoRA takes the length of every row of a weight in each pass",
+    frozenset({"DoRA", "FP8 base"}): "DoRA needs the norm of every weight row in each pass",
 }
 # What runs on a GPU alone, by tests/gpu/test_features_gpu.py; what has passed there stands in gpu.json.
 ON_GPU: dict[str, list[str]] = {

@@ -9,6 +9,7 @@ import fast_path
 import pytest
 import torch
 from expert_toys import quantise
+from resolving import resolved_for
 from support.twins import (
     TYPES,
     adapted,
@@ -27,18 +28,16 @@ from support.twins import (
 from shardtune.adapters.fused import use_fused_lora
 from shardtune.errors import UserInputError
 from shardtune.kernels import fp8, varlen, whole_rows
-from shardtune.model.assembly import Assembly
 from shardtune.model.experts import SCALE_SUFFIX, fused_experts
 from shardtune.model.families.generic import decoder_layers
 from shardtune.model.families.registry import family_for, family_of
 from shardtune.model.meta_model import MetaModel
-from shardtune.model.quantized import hold_in_fp8
-from shardtune.parallel.recompute import apply_selective_checkpointing
-from shardtune.train.attention import resolve_packing
-from shardtune.train.choices import fp8_blocks, fuse, resolve_kernels
-from shardtune.train.fused_loss import use_fused_loss
+from shardtune.model.quantized import use_fp8_storage
+from shardtune.model.weight_mapping import WeightMapping
+from shardtune.parallel.activation_checkpointing import apply_selective_checkpointing
+from shardtune.train.build import fp8_blocks, fuse
+from shardtune.train.losses.fused import use_fused_loss
 
-CPU = torch.device("cpu")
 # What takes a second for each: a few of them in the fast tests.
 FEW_FAST = [kind if kind in ("llama", "deepseek_v3") else pytest.param(kind, marks=pytest.mark.slow) for kind in TYPES]
 # Layers that take the keys and values of another one.
@@ -66,16 +65,14 @@ def test_a_run_computes_the_loss_and_gradients_of_plain_transformers_and_peft(ki
     """With everything `auto` chooses on this machine: packing, fused LoRA, fused loss, grouped experts."""
     meant = one_by_one(as_peft_computes(adapted(toy(kind))))
     base = toy(kind)
+    train = resolved_for(any_config(tmp_path), base).config.train
     model, family = adapted(base), family_of(base)
-    resolved = resolve_kernels(any_config(tmp_path), base, family, CPU)
-    resolved = resolve_packing(resolved, base, family, CPU, filled=0.5)
-    train = resolved.config.train
     fuse(model, train)
     if train.fused_loss:
         use_fused_loss(base, causal=family.why_not("packing", base.config) is None)
     rows = two_rows() if train.packing else [[one] for one in documents()]
-    batch = batch_of("packed" if train.packing else "padded", rows, fused_loss=bool(train.fused_loss))
-    assert differences(loss_and_gradients(model, batch), meant) == {}
+    batch = batch_of("packed" if train.packing else "padded", rows)
+    assert differences(loss_and_gradients(model, batch, fused=bool(train.fused_loss)), meant) == {}
 
 
 @pytest.mark.parametrize("kind", claims("packing"))
@@ -89,10 +86,10 @@ def test_where_they_would_not_packing_is_off_and_asking_for_it_is_refused(kind: 
     model = toy(kind)
     family = family_of(model)
     reason = family.unfit["packing"]
-    settled = resolve_packing(any_config(tmp_path), model, family, CPU, filled=0.5)
-    assert settled.config.train.packing is False and settled.origins["train.packing"].where == reason
+    resolved = resolved_for(any_config(tmp_path), model)
+    assert resolved.config.train.packing is False and resolved.reason("train.packing") == reason
     with pytest.raises(UserInputError, match="not known to keep the documents") as refused:
-        resolve_packing(any_config(tmp_path, "train.packing=true"), model, family, CPU, filled=0.5)
+        resolved_for(any_config(tmp_path, "train.packing=true"), model)
     assert refused.value.why.lower() == f"{reason}.".lower()
     with torch.no_grad():  # the reason is a fact: they do read each other
         alone = sum(loss_from_logits(model, batch_of("padded", [[one]])) for one in documents())
@@ -155,13 +152,13 @@ def test_adapters_on_experts_have_the_gradients_of_peft_or_are_refused(kind: str
 def test_a_base_held_in_fp8_trains_as_its_dequantised_twin_or_is_refused(kind: str) -> None:
     held, twin = toy(kind), toy(kind)
     family = family_of(held)
-    blocks = fp8_blocks(MetaModel(held, family, None, Assembly({})))
+    blocks = fp8_blocks(MetaModel(held, family, None, WeightMapping({})))
     if family.experts and "fused_experts" not in family.proven:
         with pytest.raises(UserInputError, match="cannot be adapted or held in FP8"):
-            hold_in_fp8(held, blocks)
+            use_fp8_storage(held, blocks)
         return
     values = {name: quantise(held.get_parameter(name), block) for name, block in blocks.items()}
-    hold_in_fp8(held, blocks)
+    use_fp8_storage(held, blocks)
     with torch.no_grad():
         for name, (codes, scale) in values.items():
             held.get_parameter(name).copy_(codes)

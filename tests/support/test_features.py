@@ -11,6 +11,7 @@ import pytest
 import torch
 from expert_toys import quantise
 from peft import PeftModel
+from resolving import resolved_for
 from support.features import CELLS, FAST, HOW, PLAIN, REFUSED, RUNS, WHAT, Cell
 from support.twins import (
     any_config,
@@ -23,42 +24,44 @@ from support.twins import (
     one_by_one,
     toy,
 )
+from transformers import PreTrainedModel
 
 from shardtune.adapters.lora import add_lora
 from shardtune.config import ResolvedConfig
 from shardtune.errors import ShardtuneError
 from shardtune.kernels import fp8
-from shardtune.model.assembly import Assembly
 from shardtune.model.experts import SCALE_SUFFIX
 from shardtune.model.families.generic import decoder_layers
 from shardtune.model.families.registry import family_of
 from shardtune.model.meta_model import MetaModel
-from shardtune.model.quantized import hold_in_fp8
-from shardtune.parallel.recompute import apply_selective_checkpointing
-from shardtune.train.attention import resolve_packing
-from shardtune.train.choices import fp8_blocks, fuse, resolve_kernels
-from shardtune.train.fused_loss import use_fused_loss
+from shardtune.model.quantized import use_fp8_storage
+from shardtune.model.weight_mapping import WeightMapping
+from shardtune.parallel.activation_checkpointing import apply_selective_checkpointing
+from shardtune.train.build import fp8_blocks, fuse
+from shardtune.train.losses.fused import use_fused_loss
 
 NEW_TOKENS = sorted({int(ids[0]) for ids, _ in documents()})  # that stand in the rows
-CPU = torch.device("cpu")
 
 
 def config_of(folder: Path, cell: Cell) -> ResolvedConfig:
     first, second = cell
     how = [*PLAIN, *HOW[second]] if second in HOW else [*WHAT[second], *FAST]
     dropout = "lora.lora_dropout=0"
-    return any_config(folder, "lora.r=2", "lora.target_modules=all-linear", dropout, *WHAT[first], *how)
+    return any_config(folder, dropout, *WHAT[first], *how)
+
+
+def base_of(cell: Cell) -> PreTrainedModel:
+    return toy("mixtral") if "expert LoRA" in cell else toy("llama", attention_bias=True, mlp_bias=True)
 
 
 def build(config: ResolvedConfig, cell: Cell, *, dequantised: bool = False) -> PeftModel:
     """The adapted toy that a config describes; what it holds in FP8 perhaps as the values that stand for."""
-    biased = {"attention_bias": True, "mlp_bias": True}
-    base = toy("mixtral") if "expert LoRA" in cell else toy("llama", **biased)
+    base = base_of(cell)
     if config.config.model.base_precision == "fp8":
-        blocks = fp8_blocks(MetaModel(base, family_of(base), None, Assembly({})))
+        blocks = fp8_blocks(MetaModel(base, family_of(base), None, WeightMapping({})))
         codes = {name: quantise(base.get_parameter(name), block) for name, block in blocks.items()}
         if not dequantised:
-            hold_in_fp8(base, blocks)
+            use_fp8_storage(base, blocks)
         with torch.no_grad():
             for name, (code, scale) in codes.items():
                 value = fp8.dequantize(code, scale, blocks[name], torch.float32) if dequantised else code
@@ -69,11 +72,10 @@ def build(config: ResolvedConfig, cell: Cell, *, dequantised: bool = False) -> P
     return move(model)
 
 
-def as_a_run_computes(model: PeftModel, resolved: ResolvedConfig) -> dict[str, torch.Tensor]:
+def as_a_run_computes(cell: Cell, resolved: ResolvedConfig) -> dict[str, torch.Tensor]:
+    train = resolved_for(resolved, base_of(cell)).config.train
+    model = build(resolved, cell)
     base = model.get_base_model()
-    family = family_of(base)
-    settled = resolve_packing(resolve_kernels(resolved, base, family, CPU), base, family, CPU, filled=0.5)
-    train = settled.config.train
     fuse(model, train)
     if train.fused_loss:
         use_fused_loss(base, causal=True)
@@ -83,8 +85,8 @@ def as_a_run_computes(model: PeftModel, resolved: ResolvedConfig) -> dict[str, t
         base.gradient_checkpointing_enable({"use_reentrant": False})
     one, two, three, four = documents()
     rows = [[one, two], [three, four]] if train.packing else [[row] for row in (one, two, three, four)]
-    batch = batch_of("packed" if train.packing else "padded", rows, fused_loss=bool(train.fused_loss))
-    return loss_and_gradients(model.train(), batch)
+    batch = batch_of("packed" if train.packing else "padded", rows)
+    return loss_and_gradients(model.train(), batch, fused=bool(train.fused_loss))
 
 
 HERE = [cell for cell in CELLS if cell[1] not in RUNS]
@@ -95,12 +97,12 @@ HERE = [cell for cell in CELLS if cell[1] not in RUNS]
 def test_a_pair_computes_what_plain_transformers_and_peft_compute(cell: Cell, tmp_path: Path) -> None:
     resolved = config_of(tmp_path, cell)
     meant = one_by_one(as_peft_computes(build(resolved, cell, dequantised=True)))
-    assert differences(as_a_run_computes(build(resolved, cell), resolved), meant) == {}
+    assert differences(as_a_run_computes(cell, resolved), meant) == {}
 
 
 @pytest.mark.parametrize("cell", [cell for cell in HERE if frozenset(cell) in REFUSED], ids=" + ".join)
 def test_a_pair_that_cannot_be_is_refused_with_its_reason(cell: Cell, tmp_path: Path) -> None:
     with pytest.raises(ShardtuneError) as refused:
         resolved = config_of(tmp_path, cell)
-        as_a_run_computes(build(resolved, cell), resolved)
+        as_a_run_computes(cell, resolved)
     assert REFUSED[frozenset(cell)] in " ".join(str(refused.value).split())

@@ -16,11 +16,13 @@ from toys import toy_text_config
 
 from shardtune.adapters.lora import add_lora
 from shardtune.config.schema import LoraSection
-from shardtune.data.collate import REAL_TOKENS, Collator
+from shardtune.data.collate import REAL_TOKENS, SUPERVISED, TARGETS, Collator
 from shardtune.model.families.registry import families, family_for
+from shardtune.train.losses import Loss, nll
 
 Document = tuple[np.ndarray, np.ndarray]
 Numbers = dict[str, torch.Tensor]
+FUSED = Loss(nll.LOSS, router_coefficient=0.0, fused=True)
 TYPES = [model_type for family in families() for model_type in family.model_types]
 
 
@@ -88,19 +90,18 @@ def batch_of(layout: str, rows: list[list[Document]], device: str = "cpu", **set
 
 def loss_from_logits(model: Any, batch: dict[str, Any]) -> torch.Tensor:
     """Summed over supervised tokens."""
-    given = {k: v for k, v in batch.items() if k != "labels"}
+    given = {k: v for k, v in batch.items() if k not in ("labels", SUPERVISED, TARGETS)}
     logits = model(**given, use_cache=False).logits.float()
     labels = batch["labels"][:, 1:].flatten()
     return torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), labels, ignore_index=-100, reduction="sum")
 
 
-def loss_and_gradients(model: Any, *batches: dict[str, Any]) -> Numbers:
-    """Of all batches together; a batch that says where something is predicted is answered with its loss."""
+def loss_and_gradients(model: Any, *batches: dict[str, Any], fused: bool = False) -> Numbers:
+    """Of all batches together."""
     model.zero_grad()
     total = torch.zeros(())
     for batch in batches:
-        fused = "supervised" in batch
-        loss = model(**batch, use_cache=False).loss if fused else loss_from_logits(model, batch)
+        loss = FUSED(model, batch).loss if fused else loss_from_logits(model, batch)
         loss.backward()
         total = total + loss.detach().cpu()
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
@@ -135,5 +136,8 @@ def any_config(folder: Path, *overrides: str) -> Any:
     from shardtune.config import load_config
 
     file = folder / "run.yaml"
-    file.write_text("model: {model_name_or_path: toy, torch_dtype: float32}\ndata: {dataset_name_or_path: rows}\n")
+    file.write_text(
+        "model: {model_name_or_path: toy, torch_dtype: float32}\ndata: {dataset_name_or_path: rows}\n"
+        "lora: {r: 2, target_modules: all-linear}\n"
+    )
     return load_config(file, list(overrides))

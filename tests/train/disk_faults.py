@@ -6,23 +6,22 @@ import json
 import os
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import small_disk
 
 from shardtune.cli.main import main
-from shardtune.train.step_watch import ProgressWatch
+from shardtune.train.loop import TrainingLoop
 
 tempfile.tempdir = os.environ.get("TMPDIR")  # Python would take another one if it were full
 faults = json.loads(os.environ["DISK_FAULTS"])
-on_step_end = ProgressWatch.on_step_end
+agree = TrainingLoop._agree_on_requests
 
 
-def with_faults(self: ProgressWatch, args: Any, state: Any, control: Any, **given: Any) -> None:
-    on_step_end(self, args, state, control, **given)
-    for what, disk in faults.pop(str(state.global_step), []):
+def with_faults(self: TrainingLoop) -> None:
+    agree(self)
+    for what, disk in faults.pop(str(self.state.global_step), []):
         getattr(small_disk, what)(Path(disk))
 
 
-ProgressWatch.on_step_end = with_faults  # type: ignore[method-assign]
+TrainingLoop._agree_on_requests = with_faults  # type: ignore[method-assign]
 main()

@@ -21,40 +21,35 @@ start._command = lambda *words: [sys.executable, __file__, *_command(*words)[3:]
 def spoil() -> None:
     """In the rank it is meant for."""
     import torch
-    from spoilt import not_a_number
+    from spoilt import not_a_number, spoilt
     from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
-    from shardtune.train.trainer import ShardedSFTTrainer
+    from shardtune.train.loop import TrainingLoop
 
-    loss, layer, batches = ShardedSFTTrainer._loss_of, LlamaDecoderLayer.forward, ShardedSFTTrainer.get_batch_samples
-    running: list[Any] = []
-
-    def at() -> int:
-        return running[0].state.global_step + 1 if running else 0
-
-    def loss_of(self: Any, *args: Any, **kwargs: Any) -> Any:
-        running[:] = [self]
-        found = loss(self, *args, **kwargs)
-        return not_a_number(found) if KIND == "nan" and at() == int(STEP) and len(self.micro_losses) == 1 else found
+    layer, next_batches = LlamaDecoderLayer.forward, TrainingLoop._next
+    at = [0]
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if KIND == "oom" and at() == int(STEP) and self.self_attn.layer_idx == 1:
+        if KIND == "oom" and at[0] == int(STEP) and self.self_attn.layer_idx == 1:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has no more.")
-        if KIND == "slow" and at() >= int(STEP):
+        if KIND == "slow" and at[0] >= int(STEP):
             time.sleep(0.05)
         return layer(self, *args, **kwargs)
 
-    def get_batch_samples(self: Any, batches_of_epoch: Any, *args: Any) -> Any:
-        def slowly() -> Any:
-            for batch in batches_of_epoch:
-                time.sleep(0.2)
-                yield batch
+    def slowly(self: TrainingLoop, steps: Any) -> Any:
+        at[0] = self.state.global_step + 1
+        if KIND != "starve" or at[0] < int(STEP):
+            return next_batches(self, steps)
 
-        late = KIND == "starve" and self.state.global_step + 1 >= int(STEP)
-        return batches(self, slowly() if late else batches_of_epoch, *args)
+        def late() -> Any:
+            time.sleep(0.2 * self.config.train.gradient_accumulation_steps)
+            yield from steps
 
-    LlamaDecoderLayer.forward = forward
-    ShardedSFTTrainer._loss_of, ShardedSFTTrainer.get_batch_samples = loss_of, get_batch_samples  # type: ignore[method-assign]
+        return next_batches(self, late())
+
+    LlamaDecoderLayer.forward, TrainingLoop._next = forward, slowly  # type: ignore[method-assign]
+    if KIND == "nan":
+        spoilt({int(STEP): not_a_number}, micro=1).__enter__()  # to the end of this process
 
 
 if os.environ.get("RANK", "0" if "--nproc" not in sys.argv else "") == RANK:

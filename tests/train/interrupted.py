@@ -13,15 +13,15 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
-from accelerate.state import AcceleratorState, GradientState
+from accelerate.state import AcceleratorState
 from ranks import free_ports, on_ranks
 
 from shardtune.config import load_config
 from shardtune.run.folder import FOLDER_VARIABLE
+from shardtune.train.loop import TrainingLoop
 from shardtune.train.run import train
-from shardtune.train.trainer import ShardedSFTTrainer, StopAtStep
 
-NUMBERS = ("step", "epoch", "loss", "grad_norm", "learning_rate", "tokens")
+NUMBERS = ("step", "epoch", "loss", "grad_norm", "learning_rate", "tokens", "entropy", "token_accuracy")
 
 
 class Crash(BaseException):
@@ -34,7 +34,6 @@ def run(
     """Train here; the exit code, or None after the crash (right after everything that belongs to step `crash_at`)."""
     os.environ.pop(FOLDER_VARIABLE, None)
     AcceleratorState._reset_state(reset_partial_state=True)
-    GradientState._reset_state()
     with ending_at(stop_at, crash_at):
         try:
             return train(load_config(config, overrides, environ={}), run_id=run_id)
@@ -60,22 +59,22 @@ def whole_cut_and_alone(environment: dict[str, str], config: Path) -> Path:
 @contextmanager
 def ending_at(stop_at: int | None, crash_at: int | None) -> Iterator[None]:
     """Every rank is asked to stop, or breaks down, at the given step."""
-    asked, after_step = StopAtStep.on_step_end, ShardedSFTTrainer._maybe_log_save_evaluate
+    agree, after_step = TrainingLoop._agree_on_requests, TrainingLoop._log_evaluate_save
 
-    def on_step_end(self: StopAtStep, args: Any, state: Any, control: Any, **rest: Any) -> None:
-        if state.global_step == stop_at:
-            self.stop.signal = signal.SIGTERM
-        asked(self, args, state, control, **rest)
+    def asked(self: TrainingLoop) -> None:
+        if self.state.global_step == stop_at:
+            self.training.stop.signal = signal.SIGTERM
+        agree(self)
 
-    def crash(self: ShardedSFTTrainer, *args: Any, **rest: Any) -> None:
-        after_step(self, *args, **rest)
+    def crash(self: TrainingLoop) -> None:
+        after_step(self)
         if self.state.global_step == crash_at:
             self.saver.finish()  # the thread of a process that is gone would go on in this one
             raise Crash
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(StopAtStep, "on_step_end", on_step_end)
-        patch.setattr(ShardedSFTTrainer, "_maybe_log_save_evaluate", crash)
+        patch.setattr(TrainingLoop, "_agree_on_requests", asked)
+        patch.setattr(TrainingLoop, "_log_evaluate_save", crash)
         yield
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from shardtune.train.trainer import ShardedSFTTrainer
+from shardtune.train.loop import TrainingLoop
 
 Spoil = Callable[[torch.Tensor], torch.Tensor]
 
@@ -42,14 +42,21 @@ def infinite_gradient(loss: torch.Tensor) -> torch.Tensor:
 @contextmanager
 def spoilt(steps: dict[int, Spoil], rank: int | None = None, micro: int | None = None) -> Iterator[None]:
     """`steps`: by number, what happens to the loss; of one rank or micro-batch, where given."""
-    honest = ShardedSFTTrainer._loss_of
+    honest, train_step = TrainingLoop.normalise, TrainingLoop.train_step
+    seen = [0]  # micro-batches of the step
 
-    def loss_of(self: Any, *args: Any, **kwargs: Any) -> Any:
-        loss = honest(self, *args, **kwargs)
+    def begin(self: TrainingLoop, batches: Any) -> None:
+        seen[0] = 0
+        train_step(self, batches)
+
+    def normalise(self: TrainingLoop, *args: Any) -> torch.Tensor:
+        loss = honest(self, *args)
         spoil = steps.get(self.state.global_step + 1)
-        mine = rank in (None, int(os.environ.get("RANK", "0"))) and micro in (None, len(self.micro_losses))
-        return spoil(loss) if self.model.training and spoil is not None and mine else loss
+        mine = rank in (None, int(os.environ.get("RANK", "0"))) and micro in (None, seen[0])
+        seen[0] += 1
+        return spoil(loss) if spoil is not None and mine else loss
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ShardedSFTTrainer, "_loss_of", loss_of)
+        patch.setattr(TrainingLoop, "train_step", begin)
+        patch.setattr(TrainingLoop, "normalise", normalise)
         yield

@@ -155,7 +155,7 @@ def test_a_disk_that_becomes_read_only_costs_what_comes_after(start: Start, disk
     assert "Read-only file system" in out
     assert (tmp_path / "elsewhere" / "one" / "final" / "adapter_model.safetensors").is_file()
     store = CheckpointStore(disk / "one" / "checkpoints", keep=None)
-    assert store.steps() == [2, 4] and store.newest_sound() == (4, [])
+    assert store.steps() == [2, 4] and store.newest_intact() == (4, [])
 
 
 @pytest.mark.slow

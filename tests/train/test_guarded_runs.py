@@ -60,7 +60,7 @@ def watching() -> Iterator[list[Guards]]:
     seen: list[Guards] = []
     attach = Guards.attach
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Guards, "attach", lambda self, trainer: (seen.append(self), attach(self, trainer))[1])
+        patch.setattr(Guards, "attach", lambda self, loop: (seen.append(self), attach(self, loop))[1])
         yield seen
 
 
@@ -116,7 +116,7 @@ def test_a_run_that_rolled_back_still_resumes_to_the_same_bits(config: Path, rol
         for one in (folder, rolled_back)
     ]
     for one in kept:
-        one["looks"].pop("slow")  # of clocks
+        one["health"].pop("slow")  # of clocks
     assert kept[0] == kept[1]
     assert kept[0]["passed_over"] == [11] and kept[0]["rollbacks"] == 1 and kept[0]["curve"]["accepted"] == 14
 
@@ -125,7 +125,7 @@ def test_a_loss_that_is_no_number_stops_before_the_optimizer_uses_it(config: Pat
     with watching() as seen, spoilt({5: not_a_number}, micro=1):
         with pytest.raises(GuardStop, match="Loss is not finite at step 5: NaN on rank 0") as stopped:
             run(config, "train.save_steps=1", run_id="nan")
-        held = gather_adapter(seen[0].trainer.model)
+        held = gather_adapter(seen[0].loop.model)
     folder = folder_of(config, "nan")
     (event,) = events(folder, "guard")
     assert (event["action"], event["ranks"], event["rows"]) == ("stop", [0], rows_of(5, micro=1))
@@ -159,8 +159,8 @@ def test_a_gradient_that_is_no_number_never_reaches_the_weights_where_it_is_not_
         ):
             run(config, *overrides, run_id=name)
         (guards,) = seen
-        assert guards.trainer.state.global_step == last  # of which the optimizer took the last with zeros
-        assert all(torch.isfinite(tensor).all() for tensor in gather_adapter(guards.trainer.model).values())
+        assert guards.loop.state.global_step == last  # of which the optimizer took the last with zeros
+        assert all(torch.isfinite(tensor).all() for tensor in gather_adapter(guards.loop.model).values())
         folder = folder_of(config, name)
         (event,) = events(folder, "guard")
         assert event["step"] == next(iter(spoil)) and "ranks" not in event and event["rows"] == rows_of(event["step"])
@@ -186,14 +186,14 @@ def test_too_many_skips_in_a_row_and_too_many_rollbacks_stop_the_run(config: Pat
     with spoilt(bad), pytest.raises(GuardStop, match="3 steps in a row would be skipped"):
         run(config, "guards.non_finite=skip-step", "guards.max_skips=2", run_id="skips")
     assert [e["action"] for e in events(folder_of(config, "skips"), "guard")] == ["skip-step", "skip-step", "stop"]
-    with spoilt(bad), pytest.raises(GuardStop, match="2 rollbacks before"):
+    with spoilt(bad), pytest.raises(GuardStop, match="rolled back 2 times"):
         run(config, "guards.non_finite=rollback", "guards.max_rollbacks=2", run_id="backs")
     told = events(folder_of(config, "backs"), "guard")
     assert [(e["action"], e["step"]) for e in told] == [("rollback", 4), ("rollback", 5), ("stop", 6)]
 
 
 def test_a_rollback_without_a_checkpoint_from_before_stops_and_says_so(config: Path) -> None:
-    with spoilt({2: not_a_number}), pytest.raises(GuardStop, match="no checkpoint from before") as stopped:
+    with spoilt({2: not_a_number}), pytest.raises(GuardStop, match="no earlier checkpoint") as stopped:
         run(config, "guards.non_finite=rollback", run_id="nowhere")
     assert "train.save_steps" in stopped.value.fix
 
@@ -204,7 +204,7 @@ def test_checkpoints_from_inside_the_trouble_are_set_aside(config: Path, monkeyp
     def diverges(self: Curve, step: int) -> Alarm | None:
         if step == 7 and not told:
             told.append(step)
-            return Alarm("divergence", 7, "The loss diverges.", since=5)
+            return Alarm("divergence", 7, "The loss is diverging.", since=5)
         return trend(self, step)
 
     monkeypatch.setattr(Curve, "trend", diverges)
@@ -227,7 +227,7 @@ def test_an_ordinary_run_raises_no_alarm(config: Path) -> None:
 
 def test_a_loss_that_rises_and_stays_up_stops_the_run_where_asked_to(config: Path) -> None:
     lone = ("guards.divergence=stop", "guards.loss_spike=off", "guards.grad_norm_spike=off", "train.save_strategy=no")
-    with spoilt(dict.fromkeys(range(10, 17), thousandfold)), pytest.raises(GuardStop, match="The loss diverges"):
+    with spoilt(dict.fromkeys(range(10, 17), thousandfold)), pytest.raises(GuardStop, match="The loss is diverging"):
         run(config, *lone, run_id="diverging")
     (event,) = events(folder_of(config, "diverging"), "guard")
     assert (event["guard"], event["action"]) == ("divergence", "stop") and event["value"] > 1000

@@ -7,16 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
+from resolving import resolved_for
 from toys import toy_text_config
 from transformers import AutoModelForCausalLM, Mistral4ForCausalLM, PreTrainedModel
 
 from shardtune.config import ResolvedConfig, load_config
 from shardtune.errors import UserInputError
-from shardtune.model.assembly import Assembly
-from shardtune.model.families.registry import family_of
-from shardtune.model.meta_model import MetaModel
 from shardtune.parallel.shard import decoder_layers
-from shardtune.train.choices import resolve_layer_class
 
 
 def resolved(folder: Path, classes: str) -> ResolvedConfig:
@@ -27,13 +24,10 @@ def resolved(folder: Path, classes: str) -> ResolvedConfig:
     return load_config(folder / "run.yaml", accelerate_config=folder / "fsdp.yaml", environ={})
 
 
-def toy(model_type: str) -> MetaModel:
+def toy(model_type: str) -> PreTrainedModel:
     config = toy_text_config(model_type)
     with torch.device("meta"):
-        model: PreTrainedModel = (
-            Mistral4ForCausalLM(config) if model_type == "mistral4" else AutoModelForCausalLM.from_config(config)
-        )
-    return MetaModel(model, family_of(model), None, Assembly({}))
+        return Mistral4ForCausalLM(config) if model_type == "mistral4" else AutoModelForCausalLM.from_config(config)
 
 
 @pytest.mark.parametrize(
@@ -50,33 +44,33 @@ def toy(model_type: str) -> MetaModel:
 def test_it_means_the_decoder_layer_of_this_model_and_that_is_said(
     tmp_path: Path, model_type: str, written: str, meant: str
 ) -> None:
-    meta_model = toy(model_type)
-    after, notices = resolve_layer_class(resolved(tmp_path, written), meta_model)
+    model = toy(model_type)
+    after = resolved_for(resolved(tmp_path, written), model)
     assert after.config.parallel.transformer_layer_cls_to_wrap == meant
-    assert after.origins["parallel.transformer_layer_cls_to_wrap"].source == "auto"
+    assert after.reason("parallel.transformer_layer_cls_to_wrap") is not None
     copied = written.strip("[]").split(",")[0]
-    assert len(notices) == 1 and f"{copied} is read as {meant}" in notices[0] and "fsdp.yaml" in notices[0]
-    assert len(decoder_layers(meta_model.model, after.config.parallel.transformer_layer_cls_to_wrap)) == 2
+    (notice,) = (notice.text for notice in after.notices if notice.about == "sharding")
+    assert f"{copied} is read as {meant}" in notice and "fsdp.yaml" in notice
+    assert len(decoder_layers(model, after.config.parallel.transformer_layer_cls_to_wrap)) == 2
 
 
 def test_a_class_of_this_model_stays(tmp_path: Path) -> None:
-    before = resolved(tmp_path, "LlamaMLP")
-    assert resolve_layer_class(before, toy("llama")) == (before, [])
+    after = resolved_for(resolved(tmp_path, "LlamaMLP"), toy("llama"))
+    assert after.config.parallel.transformer_layer_cls_to_wrap == "LlamaMLP"
+    assert after.reason("parallel.transformer_layer_cls_to_wrap") is None and after.notices == ()
 
 
 def test_a_class_that_is_no_decoder_layer_anywhere_is_refused_with_the_key_and_the_class_to_write(
     tmp_path: Path,
 ) -> None:
-    meta_model = toy("llama")
-    get_peft_model(meta_model.model, LoraConfig(target_modules=["q_proj"]))
     with pytest.raises(UserInputError, match="no module of class MyBlock") as caught:
-        resolve_layer_class(resolved(tmp_path, "MyBlock"), meta_model)
+        resolved_for(resolved(tmp_path, "MyBlock"), toy("llama"))
     assert "fsdp.yaml" in caught.value.what and "fsdp_transformer_layer_cls_to_wrap" in caught.value.what
-    assert "LlamaDecoderLayer" in caught.value.fix and "ModuleDict" not in str(caught.value)
+    assert "LlamaDecoderLayer" in caught.value.fix
 
 
 def test_what_a_model_without_a_known_decoder_layer_has_is_told_without_the_adapters_modules() -> None:
-    model = toy("llama").model
+    model = toy("llama")
     get_peft_model(model, LoraConfig(target_modules=["q_proj"]))
     with pytest.raises(UserInputError) as caught:
         decoder_layers(model, "MyBlock")

@@ -25,7 +25,7 @@ def test_a_damaged_checkpoint_is_told_from_a_learning_rate_that_is_too_high(
     done = shardtune("train", config, "--nproc", 2 if action == "stop" else 1, "--run-id", "nan")
     said = " ".join(done.stderr.split())
     assert done.returncode == 1 and "Traceback" not in said
-    assert f"'{NAME}' holds NaN or Inf" in said and "download or convert it again" in said
+    assert f"'{NAME}' contains NaN or Inf" in said and "download or convert it again" in said
     assert "Lower train.learning_rate" not in said
     (event,) = events(tmp_path / "runs" / "nan", "guard")
     assert NAME in event["text"] and event["step"] == 1

@@ -16,11 +16,12 @@ from toys import toy_config
 from shardtune.checkpoint.snapshot import Snapshot
 from shardtune.run.exit_codes import OUT_OF_MEMORY
 from shardtune.train import run as run_module
+from shardtune.train import validation
+from shardtune.train.loop import TrainingLoop
 from shardtune.train.memory.allocator import Allocator
 from shardtune.train.memory.failure import OutOfMemory
+from shardtune.train.optimizers import OPTIMIZERS
 from shardtune.train.saving import CheckpointSaver
-from shardtune.train.shards import ShardAdamW
-from shardtune.train.trainer import ShardedSFTTrainer
 
 
 def no_memory(*_: Any, **__: Any) -> Any:
@@ -40,22 +41,26 @@ class _NoMemoryBackward(torch.autograd.Function):
 @contextmanager
 def failing_in(phase: str) -> Iterator[None]:
     """The second allocation of step 2 (or what a phase needs) fails, as torch's allocator fails."""
-    honest = ShardedSFTTrainer._loss_of
+    train_step, normalise = TrainingLoop.train_step, TrainingLoop.normalise
 
-    def loss_of(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def fail_in_step(self: TrainingLoop, batches: Any) -> None:
         if phase in ("forward", "loss") and self.state.global_step == 1:
             base = self.model.get_base_model()
             where = base.model.layers[1].mlp if phase == "forward" else base.model
             where.register_forward_hook(no_memory, always_call=False)
-        if phase == "evaluation" and not self.model.training:
-            no_memory()
-        loss = honest(self, *args, **kwargs)
+        train_step(self, batches)
+
+    def fail_in_backward(self: TrainingLoop, *args: Any) -> torch.Tensor:
+        loss = normalise(self, *args)
         return _NoMemoryBackward.apply(loss) if phase == "backward" and self.state.global_step == 1 else loss
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ShardedSFTTrainer, "_loss_of", loss_of)
+        patch.setattr(TrainingLoop, "train_step", fail_in_step)
+        patch.setattr(TrainingLoop, "normalise", fail_in_backward)
+        if phase == "evaluation":
+            patch.setattr(validation, "to_device", no_memory)
         if phase == "optimizer":
-            patch.setattr(ShardAdamW, "step", no_memory)
+            patch.setattr(OPTIMIZERS["adamw_torch"], "step", no_memory)
         if phase == "saving":
             patch.setattr(CheckpointSaver, "save", no_memory)
         if phase == "loading":
@@ -106,22 +111,16 @@ def test_what_the_allocator_has_given_out_is_told_apart_and_adds_up(
     config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A device with 10 MiB: 1 MiB nobody knows of, 5 MiB in the layers, 2 MiB in the loss, where it fails."""
-    given, trainer = [1 << 20], []
+    given, loop = [1 << 20], []
     from shardtune.train.memory.held import known_parts
 
     def allocated() -> int:
-        known = known_parts(trainer[0].model, trainer[0].ledger.optimizer, torch.device("cpu")) if trainer else {}
+        known = known_parts(loop[0].model, loop[0].ledger.optimizer, torch.device("cpu")) if loop else {}
         return given[0] + sum(known.values())
 
     device = Allocator(torch.device("cpu"), allocated, lambda: 10 << 20, lambda: 30 << 10)
     monkeypatch.setattr(run_module, "allocator_of", lambda _: device)
-    honest = ShardedSFTTrainer._loss_of
-    step = ShardedSFTTrainer.training_step
-
-    def training_step(self: Any, *args: Any, **kwargs: Any) -> Any:
-        trainer[:] = [self]
-        given[0] = 1 << 20
-        return step(self, *args, **kwargs)
+    step = TrainingLoop.train_step
 
     def grow(amount: int) -> Any:
         def hook(*_: Any) -> None:
@@ -129,16 +128,17 @@ def test_what_the_allocator_has_given_out_is_told_apart_and_adds_up(
 
         return hook
 
-    def loss_of(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def train_step(self: TrainingLoop, batches: Any) -> None:
+        loop[:] = [self]
+        given[0] = 1 << 20
         base = self.model.get_base_model()
         if self.state.global_step == 1:
             base.model.layers[1].mlp.register_forward_hook(grow(5 << 20))
             base.model.register_forward_hook(grow(2 << 20))
             base.model.register_forward_hook(no_memory)
-        return honest(self, *args, **kwargs)
+        step(self, batches)
 
-    monkeypatch.setattr(ShardedSFTTrainer, "training_step", training_step)
-    monkeypatch.setattr(ShardedSFTTrainer, "_loss_of", loss_of)
+    monkeypatch.setattr(TrainingLoop, "train_step", train_step)
     with pytest.raises(OutOfMemory) as ended:
         run(config, run_id="device")
     (event,) = events(config.parent / "runs" / "device", "out_of_memory")

@@ -13,7 +13,7 @@ from running import Command, events
 from toys import mistral4_config, toy_config, toy_mistral4
 from transformers import LlamaForCausalLM, Mistral4ForCausalLM
 
-from shardtune.adapters.initial import draw_adapters
+from shardtune.adapters.initialization import init_adapters
 from shardtune.adapters.lora import add_lora
 from shardtune.config.schema import LoraSection, ParallelSection
 from shardtune.errors import ShardtuneError
@@ -29,12 +29,12 @@ def llama(toy_model: Path) -> Any:
     model, *_ = add_lora(
         LlamaForCausalLM.from_pretrained(toy_model), LoraSection(target_modules="q_proj", lora_dropout=0)
     )
-    draw_adapters(model, 0)
+    init_adapters(model, 0)
     return model
 
 
 class Loop:
-    """A training loop that calls the proof as transformers' Trainer does."""
+    """A training loop that calls the proof as the training loop does."""
 
     def __init__(self, model: Any, folder: Path, *, lr: float = 1e-2) -> None:
         self.model, self.state = model, SimpleNamespace(global_step=0)
@@ -46,19 +46,19 @@ class Loop:
     def run(self, steps: int, before: Any = lambda step: None, after: Any = lambda step: None) -> str:
         with join(ParallelSection(device="cpu")) as processes:
             self.proof = ProofOfTraining(self.console, EventLog(self.folder, 0), processes)
-            self.proof.on_train_begin(None, self.state, None, model=self.model)
+            self.proof.begin(self.model, self.state.global_step + 1)
             try:
                 for step in range(steps):
                     ids = torch.arange(5, 25).view(1, 20) + step
                     self.model(input_ids=ids, labels=ids).loss.backward()
                     before(step)
-                    self.proof.on_pre_optimizer_step(None, self.state, None)
+                    self.proof.before_optimizer(step + 1)
                     self.optimizer.step()
                     after(step)
-                    self.proof.on_optimizer_step(None, self.state, None, optimizer=self.optimizer)
+                    self.proof.after_optimizer(step + 1, self.optimizer)
                     self.optimizer.zero_grad()
                     self.state.global_step += 1
-                self.proof.on_train_end(None, self.state, None)
+                self.proof.end(self.state.global_step)
             except ShardtuneError as error:
                 return error.what
         return self.console.export_text()
@@ -150,6 +150,25 @@ def test_a_learning_rate_that_stays_too_small_is_said(llama: Any, tmp_path: Path
     assert "2 of 4 adapter shards" in told and "too small an update" in told
 
 
+@pytest.mark.parametrize(
+    ("kind", "lr", "proven"), [(torch.optim.SGD, 1e-4, 2), (torch.optim.SGD, 10.0, 4), (torch.optim.Adadelta, 1e-3, 2)]
+)
+def test_an_update_of_another_optimizer_that_is_too_small_for_a_is_not_taken_for_a_fault(
+    llama: Any, tmp_path: Path, kind: Any, lr: float, proven: int
+) -> None:
+    make_a_large(llama)
+    loop = Loop(llama, tmp_path)
+    loop.optimizer = kind([p for p in llama.parameters() if p.requires_grad], lr=lr)
+    assert f"{proven} of 4 adapter shards" in loop.run(5)
+
+
+def test_an_sgd_that_does_not_step_is_named(llama: Any, tmp_path: Path) -> None:
+    loop = Loop(llama, tmp_path)
+    loop.optimizer = torch.optim.SGD([p for p in llama.parameters() if p.requires_grad], lr=1.0)
+    loop.optimizer.step = lambda: None  # type: ignore[assignment]
+    assert "received a gradient and did not change in step 1" in loop.run(2)
+
+
 def test_a_run_of_one_step_says_what_is_not_proven_yet(llama: Any, tmp_path: Path) -> None:
     told = Loop(llama, tmp_path).run(1)
     assert "2 of 4 adapter shards got a gradient" in told and "(step 1, 1 rank)" in told
@@ -160,7 +179,7 @@ def test_experts_without_a_token_are_waited_for_and_then_reported(tmp_path: Path
     torch.manual_seed(0)
     base = Mistral4ForCausalLM(mistral4_config())
     model, *_ = add_lora(base, LoraSection(target_modules=["experts", "attention"], lora_dropout=0))
-    draw_adapters(model, 0)
+    init_adapters(model, 0)
 
     def no_tokens(step: int) -> None:
         for name, parameter in model.named_parameters():

@@ -29,7 +29,7 @@ def test_a_run_without_weights_trains_and_says_so(
         assert run(config, run_id=name) == 0
         said = " ".join(capsys.readouterr().out.split())
         assert said.count("warning RANDOM weights (model.weights: random)") == 1
-        assert "final (of RANDOM weights: of no use)" in said
+        assert "final (trained on RANDOM weights: useless)" in said
         (told,) = events(tmp_path / "runs" / name, "warning")
         assert told["text"].startswith("RANDOM weights")
         (weights,) = events(tmp_path / "runs" / name, "weights")

@@ -15,7 +15,7 @@ from running import Command, events
 from safetensors.torch import load_file
 from toys import toy_config, toy_llama, toy_mistral4
 
-from shardtune.parallel.offload import OffloadedInputs, _Moved
+from shardtune.parallel.offload import OffloadedInputs, _Offloaded
 from shardtune.train import loop
 
 pytestmark = pytest.mark.slow
@@ -128,11 +128,11 @@ def test_inputs_that_wait_elsewhere_change_nothing(
             return super()._unpack(packed)
 
     if moved:  # as if a CPU had another place
-        monkeypatch.setattr(loop, "has_another_place", lambda device: True)
+        monkeypatch.setattr(loop, "has_device_memory", lambda device: True)
         monkeypatch.setattr(loop, "OffloadedInputs", Noted)
     name = f"offloaded-{moved}"
     with redirect_stdout(StringIO()) as said:
         assert run(config, "train.gradient_checkpointing=full", "train.offload_activations=true", run_id=name) == 0
     assert "train.offload_activations has no effect on a CPU" in " ".join(said.getvalue().split())
-    assert any(isinstance(one, _Moved) for one in seen) is moved
+    assert any(isinstance(one, _Offloaded) for one in seen) is moved
     assert _told(config.parent / "runs" / name) == _told(alone["full"])

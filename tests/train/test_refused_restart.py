@@ -62,7 +62,7 @@ def test_a_restart_that_is_refused_leaves_the_run_and_its_checkpoints(
         process.communicate()
     assert process.returncode == 2, said
     assert "restarting (1 of at most 1" in said and f"The run is unchanged: {tmp_path}/runs/r" in said
-    step, damaged = store.newest_sound()
+    step, damaged = store.newest_intact()
     assert step is not None and not damaged
     if fault is lose_the_model:
         model.with_name("unmounted").rename(model)

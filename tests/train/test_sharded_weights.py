@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from toys import big_llama, toy_llama, toy_mistral4, toy_mixtral, toy_wrapper
 from weights_worker import digest, own_name
 
-from shardtune.adapters.initial import draw_adapters
+from shardtune.adapters.initialization import init_adapters
 from shardtune.adapters.lora import add_lora
 from shardtune.config.schema import LoraSection
 
@@ -107,7 +107,7 @@ def test_experts_stored_one_by_one_and_adapters_are_cut_out_of_the_same_whole(
     found = seen[ranks]["mixtral"]
     assert_shards(found, expected)
     model, *_ = add_lora(expected, LoraSection(lora_dropout=0, **EXPERTS))
-    draw_adapters(model, 7)
+    init_adapters(model, 7)
     whole = {own_name(name): p for name, p in model.named_parameters() if "lora_" in name}
     assert len(whole) == 2 * 2 * (4 + 2)
     for name, tensor in whole.items():
@@ -116,7 +116,7 @@ def test_experts_stored_one_by_one_and_adapters_are_cut_out_of_the_same_whole(
 
 def test_another_seed_draws_other_adapters_and_the_same_seed_the_same(folder: Path) -> None:
     model, *_ = add_lora(transformers.LlamaForCausalLM.from_pretrained(folder / "llama"), LoraSection())
-    assert draw_adapters(model, 1) == draw_adapters(model, 1) != draw_adapters(model, 2)
+    assert init_adapters(model, 1) == init_adapters(model, 1) != init_adapters(model, 2)
 
 
 def test_an_fp8_checkpoint_is_cut_the_same_however_many_ranks_hold_it(seen: dict[int, dict[str, list]]) -> None:

@@ -1,4 +1,4 @@
-"""Clipping, AdamW and dropping on shards give what torch gives for sharded tensors, bit for bit, on 1 to 3 ranks."""
+"""Clipping and dropping on shards give what torch gives for sharded tensors, bit for bit, on 1 to 3 ranks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from shardtune.parallel.processes import Processes
-from shardtune.train.shards import ShardAdamW, clip_shards
+from shardtune.train.shards import clip_shards
 
 WORKER = Path(__file__).parent / "shards_worker.py"
 
@@ -39,13 +39,6 @@ def test_norm_and_clipped_gradients_are_those_of_torch(seen: dict[int, Any], wor
     for rank in seen[world]:
         assert all(rank[case]["norm"]) and all(rank[case]["gradients"])
         assert any(rank[case]["clipped"]) == (case != "norm alone")
-
-
-@pytest.mark.parametrize("world", WORLDS)
-@pytest.mark.parametrize("case", ["adamw", "fused", "amsgrad"])
-def test_adamw_moves_weights_and_keeps_state_as_torch_does(seen: dict[int, Any], world: int, case: str) -> None:
-    for rank in seen[world]:
-        assert rank[case] == dict.fromkeys(("weights", "on shards", "moved", "keys", "types", "sharded", "state"), True)
 
 
 @pytest.mark.parametrize("world", WORLDS)
@@ -82,13 +75,3 @@ def test_what_fsdp_did_not_shard_over_one_mesh_is_left_to_torch(processes: Proce
             for one, other in zip(gradients, before, strict=True):
                 assert torch.equal(getattr(one, "_local_tensor", one), getattr(other, "_local_tensor", other)), name
     assert clip_shards([nn.Parameter(torch.zeros(3))], 1.0) is None
-
-
-def test_adamw_on_tensors_that_are_not_sharded_is_torchs(processes: Processes) -> None:
-    weights = []
-    for kind in (ShardAdamW, torch.optim.AdamW):
-        parameter = nn.Parameter(torch.ones(4))
-        parameter.grad = torch.arange(4.0)
-        kind([parameter], lr=0.1).step()
-        weights.append(parameter.detach())
-    assert torch.equal(*weights) and weights[0].min() < 1

@@ -62,13 +62,13 @@ def test_the_curve_is_that_of_a_plain_loop_written_out_here(
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from shardtune.adapters.initial import draw_adapters
+    from shardtune.adapters.initialization import init_adapters
 
     model = AutoModelForCausalLM.from_pretrained(toy_model, dtype=torch.float32)
     model = get_peft_model(
         model, LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
     )
-    draw_adapters(model, 42)
+    init_adapters(model, 42)
     tokenizer = AutoTokenizer.from_pretrained(toy_model)
     rows = [json.loads(line) for line in (toy_data / "train.jsonl").read_text().splitlines()]
     order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(42)).tolist()

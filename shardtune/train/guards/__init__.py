@@ -1,1 +1,1 @@
-"""Is something going wrong? Guards look at every step and say so, leave it out, go back, or stop (docs/guards.md)."""
+"""Is something going wrong? Guards check every step and warn, skip it, roll back, or stop the run (docs/guards.md)."""

@@ -1,4 +1,4 @@
-"""What has a guard seen, and what does it say? One form for the event, the console line and the error."""
+"""What did a guard detect? One form for the event, the console line and the error."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ _ROWS_WRITTEN = 256
 
 @dataclass(frozen=True)
 class Alarm:
-    """Something a guard does not like.
+    """A problem that a guard detected.
 
     Attributes:
         guard: Its name, which is also its setting: `guards.<name>`.
-        step: The optimizer step it was seen in, counted from 1.
-        text: One sentence a person understands.
-        value: What was measured, and `limit` what it was held against.
-        ranks: Whose it is, where it is not everybody's.
-        rows: The rows of the data it came with.
-        since: The first step that belongs to it; what a rollback passes over begins there.
+        step: The optimizer step it was detected in, counted from 1.
+        text: One sentence for people.
+        value: What was measured, and `limit` what it was compared with.
+        ranks: The affected ranks; empty when all are.
+        rows: The rows of data in the affected batches.
+        since: The first affected step; what a rollback skips begins there.
         fix: What the user may change.
     """
 
@@ -42,7 +42,7 @@ class Alarm:
         return self.step if self.since is None else self.since
 
     def event(self, action: str, to_step: int | None = None) -> dict[str, Any]:
-        """The fields of the `guard` event; what means nothing is left out."""
+        """The fields of the `guard` event; unset ones are omitted."""
         fields: dict[str, Any] = {"guard": self.guard, "step": self.step, "action": action, "text": self.text}
         optional = {"value": self.value, "limit": self.limit, "ranks": list(self.ranks), "to_step": to_step}
         fields |= {name: value for name, value in optional.items() if value not in (None, [])}
@@ -51,8 +51,8 @@ class Alarm:
         return fields
 
     def sentence(self) -> str:
-        """With the rows it came with."""
-        return f"{self.text} {rows_told(self.rows)}".strip()
+        """The text with the affected rows."""
+        return f"{self.text} {format_rows(self.rows)}".strip()
 
 
 class GuardStop(ShardtuneError):
@@ -60,14 +60,14 @@ class GuardStop(ShardtuneError):
 
 
 class RollBack(Exception):
-    """Leaves the training loop on every rank together; whoever called it goes back and calls it again."""
+    """Leaves the training loop on every rank together; the caller restores a checkpoint and enters the loop again."""
 
     def __init__(self, alarm: Alarm) -> None:
         super().__init__(alarm.text)
         self.alarm = alarm
 
 
-def rows_told(rows: Sequence[str]) -> str:
+def format_rows(rows: Sequence[str]) -> str:
     if not rows:
         return ""
     more = f" and {len(rows) - _ROWS_SHOWN} more" if len(rows) > _ROWS_SHOWN else ""

@@ -14,7 +14,7 @@ from shardtune.train.guards.alarm import Alarm
 _MAD_TO_SIGMA = 1.4826  # of a normal distribution
 _RISE = 0.3  # nats; below that a rise of a small loss is noise, however large its ratio
 _BEGINNING = 10  # steps whose median is "where the run began" for a loss that should fall
-_LOOKS = 5  # a flat loss is looked for so many times, a window apart
+_FLAT_CHECKS = 5  # how often a flat loss is checked for, a window apart
 
 
 class Window:
@@ -28,8 +28,8 @@ class Window:
         return len(self.values) == self.values.maxlen
 
     @property
-    def is_known(self) -> bool:
-        """Enough values to call another one strange."""
+    def has_enough(self) -> bool:
+        """Enough values to judge another one by."""
         assert self.values.maxlen is not None
         return len(self.values) >= max(8, self.values.maxlen // 2)
 
@@ -38,7 +38,7 @@ class Window:
         return statistics.median(value for _, value in self.values)
 
     def limit(self, z: float, ratio: float) -> float:
-        """Above it a value is a spike: by `z` robust deviations, and by `ratio` (deviations may be next to nothing)."""
+        """Above it a value is a spike: by `z` robust deviations, and by `ratio` (deviations may be close to zero)."""
         median = self.median
         mad = statistics.median(abs(value - median) for _, value in self.values)
         return max(median + z * _MAD_TO_SIGMA * mad, median * ratio)
@@ -51,7 +51,7 @@ class Curve:
     """Judges a run's loss and gradient norm. The same values give the same verdicts, whenever it was interrupted.
 
     A step is judged (`spike`) before it is accepted: one that is left out never becomes part of what others are
-    measured against. `trend` looks at what was accepted.
+    compared with. `trend` judges what was accepted.
     """
 
     def __init__(self, settings: GuardsSection) -> None:
@@ -65,11 +65,11 @@ class Curve:
     def spike(self, step: int, loss: float, norm: float | None) -> Alarm | None:
         """A loss or gradient norm far above those before it."""
         by = self.settings
-        if by.loss_spike != "off" and self.losses.is_known:
+        if by.loss_spike != "off" and self.losses.has_enough:
             limit = self.losses.limit(by.loss_spike_z, by.loss_spike_ratio)
             if loss > limit:
                 return _spike("loss_spike", "loss", step, loss, self.losses.median, limit)
-        if norm is not None and by.grad_norm_spike != "off" and self.norms.is_known:
+        if norm is not None and by.grad_norm_spike != "off" and self.norms.has_enough:
             limit = self.norms.limit(by.grad_norm_spike_z, by.grad_norm_spike_ratio)
             if norm > limit:
                 return _spike("grad_norm_spike", "gradient norm", step, norm, self.norms.median, limit)
@@ -100,22 +100,22 @@ class Curve:
             return None
         since = next(at for at, value in self.losses.values if value > limit)
         return Alarm(
-            "divergence", step, f"The loss diverges: the median of the last {len(self.losses.values)} steps is "
-            f"{median:.4g}, after {self.best:.4g} at best.", value=median, limit=limit, since=since,
+            "divergence", step, f"The loss is diverging: the median of the last {len(self.losses.values)} steps is "
+            f"{median:.4g}; the best so far was {self.best:.4g}.", value=median, limit=limit, since=since,
             fix="Lower train.learning_rate or raise the warm-up.",
         )  # fmt: skip
 
     def _flat(self, step: int) -> Alarm | None:
         late, every = self.accepted - self.settings.flat_loss_steps, self.settings.window
-        if self.settings.flat_loss == "off" or late < 0 or late % every or late >= _LOOKS * every:
+        if self.settings.flat_loss == "off" or late < 0 or late % every or late >= _FLAT_CHECKS * every:
             return None
         began, now = statistics.median(self.beginning), self.losses.median
         if now < began:
             return None
         return Alarm(
-            "flat_loss", step, f"The loss has not fallen: {now:.4g} after {self.accepted} steps, {began:.4g} in the "
-            "beginning (medians).", value=now, limit=began,
-            fix="Raise train.learning_rate or lora.r, and look at what is trained on: shardtune data inspect.",
+            "flat_loss", step, f"The loss has not decreased: {now:.4g} after {self.accepted} steps, {began:.4g} at "
+            "the start (medians).", value=now, limit=began,
+            fix="Raise train.learning_rate or lora.r, and check the training data: shardtune data inspect.",
         )  # fmt: skip
 
     def state(self) -> dict[str, Any]:
@@ -134,7 +134,7 @@ class Curve:
 def _spike(guard: str, what: str, step: int, value: float, median: float, limit: float) -> Alarm:
     return Alarm(
         guard, step, f"The {what} of step {step} is {value:.4g}, {value / max(median, 1e-30):.1f} times the median of "
-        f"the steps before ({median:.4g}).", value=value, limit=limit,
-        fix="Look at these rows; lower train.learning_rate or train.max_grad_norm, or pass over such steps with "
+        f"the preceding steps ({median:.4g}).", value=value, limit=limit,
+        fix="Inspect these rows; lower train.learning_rate or train.max_grad_norm, or skip such steps with "
         f"guards.{guard}: skip-step.",
     )  # fmt: skip

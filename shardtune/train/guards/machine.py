@@ -1,4 +1,4 @@
-"""How is the GPU of this rank? Nearly full, or slowing itself down. Nothing is known of a CPU."""
+"""Is this rank's GPU nearly full, or throttling? Not known for a CPU."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import torch
 
 from shardtune.observe.gpu_meter import gpu_uuid, throttle_reasons
 
-# A GPU at its power limit (sw_power_cap) is at work, not in trouble.
+# A GPU at its power limit (sw_power_cap) is busy, not throttled by a fault.
 _TROUBLE = {"hw_slowdown", "sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown"}
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """What is asked of a GPU. Two functions, so that a test can be one.
+    """The two readings of a GPU, as functions, so that a test can supply them.
 
     Attributes:
-        memory: The most bytes that were ever allocated, and the bytes there are.
-        throttle: Reasons for which it is slower than it could be, other than its ordinary power limit.
+        memory: Peak bytes allocated, and the bytes available to this process.
+        throttle: Active throttle reasons other than the ordinary power limit.
     """
 
     memory: Callable[[], tuple[int, int]]

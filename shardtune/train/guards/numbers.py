@@ -1,4 +1,4 @@
-"""What did a step give, on every rank, without making a GPU wait? Losses, gradient norm, and a step made undone."""
+"""What are a step's losses and gradient norm on every rank, without a GPU sync? And how is a step undone?"""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ from shardtune.train.shards import local_shard
 
 if TYPE_CHECKING:
     from shardtune.parallel.processes import Processes
-    from shardtune.train.trainer import ShardedSFTTrainer
 
 
 class HostNumber:
-    """A number of the device, on its way to the host: asked for later, it is there without waiting."""
+    """A scalar being copied from the device to the host: read later, it is there without waiting."""
 
     def __init__(self, number: torch.Tensor) -> None:
         self._event: torch.cuda.Event | None = None
@@ -42,8 +41,8 @@ class Seen:
 
     Attributes:
         losses: Each rank's loss; their mean is the step's (TRL has multiplied each by the number of ranks).
-        bad: For each rank the first of its micro-batches with a loss that is no number, or -1.
-        norm: The gradient's norm over all ranks, before clipping.
+        bad: For each rank the first of its micro-batches with a NaN or infinite loss, or -1.
+        norm: The gradient norm over all ranks, before clipping.
     """
 
     step: int
@@ -57,7 +56,7 @@ class Seen:
 
 
 def exchange(step: int, losses: list[float], norm: torch.Tensor | None, processes: Processes) -> Seen:
-    """Tell each other the losses, through the control group: it never waits for a GPU. A collective."""
+    """All-gather the losses through the control group, which never waits for a GPU. A collective."""
     first_bad = next((index for index, loss in enumerate(losses) if not math.isfinite(loss)), -1)
     mine = torch.tensor([sum(losses), first_bad], dtype=torch.float64)
     everyone = [mine]
@@ -73,52 +72,25 @@ def exchange(step: int, losses: list[float], norm: torch.Tensor | None, processe
 
 
 def drop_if_not_finite(parameters: Iterable[torch.Tensor], norm: torch.Tensor) -> None:
-    """On the device, without asking it: where the norm is no number, all gradients become zero.
+    """Zero all gradients on the device, without a sync, where their norm is NaN or infinite.
 
-    So the optimizer never sees such a gradient, even where the host learns of it a step later and stops then.
+    So the optimizer never sees such a gradient, even where the host reads the norm a step later and stops then.
     """
     broken = ~torch.isfinite(norm)
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    for whole in _buffers(gradients):
-        whole.masked_fill_(broken, 0)
+    for buffer in _buffers(gradients):
+        buffer.masked_fill_(broken, 0)
 
 
 def _buffers(gradients: list[torch.Tensor]) -> list[torch.Tensor]:
-    """The tensors that hold them: FSDP2 reduces the gradients of a unit in one flat buffer, and each is a piece of it.
+    """The storage behind them: FSDP2 reduces the gradients of a unit in one flat buffer, and each is a view of it.
 
-    So there is one kernel for a layer, not one for each of its adapters. What else is in a buffer is padding.
+    So there is one kernel per layer, not one per adapter. The rest of a buffer is padding.
     """
-    found: dict[int, torch.Tensor] = {}
+    buffers: dict[int, torch.Tensor] = {}
     for gradient in gradients:
-        held = local_shard(gradient)
-        base = held._base if isinstance(gradient, DTensor) else None
-        whole = base if base is not None and base.dim() == 1 else held
-        found[id(whole)] = whole
-    return list(found.values())
-
-
-class Undo:
-    """What the loop has counted before a step, so that the step can be left out as if it had never been.
-
-    The schedule and the data go on; weights, optimizer, sums of losses and counts of tokens stay as they were.
-    """
-
-    def __init__(self, trainer: ShardedSFTTrainer) -> None:
-        self._trainer = trainer
-        self._loss_sum = trainer._tr_loss.clone()
-        self._tokens = trainer.real_tokens
-        self._told = trainer.told["train"].clone()
-        self._metrics = {name: len(values) for name, values in trainer._metrics["train"].items()}
-
-    def __call__(self) -> None:
-        """After the backward pass, before the optimizer."""
-        trainer = self._trainer
-        trainer.model.zero_grad()  # to None: the optimizer passes over a parameter without a gradient
-        trainer._tr_loss.copy_(self._loss_sum)
-        trainer.real_tokens = self._tokens
-        trainer.told["train"].copy_(self._told)
-        for name, values in trainer._metrics["train"].items():
-            del values[self._metrics.get(name, 0) :]
-        for name in [name for name, values in trainer._metrics["train"].items() if not values]:
-            del trainer._metrics["train"][name]
-        trainer._globalstep_last_logged += 1  # a line's loss is the mean of the steps that were taken
+        shard = local_shard(gradient)
+        base = shard._base if isinstance(gradient, DTensor) else None
+        buffer = base if base is not None and base.dim() == 1 else shard
+        buffers[id(buffer)] = buffer
+    return list(buffers.values())

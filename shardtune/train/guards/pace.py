@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -28,7 +27,7 @@ class OwnForward:
         self._first: nn.Module | None = None
 
     def watch(self, model: nn.Module) -> None:
-        """FSDP2's hooks were there first, so these run when the weights are gathered, and after they are let go."""
+        """FSDP2's hooks were there first, so these run when the weights are gathered, and after they are resharded."""
         layers = layers_of(model)
         self._first = layers[0] if layers else None
         for layer in layers:
@@ -73,20 +72,3 @@ class OwnForward:
 
     def _counts(self) -> bool:
         return self.armed and torch._C._current_graph_task_id() == -1  # -1: not inside a backward pass
-
-
-class TimedBatches:
-    """An iterator of batches that counts the seconds its user waits for it."""
-
-    def __init__(self, batches: Iterator[Any]) -> None:
-        self.batches, self.seconds = batches, 0.0
-
-    def __iter__(self) -> TimedBatches:
-        return self
-
-    def __next__(self) -> Any:
-        began = time.perf_counter()
-        try:
-            return next(self.batches)
-        finally:
-            self.seconds += time.perf_counter() - began

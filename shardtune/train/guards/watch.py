@@ -1,4 +1,4 @@
-"""Who looks at each step, and what happens then? One callback that asks every guard, on all ranks with one answer."""
+"""What happens when a step goes wrong? Every guard judges it, with the same verdict on all ranks."""
 
 from __future__ import annotations
 
@@ -6,32 +6,32 @@ import math
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from rich.console import Console
-from transformers import TrainerCallback
 
 from shardtune.config.schema import GuardsSection
 from shardtune.observe.events import EventLog
 from shardtune.parallel.processes import Processes
 from shardtune.terminal import say
-from shardtune.train.guards.alarm import Alarm, GuardStop, RollBack, rows_told
+from shardtune.train.guards.alarm import Alarm, GuardStop, RollBack, format_rows
 from shardtune.train.guards.curve import Curve
 from shardtune.train.guards.health import HealthChecks
-from shardtune.train.guards.numbers import Seen, Undo, drop_if_not_finite, exchange
-from shardtune.train.guards.weights import not_finite
+from shardtune.train.guards.numbers import Seen, drop_if_not_finite, exchange
+from shardtune.train.guards.weights import non_finite_tensors
 
 if TYPE_CHECKING:
-    from transformers import TrainerControl, TrainerState
+    import torch
 
-    from shardtune.train.trainer import ShardedSFTTrainer
+    from shardtune.train.guards.numbers import HostNumber
+    from shardtune.train.loop import TrainingLoop
 
-_QUIET = 10  # steps for which a guard that has warned does not warn again
+_REPEAT_STEPS = 10  # a guard that has warned does not warn again sooner
 
 
-class Guards(TrainerCallback):
-    """Looks at every step before the optimizer takes it, and now and then at the machine. Comes first of the callbacks.
+class Guards:
+    """Judges every step before the optimizer takes it, and every few steps the machine.
 
-    Losses are read when the backward pass is queued behind them. The gradient's norm is not waited for: a step's norm
-    is looked at while the next one is computed, or before anything is logged, evaluated or saved. Until then the device
-    itself keeps gradients that are no numbers from the optimizer. Only `skip-step` by the norm has to wait for it.
+    Losses are read when the backward pass is queued behind them. The gradient norm is not waited for: a step's norm
+    is judged while the next one is computed, or before anything is logged, evaluated or saved. Until then the device
+    itself keeps NaN and infinite gradients from the optimizer. Only `skip-step` by the norm has to wait for it.
     """
 
     def __init__(
@@ -40,58 +40,62 @@ class Guards(TrainerCallback):
         console: Console,
         events: EventLog,
         processes: Processes,
-        looks: HealthChecks,
+        health: HealthChecks,
     ) -> None:
         self.settings, self.console, self.events, self.processes = settings, console, events, processes
-        self.curve, self.looks = Curve(settings), looks
+        self.curve, self.health = Curve(settings), health
         actions = (settings.non_finite, settings.loss_spike, settings.grad_norm_spike)
         self.waits = processes.device.type == "cpu" or "skip-step" in actions
-        self.passed_over: set[int] = set()  # steps whose rows no rollback may meet again
+        self.passed_over: set[int] = set()  # steps whose rows are not trained on again after a rollback
         self.left_out = False  # the step that is being computed
         self.skips = self.in_a_row = self.rollbacks = 0
         self._warned: dict[str, int] = {}
-        self._trainer: ShardedSFTTrainer | None = None
+        self._loop: TrainingLoop | None = None
         self._pending: Seen | None = None
-        self._undo: Undo | None = None
 
-    def attach(self, trainer: ShardedSFTTrainer) -> None:
-        self._trainer = trainer
-        trainer.guards = self
-        self.looks.attach(trainer)
+    def attach(self, loop: TrainingLoop) -> None:
+        self._loop = loop
+        self.health.attach(loop)
 
     @property
-    def trainer(self) -> ShardedSFTTrainer:
-        assert self._trainer is not None
-        return self._trainer
+    def loop(self) -> TrainingLoop:
+        assert self._loop is not None
+        return self._loop
 
     # What the loop calls, in this order.
 
-    def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+    def begin(self) -> None:
         self._pending, self.left_out = None, False
-        self.looks.begin()
+        self.health.begin()
 
-    def on_step_begin(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        step = state.global_step + 1
+    def begin_step(self, step: int) -> None:
         self.left_out = step in self.passed_over
-        self._undo = Undo(self.trainer)
-        self.trainer.micro_losses.clear()
-        self.looks.step_begins(step)
+        self.health.begin_step(step)
 
-    def on_pre_optimizer_step(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+    def judge(self, step: int, losses: list[HostNumber], norm: torch.Tensor | None) -> float:
+        """Before the optimizer: `left_out` says whether it may take the step.
+
+        Args:
+            losses: Of this rank's micro-batches.
+            norm: Of the gradient over all ranks, before clipping; None for a step that was not computed.
+
+        Returns:
+            The step's loss over all ranks.
+
+        Raises:
+            RollBack, GuardStop: on every rank.
+        """
         self.settle()
-        if self.left_out:
-            self._leave_out()
-            return
-        norm = self.trainer.grad_norm
+        if norm is None:
+            return math.nan
         # The device is still busy with the backward pass when its losses are asked for: nothing stands still.
-        losses = [loss.value() for loss in self.trainer.micro_losses]
-        seen = exchange(state.global_step + 1, losses, norm, self.processes)
+        seen = exchange(step, [loss.value() for loss in losses], norm, self.processes)
         if any(micro >= 0 for micro in seen.bad) or self.waits:
             self._judge(seen)
-            return
-        if norm is not None:
-            drop_if_not_finite(self.trainer.trained, norm)
-        self._pending = seen
+        else:
+            drop_if_not_finite(self.loop.trained, norm)
+            self._pending = seen
+        return seen.loss
 
     def settle(self) -> None:
         """Judge the step whose norm was not waited for."""
@@ -99,20 +103,18 @@ class Guards(TrainerCallback):
             seen, self._pending = self._pending, None
             self._judge(seen)
 
-    def on_step_end(
-        self, args: Any, state: TrainerState, control: TrainerControl, optimizer: Any = None, **_: Any
-    ) -> None:
-        moving = not self.left_out and any(group["lr"] for group in optimizer.param_groups)
-        for alarm in self.looks.step_ended(state.global_step, moving):
+    def end_step(self, step: int, *, moving: bool) -> None:
+        """`moving`: the step should have changed the adapters."""
+        for alarm in self.health.end_step(step, moving):
             self._act(alarm)
 
     def evaluated(self, step: int, loss: float) -> None:
-        """A validation loss that is no number ends the run, whatever is done about steps: no row is to blame."""
+        """A validation loss that is NaN or infinite ends the run, whatever the action for steps: no row is to blame."""
         if not math.isfinite(loss):
-            text = f"The validation loss is {_called(loss)} at step {step}; the run is stopped."
+            text = f"The validation loss is {_called(loss)} at step {step}; stopping the run."
             alarm = Alarm("non_finite", step, text, value=loss)
             self._stop_if_weights_are_to_blame(alarm)
-            self.stop(alarm, "Lower train.learning_rate; checkpoints of steps with a finite validation loss are good.")
+            self.stop(alarm, "Lower train.learning_rate; checkpoints with a finite validation loss are usable.")
 
     # What is done about it.
 
@@ -133,51 +135,52 @@ class Guards(TrainerCallback):
     def _non_finite(self, seen: Seen, norm: float | None) -> Alarm | None:
         ranks = tuple(rank for rank, micro in enumerate(seen.bad) if micro >= 0)
         fix = (
-            "Lower train.learning_rate, raise the warm-up, or look at these rows. Checkpoints written before are good. "
-            "guards.non_finite: skip-step or rollback goes on without them."
+            "Lower train.learning_rate, raise the warm-up, or inspect these rows. Earlier checkpoints are usable. "
+            "With guards.non_finite: skip-step or rollback, training continues without these rows."
         )
         if ranks:
             values = ", ".join(f"{_called(seen.losses[rank])} on rank {rank}" for rank in ranks)
             text = f"Loss is not finite at step {seen.step}: {values}."
             return Alarm("non_finite", seen.step, text, value=seen.losses[ranks[0]], ranks=ranks, fix=fix)
         if norm is not None and not math.isfinite(norm):
-            text = f"The gradient norm is {_called(norm)} at step {seen.step}, and every rank's loss is finite."
+            text = f"The gradient norm is {_called(norm)} at step {seen.step}, while every rank's loss is finite."
             return Alarm("non_finite", seen.step, text, value=norm, fix=fix)
         return None
 
     def _stop_if_weights_are_to_blame(self, alarm: Alarm) -> None:
-        """Where weights were NaN or Inf before the first step, neither rows nor the learning rate are. A collective.
+        """Weights that were NaN or Inf before the first step are not the fault of rows or learning rate. A collective.
 
-        An adapter that has become so later was spoilt by a step, as any other loss that is no number.
+        An adapter that became NaN later was damaged by a step, and is treated as any other non-finite loss.
         """
-        found = self.processes.all_gather(not_finite(self.trainer.model))
+        by_rank = self.processes.all_gather(non_finite_tensors(self.loop.model))
         frozen, trained = (
-            [(name, rank) for rank, names in enumerate(found) for name, trains in names.items() if trains is which]
+            [(name, rank) for rank, names in enumerate(by_rank) for name, trains in names.items() if trains is which]
             for which in (False, True)
         )
-        resumed = self.trainer.resumed
+        resumed = self.loop.resumed
         if not frozen and (not trained or alarm.step > (resumed.step if resumed is not None else 0) + 1):
             return
         name, rank = (frozen or trained)[0]
         count = len({name for name, _ in frozen or trained})
         fix = (
-            "The checkpoint is damaged, or overflowed when it was converted: download or convert it again, and look at "
-            "this tensor. No learning rate and no other rows help."
+            "The checkpoint is damaged, or overflowed when it was converted: download or convert it again, and check "
+            "this tensor. Neither another learning rate nor other data will help."
             if frozen
-            else "The checkpoint the run goes on from holds it: set it aside and go on from the one before, or begin "
-            "anew (--resume never)."
+            else "The checkpoint the run resumes from contains it: delete that checkpoint to resume from the one "
+            "before, or start over (--resume never)."
         )
-        more = f" and {count - 1} other tensors hold" if count > 1 else " holds"
-        kind = "the model's weights" if frozen else "the adapter that was loaded"
-        text = f"{alarm.text} It comes from {kind}: '{name}'{more} NaN or Inf (seen on rank {rank})."
+        more = f" and {count - 1} other tensors contain" if count > 1 else " contains"
+        kind = "the model's weights" if frozen else "the loaded adapter"
+        text = f"{alarm.text} It comes from {kind}: '{name}'{more} NaN or Inf (on rank {rank})."
         self.stop(Alarm(alarm.guard, alarm.step, text, value=alarm.value), fix)
 
     def _with_rows(self, alarm: Alarm, seen: Seen) -> Alarm:
-        """The rows of the step; of a loss that is no number, those of the first such micro-batch on each rank."""
+        """The rows of the step; of a non-finite loss, those of the first such micro-batch on each rank."""
+        rows_of_step = self.loop.batches.rows_of_step
         if not alarm.ranks:
-            rows = self.trainer.rows_of_step(alarm.step)
+            rows = rows_of_step(alarm.step)
         else:
-            rows = [row for rank in alarm.ranks for row in self.trainer.rows_of_step(alarm.step, rank, seen.bad[rank])]
+            rows = [row for rank in alarm.ranks for row in rows_of_step(alarm.step, rank, seen.bad[rank])]
         return Alarm(**{**vars(alarm), "rows": tuple(rows)})
 
     def _act(self, alarm: Alarm) -> str:
@@ -194,57 +197,55 @@ class Guards(TrainerCallback):
         return action
 
     def _warn(self, alarm: Alarm) -> None:
-        if alarm.step - self._warned.get(alarm.guard, -_QUIET) >= _QUIET:
+        if alarm.step - self._warned.get(alarm.guard, -_REPEAT_STEPS) >= _REPEAT_STEPS:
             self._warned[alarm.guard] = alarm.step
-            self._tell(alarm, "warn", f"{alarm.sentence()} {alarm.fix}")
+            self._report(alarm, "warn", f"{alarm.sentence()} {alarm.fix}")
 
     def _skip(self, alarm: Alarm) -> None:
         self.skips, self.in_a_row = self.skips + 1, self.in_a_row + 1
         if self.in_a_row > self.settings.max_skips:
-            fix = "The steps before the first of them are in the checkpoints. Look at the rows and the learning rate."
+            fix = "Earlier checkpoints are usable. Check the rows and the learning rate."
             self.stop(alarm, fix, f" {self.in_a_row} steps in a row would be skipped (guards.max_skips).")
-        self._tell(alarm, "skip-step", f"{alarm.sentence()} The step is skipped ({self.skips} so far).")
-        self._leave_out()
-
-    def _leave_out(self) -> None:
-        assert self._undo is not None
+        self._report(alarm, "skip-step", f"{alarm.sentence()} Step skipped ({self.skips} so far).")
         self.left_out = True
-        self._undo()
 
     def _roll_back(self, alarm: Alarm) -> None:
         self.rollbacks += 1
         if self.rollbacks > self.settings.max_rollbacks:
-            self.stop(alarm, alarm.fix, f" There were {self.rollbacks - 1} rollbacks before (guards.max_rollbacks).")
+            self.stop(
+                alarm, alarm.fix, f" The run rolled back {self.rollbacks - 1} times before (guards.max_rollbacks)."
+            )
         raise RollBack(alarm)
 
-    def tell_rollback(self, alarm: Alarm, to_step: int) -> None:
+    def report_rollback(self, alarm: Alarm, to_step: int) -> None:
         steps = f"step {alarm.step}" if alarm.first_step == alarm.step else f"steps {alarm.first_step}–{alarm.step}"
-        what = f"{alarm.sentence()} The run goes back to step {to_step} and passes over the rows of {steps}."
-        self._tell(alarm, "rollback", f"{what} ({self.rollbacks} of at most {self.settings.max_rollbacks}.)", to_step)
+        message = f"{alarm.sentence()} Rolling back to step {to_step}, then skipping the rows of {steps}."
+        count = f"(Rollback {self.rollbacks} of at most {self.settings.max_rollbacks}.)"
+        self._report(alarm, "rollback", f"{message} {count}", to_step)
 
     def stop(self, alarm: Alarm, fix: str, more: str = "") -> NoReturn:
-        """Ends the run on this rank; every rank comes here with the same alarm."""
-        self._tell(alarm, "stop", "")
+        """Ends the run on this rank; every rank calls this with the same alarm."""
+        self._report(alarm, "stop", "")
         raise GuardStop(alarm.text + more, why=_why(alarm), fix=fix)
 
-    def _tell(self, alarm: Alarm, action: str, said: str, to_step: int | None = None) -> None:
+    def _report(self, alarm: Alarm, action: str, message: str, to_step: int | None = None) -> None:
         if self.processes.is_main:
             self.events.write("guard", **alarm.event(action, to_step))
-        if said:
-            say(self.console, "guard", f"{alarm.guard}: {said.strip()}", "bold yellow")
+        if message:
+            say(self.console, "guard", f"{alarm.guard}: {message.strip()}", "bold yellow")
 
-    # What a checkpoint keeps of it.
+    # What a checkpoint stores.
 
     def state(self) -> dict[str, Any]:
         return {
-            "curve": self.curve.state(), "looks": self.looks.state(), "passed_over": sorted(self.passed_over),
+            "curve": self.curve.state(), "health": self.health.state(), "passed_over": sorted(self.passed_over),
             "skips": self.skips, "in_a_row": self.in_a_row, "rollbacks": self.rollbacks, "warned": dict(self._warned),
         }  # fmt: skip
 
     def restore(self, saved: dict[str, Any]) -> None:
-        """As it was at the checkpoint, but what was learnt about bad rows since then (by a rollback) stays known."""
+        """As it was at the checkpoint, except that steps a later rollback skips stay skipped."""
         self.curve.restore(saved["curve"])
-        self.looks.restore(saved["looks"])
+        self.health.restore(saved["health"])
         self.passed_over |= set(saved["passed_over"])
         self.skips, self.in_a_row, self._warned = saved["skips"], saved["in_a_row"], dict(saved["warned"])
         self.rollbacks = max(self.rollbacks, saved["rollbacks"])
@@ -256,4 +257,4 @@ def _called(value: float) -> str:
 
 def _why(alarm: Alarm) -> str:
     ranks = f"Rank{'s' if len(alarm.ranks) > 1 else ''} {', '.join(map(str, alarm.ranks))}. " if alarm.ranks else ""
-    return f"{ranks}{rows_told(alarm.rows)}".strip()
+    return f"{ranks}{format_rows(alarm.rows)}".strip()

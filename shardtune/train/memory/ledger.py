@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from transformers import TrainerCallback
 
 from shardtune.model.families.generic import decoder_of
 from shardtune.parallel.shard import layers_of
@@ -52,7 +51,7 @@ class _Marks:
     layers_done: int = 0
 
 
-class Ledger(TrainerCallback):
+class Ledger:
     """Follows a run through its phases, and counts when memory runs out.
 
     Shards, gathered layers, gradients and optimizer state are counted where they are. What else the allocator has given
@@ -86,36 +85,24 @@ class Ledger(TrainerCallback):
 
     # What the loop does.
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **_: Any) -> None:
-        self.optimizer = getattr(optimizer, "optimizer", optimizer)
-        self.phase = DATA
+    def begin(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer, self.phase = optimizer, DATA
 
-    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.step, self.phase = state.global_step + 1, FORWARD
+    def begin_step(self, step: int) -> None:
+        self.step, self.phase = step, FORWARD
         self._marks = self._begin()
         self._evaluated = False
 
-    def on_substep_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def begin_micro_batch(self) -> None:
+        """Any but a step's first one."""
         self.phase = FORWARD
         self._marks = replace(self._marks, after_layers=None, loss_is_over=False, layers_done=0)
 
-    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.phase = OPTIMIZER
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.phase = DATA
-
-    def on_prediction_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def begin_evaluation_batch(self) -> None:
         if self.phase != EVALUATION:
             self._marks = self._begin()
         self.phase, self._evaluated = EVALUATION, True
         self._marks.layers_done, self._marks.after_layers = 0, None
-
-    def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.phase = DATA
-
-    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.phase = DATA
 
     def _begin(self) -> _Marks:
         # Only an evaluation leaves anything gathered (embeddings and head, until the next backward pass).

@@ -49,7 +49,7 @@ def test_a_loss_spike_is_seen_with_its_size() -> None:
     (alarm,) = judged(curve, [*ordinary(100, 3), 12.0])
     assert (alarm.guard, alarm.step, alarm.value) == ("loss_spike", 101, 12.0)
     assert alarm.limit is not None and 1.8 < alarm.limit < 12
-    assert "times the median of the steps before" in alarm.text
+    assert "times the median of the preceding steps" in alarm.text
 
 
 def test_a_gradient_spike_is_seen_when_the_loss_is_ordinary() -> None:

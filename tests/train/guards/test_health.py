@@ -11,7 +11,7 @@ import torch
 
 from shardtune.config.schema import GuardsSection
 from shardtune.parallel.processes import Processes
-from shardtune.train.guards import health as looks_module
+from shardtune.train.guards import health as health_module
 from shardtune.train.guards.alarm import Alarm
 from shardtune.train.guards.health import HealthChecks, RankHealth
 from shardtune.train.guards.machine import Gpu
@@ -19,22 +19,22 @@ from shardtune.train.guards.numbers import drop_if_not_finite, exchange
 
 
 class Ranks:
-    """The looks of several ranks, as if they had been exchanged: the last look of rank 0 is this process's own."""
+    """The health of several ranks, as if they had been exchanged: the last check of rank 0 is this process's own."""
 
     def __init__(self, processes: Processes, gpu: Gpu | None = None, **settings: Any) -> None:
-        self.trainer = SimpleNamespace(model=torch.nn.Linear(4, 4), paused_seconds=0.0, data_seconds=0.0)
-        self.looks = HealthChecks(GuardsSection(**settings), processes, gpu, every=1)
-        self.looks.attach(self.trainer)  # type: ignore[arg-type]
-        self.looks.begin()
+        self.loop = SimpleNamespace(model=torch.nn.Linear(4, 4), paused_seconds=0.0, data_seconds=0.0)
+        self.health = HealthChecks(GuardsSection(**settings), processes, gpu, every=1)
+        self.health.attach(self.loop)  # type: ignore[arg-type]
+        self.health.begin()
         self.step = 0
 
     def look(self, moving: bool = False, change: bool = True) -> list[Alarm]:
         self.step += 1
         if change:
             with torch.no_grad():
-                self.trainer.model.weight.add_(1e-3)
-        self.looks.step_begins(self.step)
-        return self.looks.step_ended(self.step, moving)
+                self.loop.model.weight.add_(1e-3)
+        self.health.begin_step(self.step)
+        return self.health.end_step(self.step, moving)
 
     def among(self, paces: list[float], tokens: int = 1000) -> Alarm | None:
         """A look in which the ranks had these own seconds for so many tokens."""
@@ -42,7 +42,7 @@ class Ranks:
         seen = [
             RankHealth(f"host{rank}", pace / tokens, tokens, None, 0.0, None, (), 0) for rank, pace in enumerate(paces)
         ]
-        return self.looks._straggler(self.step, seen)
+        return self.health._straggler(self.step, seen)
 
 
 def test_a_rank_has_to_be_the_slow_one_at_three_looks_in_a_row(processes: Processes) -> None:
@@ -67,7 +67,7 @@ def test_milliseconds_and_small_differences_are_no_straggler(processes: Processe
 def test_how_often_a_rank_was_slow_survives_a_checkpoint(processes: Processes) -> None:
     first, second = Ranks(processes), Ranks(processes)
     assert first.among([0.2, 0.4]) is None and first.among([0.2, 0.4]) is None
-    second.looks.restore(first.looks.state())
+    second.health.restore(first.health.state())
     assert second.among([0.2, 0.4]) is not None
 
 
@@ -78,7 +78,7 @@ def test_a_gpu_that_is_nearly_full_is_told(processes: Processes) -> None:
     used[0] = 97
     (alarm,) = ranks.look()
     assert (alarm.guard, alarm.value, alarm.limit, alarm.ranks) == ("memory", 0.97, 0.95, (0,))
-    assert "97.0% full" in alarm.text and "train.per_device_train_batch_size" in alarm.fix
+    assert "peaked at 97.0%" in alarm.text and "train.per_device_train_batch_size" in alarm.fix
     assert Ranks(processes, Gpu(lambda: (97, 100), tuple), memory="off").look() == []
 
 
@@ -95,15 +95,15 @@ def test_waiting_for_data_is_a_share_of_the_time_without_pauses(
     processes: Processes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = [0.0]
-    monkeypatch.setattr(looks_module, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    monkeypatch.setattr(health_module, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
     ranks = Ranks(processes)
     assert ranks.look() == []  # the first step starts the loaders
-    clock[0], ranks.trainer.data_seconds = 10.0, 2.0
+    clock[0], ranks.loop.data_seconds = 10.0, 2.0
     assert ranks.look() == []  # 20 %
-    clock[0], ranks.trainer.data_seconds, ranks.trainer.paused_seconds = 20.0, 4.0, 5.0
+    clock[0], ranks.loop.data_seconds, ranks.loop.paused_seconds = 20.0, 4.0, 5.0
     (alarm,) = ranks.look()  # 2 of the 5 seconds that were not spent evaluating
     assert (alarm.guard, alarm.value) == ("data_starvation", pytest.approx(0.4))
-    assert "waited for data for 40% of the time" in alarm.text
+    assert "spent 40% of the time waiting for data" in alarm.text
 
 
 def test_adapters_that_stand_still_are_told_unless_nothing_should_move_them(processes: Processes) -> None:
@@ -112,10 +112,10 @@ def test_adapters_that_stand_still_are_told_unless_nothing_should_move_them(proc
     assert ranks.look(moving=True) == []
     assert ranks.look(moving=False, change=False) == []  # a learning rate of zero, or a step that was left out
     (alarm,) = ranks.look(moving=True, change=False)
-    assert alarm.guard == "frozen_adapter" and "not changed by a bit" not in alarm.text and "by a bit" in alarm.text
+    assert alarm.guard == "frozen_adapter" and "No adapter weight has changed" in alarm.text
     later = Ranks(processes)
-    later.trainer.model = ranks.trainer.model
-    later.looks.restore(ranks.looks.state())
+    later.loop.model = ranks.loop.model
+    later.health.restore(ranks.health.state())
     assert [a.guard for a in later.look(moving=True, change=False)] == ["frozen_adapter"]
 
 

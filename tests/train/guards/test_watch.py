@@ -25,9 +25,9 @@ from shardtune.train.guards.watch import Guards
 def guards(tmp_path: Path) -> Iterator[Guards]:
     settings = GuardsSection()
     with join(ParallelSection(device="cpu")) as processes:
-        looks = HealthChecks(settings, processes, None, every=25)
-        watch = Guards(settings, Console(record=True, width=200), EventLog(tmp_path, 0), processes, looks)
-        watch._trainer = SimpleNamespace(model=nn.Linear(2, 2), resumed=None)  # type: ignore[assignment]
+        health = HealthChecks(settings, processes, None, every=25)
+        watch = Guards(settings, Console(record=True, width=200), EventLog(tmp_path, 0), processes, health)
+        watch._loop = SimpleNamespace(model=nn.Linear(2, 2), resumed=None)  # type: ignore[assignment]
         yield watch
 
 
@@ -57,12 +57,12 @@ def test_a_validation_loss_that_is_no_number_stops_the_run(guards: Guards, tmp_p
 
 def test_an_adapter_that_was_no_number_when_the_run_went_on_is_told_from_one_that_became_so(guards: Guards) -> None:
     with torch.no_grad():
-        guards.trainer.model.weight[1, 1] = math.inf
-    guards.trainer.resumed = SimpleNamespace(step=4)  # type: ignore[assignment]
+        guards.loop.model.weight[1, 1] = math.inf
+    guards.loop.resumed = SimpleNamespace(step=4)  # type: ignore[assignment]
     guards._stop_if_weights_are_to_blame(Alarm("non_finite", 6, "The loss of step 6 is no number."))
-    with pytest.raises(GuardStop, match="the adapter that was loaded: 'weight' holds NaN or Inf") as stopped:
+    with pytest.raises(GuardStop, match="the loaded adapter: 'weight' contains NaN or Inf") as stopped:
         guards._stop_if_weights_are_to_blame(Alarm("non_finite", 5, "The loss of step 5 is no number."))
-    assert "go on from the one before" in stopped.value.fix
+    assert "resume from the one before" in stopped.value.fix
 
 
 def test_only_skipping_steps_makes_a_gpu_wait_for_the_norm(guards: Guards) -> None:
@@ -72,7 +72,7 @@ def test_only_skipping_steps_makes_a_gpu_wait_for_the_norm(guards: Guards) -> No
 
     def waits(**settings: str) -> bool:
         section = GuardsSection.model_validate(settings)
-        return Guards(section, guards.console, guards.events, OnGpu(), guards.looks).waits  # type: ignore[arg-type]
+        return Guards(section, guards.console, guards.events, OnGpu(), guards.health).waits  # type: ignore[arg-type]
 
     assert guards.waits  # a CPU has nothing to wait for
     assert not waits() and not waits(loss_spike="rollback", non_finite="rollback", grad_norm_spike="stop")

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from shardtune.adapters.initial import draw_adapters
+from shardtune.adapters.initialization import init_adapters
 from shardtune.adapters.lora import add_lora
 from shardtune.config.schema import LoraSection, ParallelSection
 from shardtune.parallel.processes import join
 from shardtune.parallel.shard import shard_model
 from shardtune.train.memory.allocator import Allocator, ran_out, wanted_in
 from shardtune.train.memory.held import known_parts
-from shardtune.train.memory.ledger import Ledger
+from shardtune.train.memory.ledger import OPTIMIZER, Ledger
 
 CPU = torch.device("cpu")
 OTHER, ACTIVATIONS, LOSS = 1000, 70_000, 5_000
@@ -32,7 +31,7 @@ class Toy:
         self.optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3)
         self.ledger = Ledger(Allocator(CPU, self._allocated, lambda: 10**9, lambda: 77), CPU)
         self.ledger.watch(model)
-        self.ledger.on_train_begin(None, None, None, optimizer=self.optimizer)
+        self.ledger.begin(self.optimizer)
 
     def _allocated(self) -> int:
         return sum(known_parts(self.model, self.optimizer, CPU).values()) + self.extra
@@ -43,7 +42,7 @@ class Toy:
         `at_layer` is called at the end of each layer, while it is gathered.
         """
         self.extra = OTHER
-        self.ledger.on_step_begin(None, SimpleNamespace(global_step=4), None)
+        self.ledger.begin_step(5)
 
         def grow(module: Any, args: Any, output: Any) -> None:
             self.extra += ACTIVATIONS // 2
@@ -66,7 +65,7 @@ def toy(toy_model: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Toy]:
     model, *_ = add_lora(
         LlamaForCausalLM.from_pretrained(toy_model), LoraSection(target_modules="q_proj", lora_dropout=0)
     )
-    draw_adapters(model, 0)
+    init_adapters(model, 0)
     with join(ParallelSection(device="cpu")) as processes:
         shard_model(model, ParallelSection(device="cpu"), processes.mesh, None)
         yield Toy(model)
@@ -143,7 +142,7 @@ def test_in_the_backward_pass_the_loss_is_there_until_the_last_layer_is_reached(
 
 def test_what_comes_in_the_optimizer_is_the_optimizers(toy: Toy) -> None:
     toy.forward().backward()
-    toy.ledger.on_pre_optimizer_step(None, None, None)
+    toy.ledger.enter(OPTIMIZER)
     toy.extra = OTHER + 400
     noted = toy.ledger.note(1)
     assert (noted.phase, noted.held["optimizer"], noted.held["activations"]) == ("optimizer", 400, 0)

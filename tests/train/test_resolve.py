@@ -1,0 +1,206 @@
+"""Every `auto`, from facts alone: no weights, no device, no process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from resolving import CPU, GPU, resolved_for
+from support.twins import any_config, toy
+from toys import toy_text_config
+
+from shardtune.config import load_config
+from shardtune.errors import UserInputError
+from shardtune.model.new_tokens import NewTokens
+from shardtune.train.build import build_model
+from shardtune.train.facts import Facts, Machine
+from shardtune.train.resolve import ResolvedRun, resolve
+
+GIB = 1 << 30
+LLAMA = Facts(
+    machine=CPU, model_class="LlamaForCausalLM", dtype="bfloat16", parameters=8 * GIB, quantised=0,
+    layer_class="LlamaDecoderLayer", module_classes=frozenset({"LlamaDecoderLayer", "LlamaMLP"}),
+    own_attention="sdpa", attention_dropout=False, full_attention=True, has_experts=False, missing={}, unfit={},
+    loss_obstacle=None, router_coefficient=0.0, unused_router_loss=None, fill_share=lambda: 0.5,
+)  # fmt: skip
+ON_GPU = replace(LLAMA, machine=GPU)
+Resolve = Callable[..., ResolvedRun]
+
+
+@pytest.fixture
+def resolved(tmp_path: Path) -> Resolve:
+    """What a config of nothing but overrides comes to."""
+    file = tmp_path / "run.yaml"
+    file.write_text("model: {model_name_or_path: m}\ndata: {dataset_name_or_path: d}\n")
+    return lambda facts, *overrides: resolve(load_config(file, overrides, environ={}), facts)
+
+
+def unread() -> float:
+    raise AssertionError("the data was prepared for a choice that does not need it")
+
+
+@pytest.mark.parametrize(
+    ("facts", "overrides", "path", "value", "why"),
+    [
+        (LLAMA, [], "parallel.device", "cpu", "torch sees no CUDA device"),
+        (ON_GPU, [], "parallel.device", "cuda", "torch sees a CUDA device"),
+        (replace(LLAMA, machine=Machine("cpu", GIB, 2, 4)), [], "parallel.nproc", 2, "processes on this machine"),
+        (LLAMA, [], "train.eval_strategy", "no", "data.val_split is null"),
+        (LLAMA, ["data.val_split=v"], "train.eval_strategy", "steps", "data.val_split is given"),
+        (LLAMA, ["model.torch_dtype=auto"], "model.torch_dtype", "bfloat16", "the checkpoint's own dtype"),
+        (LLAMA, ["model.torch_dtype=auto"], "train.bf16", True, "the model is held in bfloat16"),
+        (replace(LLAMA, dtype="float32"), ["model.torch_dtype=auto"], "train.bf16", False, "held in float32"),
+        (LLAMA, [], "model.base_precision", "bf16", "the checkpoint is not quantised"),
+        (replace(ON_GPU, quantised=7 * GIB), [], "model.base_precision", "bf16", "16.0 GiB per rank dequantised"),
+        (replace(ON_GPU, parameters=40 * GIB, quantised=39 * GIB), [], "model.base_precision", "fp8", "too little"),
+        (
+            replace(ON_GPU, machine=replace(GPU, world_size=2), parameters=40 * GIB, quantised=39 * GIB),
+            [], "model.base_precision", "bf16", "40.0 GiB per rank dequantised",
+        ),
+        (replace(LLAMA, router_coefficient=0.02), [], "train.router_aux_loss_coef", 0.02, "as in the model's config"),
+        (LLAMA, [], "train.fp8_compute", False, "the base is bf16"),
+        (LLAMA, ["model.base_precision=fp8"], "train.fp8_compute", False, "it is opt-in"),
+        (LLAMA, [], "train.fused_lora", True, "supported by this machine and model"),
+        (LLAMA, ["train.kernels=eager"], "train.fused_lora", False, "train.kernels is eager"),
+        (LLAMA, ["train.bf16=false"], "train.fused_lora", False, "float32 adapters meet activations in bfloat16"),
+        (replace(LLAMA, dtype="float32"), ["train.bf16=false"], "train.fused_lora", True, "supported by"),
+        (replace(LLAMA, has_experts=True, missing={"fused_experts": "biases"}), [], "train.fused_experts", False, "bia"),
+        (replace(LLAMA, loss_obstacle="a scale"), [], "train.fused_loss", False, "a scale"),
+        (LLAMA, [], "train.compile", False, "on a GPU in half precision"),
+        (ON_GPU, [], "train.compile", True, "supported by this machine and model"),
+        (ON_GPU, ["model.base_precision=fp8"], "train.compile", True, "supported by this machine and model"),
+        (replace(ON_GPU, dtype="float32"), [], "train.compile", False, "in half precision"),
+        (replace(ON_GPU, dtype="float32"), ["train.bf16=true"], "train.compile", True, "supported by"),
+        (ON_GPU, ["train.kernels=eager"], "train.compile", False, "train.kernels is eager"),
+        (replace(ON_GPU, missing={"compile": "unknown"}), [], "train.compile", False, "unknown"),
+        (replace(LLAMA, fill_share=unread), [], "train.packing", True, "attention keeps packed documents apart"),
+        (ON_GPU, [], "train.packing", True, "attention keeps packed documents apart"),
+        (replace(ON_GPU, fill_share=lambda: 0.99), [], "train.packing", False, "rows nearly fill data.max_length"),
+        (
+            replace(ON_GPU, fill_share=unread), ["model.attn_implementation=flash_attention_2"],
+            "train.packing", True, "attention keeps packed documents apart",
+        ),
+        (
+            replace(ON_GPU, fill_share=unread, missing={"packing": "a state of its own"}),
+            [], "train.packing", False, "a state of its own",
+        ),
+        (
+            ON_GPU, ["model.attn_implementation=shardtune_whole_rows"],
+            "train.packing", False, "model.attn_implementation is shardtune_whole_rows",
+        ),
+        (LLAMA, [], "model.attn_implementation", "sdpa", "torch's fused attention"),
+        (replace(LLAMA, own_attention="eager"), [], "model.attn_implementation", "eager", "has no sdpa"),
+        (ON_GPU, [], "model.attn_implementation", "shardtune_varlen", "packed rows on a GPU"),
+        (ON_GPU, ["train.packing=false"], "model.attn_implementation", "shardtune_whole_rows", "unpacked rows on a GPU"),
+        (ON_GPU, ["train.kernels=eager"], "model.attn_implementation", "sdpa", "train.kernels is eager"),
+        (replace(ON_GPU, attention_dropout=True), [], "model.attn_implementation", "sdpa", "attention has dropout"),
+        (replace(ON_GPU, missing={"varlen": "sinks"}), [], "model.attn_implementation", "sdpa", "sinks"),
+        (
+            replace(ON_GPU, full_attention=False), ["train.packing=false"],
+            "model.attn_implementation", "sdpa", "not every layer has full causal attention",
+        ),
+    ],
+)  # fmt: skip
+def test_an_auto_becomes_a_value_with_its_reason(
+    resolved: Resolve, facts: Facts, overrides: list[str], path: str, value: Any, why: str
+) -> None:
+    run = resolved(facts, *overrides)
+    section, _, key = path.partition(".")
+    assert getattr(getattr(run.config, section), key) == value
+    assert why in (run.reason(path) or "")
+
+
+@pytest.mark.parametrize("facts", [LLAMA, ON_GPU, replace(ON_GPU, has_experts=True, router_coefficient=0.01)])
+def test_nothing_is_left_open_and_the_result_resolves_to_itself(resolved: Resolve, facts: Facts) -> None:
+    run = resolved(facts)
+    values = run.config.model_dump()
+    left = [
+        key for section in ("model", "train", "parallel") for key, value in values[section].items() if value == "auto"
+    ]
+    assert left == ["load", "kernels", "resume"]  # what a rank finds, a switch for others, and what a launcher finds
+    assert resolve(run.settings, facts).settings == run.settings
+
+
+def test_what_was_given_stays_and_has_no_reason(resolved: Resolve) -> None:
+    run = resolved(ON_GPU, "train.packing=false", "train.compile=false", "train.bf16=true")
+    assert (run.config.train.packing, run.config.train.compile) == (False, False)
+    assert run.reason("train.packing") is run.reason("train.bf16") is None
+
+
+@pytest.mark.parametrize(
+    ("facts", "overrides", "what"),
+    [
+        (LLAMA, ["train.bf16=false", "lora.bias=all"], "train.bf16 is false with weights in bfloat16"),
+        (LLAMA, ["train.bf16=false", "train.fused_lora=true"], "train.fused_lora is true"),
+        (LLAMA, ["train.fp8_compute=true"], "no weight is held in FP8"),
+        (replace(LLAMA, loss_obstacle="a scale"), ["train.fused_loss=true"], "train.fused_loss is true"),
+        (replace(LLAMA, unfit={"fused_experts": "b"}), ["train.fused_experts=true"], "train.fused_experts is true"),
+        (
+            replace(LLAMA, missing={"selective": "b"}), ["train.gradient_checkpointing=selective"],
+            "train.gradient_checkpointing is selective",
+        ),
+        (replace(LLAMA, missing={"packing": "b"}), ["train.packing=true"], "keep the documents of a row apart"),
+        (LLAMA, ["model.attn_implementation=shardtune_varlen"], "which this run cannot use"),
+        (ON_GPU, ["model.attn_implementation=shardtune_varlen", "train.packing=false"], "which this run cannot use"),
+        (ON_GPU, ["model.attn_implementation=shardtune_whole_rows", "train.packing=true"], "which this run cannot use"),
+        (LLAMA, ["parallel.transformer_layer_cls_to_wrap=MyBlock"], "no module of class MyBlock"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_had_is_refused_before_the_data_is_prepared(
+    resolved: Resolve, facts: Facts, overrides: list[str], what: str
+) -> None:
+    with pytest.raises(UserInputError, match=what):
+        resolved(replace(facts, fill_share=unread), *overrides)
+
+
+def test_bfloat16_on_a_cpu_without_units_for_it_is_a_notice(resolved: Resolve) -> None:
+    slow = replace(LLAMA, machine=replace(CPU, lacks_bf16=True))
+    assert ["no bfloat16 units" in notice.text for notice in resolved(slow).notices] == [True]
+    assert resolved(LLAMA).notices == ()
+
+
+@pytest.mark.parametrize(
+    ("kind", "asked", "why"),
+    [
+        ("gpt_oss", "train.gradient_checkpointing=selective", "Its experts add biases in place"),
+        ("gpt_oss", "train.fused_experts=true", "Experts have biases"),
+        ("starcoder2", "train.gradient_checkpointing=selective", "There is no family file for starcoder2"),
+    ],
+)
+def test_code_that_does_not_compute_a_model_is_refused(tmp_path: Path, kind: str, asked: str, why: str) -> None:
+    with pytest.raises(UserInputError, match="cannot have") as refused:
+        resolved_for(any_config(tmp_path, asked), toy(kind))
+    assert refused.value.why.startswith(why)
+
+
+def test_nothing_fused_is_chosen_for_an_architecture_without_a_file(tmp_path: Path) -> None:
+    run = resolved_for(any_config(tmp_path, "train.bf16=true"), toy("olmoe", num_experts=4), GPU)
+    for key in ("fused_loss", "fused_experts", "compile"):
+        assert getattr(run.config.train, key) is False
+        assert "no family file for olmoe" in (run.reason(f"train.{key}") or "")
+    assert run.config.train.fused_lora is True  # known layer by layer
+
+
+def test_a_head_that_trains_keeps_its_own_loss(tmp_path: Path) -> None:
+    run = resolved_for(any_config(tmp_path, "lora.modules_to_save=[lm_head]"), toy("llama"))
+    assert run.config.train.fused_loss is False and run.reason("train.fused_loss") == "the head itself is trained"
+
+
+@pytest.mark.parametrize("name", ["shardtune_varlen", "shardtune_whole_rows"])
+def test_a_saved_config_that_names_our_attention_is_applied_again(tmp_path: Path, name: str) -> None:
+    from transformers import AutoModelForCausalLM
+
+    from shardtune.model.families.registry import family_of
+    from shardtune.model.meta_model import MetaModel
+    from shardtune.model.weight_mapping import WeightMapping
+
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(toy_text_config("llama"), dtype=torch.bfloat16)
+    run = resolved_for(any_config(tmp_path, f"model.attn_implementation={name}"), model, GPU)
+    assert run.config.train.packing is (name == "shardtune_varlen")
+    build_model(run, MetaModel(model, family_of(model), None, WeightMapping({})), NewTokens({}), torch.device("cpu"))
+    assert model.config._attn_implementation == run.config.model.attn_implementation == name
