@@ -25,15 +25,15 @@ def show(
         bool,
         typer.Option(
             "--resolved",
-            help="With every auto replaced by what a run on this machine would choose, and why. Looks at the model "
-            "and, where a choice depends on it, prepares the data; reads no weights.",
+            help="With every auto replaced by what a run on this machine would choose, and why. Reads the model config "
+            "and, if a choice depends on it, prepares the data; reads no weights.",
         ),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Values, origins, notices and verdicts as JSON.")] = False,
 ) -> None:
-    """Print every setting with where its value came from.
+    """Print every setting, and where its value comes from.
 
-    Exit codes: 0 ok; 2 something has to be changed, with --resolved also what `train` would refuse.
+    Exit codes: 0 ok; 2 there are problems (with --resolved, also what `train` would refuse).
     """
     from shardtune.config import load_config, render, render_yaml
 

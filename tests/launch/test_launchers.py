@@ -240,7 +240,7 @@ def test_a_worker_that_is_killed_ends_the_run_and_is_named_by_launcher_report_an
     finally:
         process.kill()
     assert process.returncode == 137, err
-    assert "Rank 1 was killed by signal 9 (SIGKILL)" in err and "memory" in err
+    assert "Rank 1 was killed by signal 9 (SIGKILL)" in err and "OOM kill" in err
     assert "Traceback" not in err
     assert_gone(folder)
     assert events(folder, "run_failed")[0]["exit_code"] == 1, "rank 0 saw its connection break"
@@ -252,7 +252,7 @@ def test_a_worker_that_is_killed_ends_the_run_and_is_named_by_launcher_report_an
         assert status == "failed" and why.startswith("Rank 1 was killed by signal 9 (SIGKILL) while ")
         assert why.endswith("; exit code 137.")
     assert view["advice"] and all(line in err for line in view["advice"])
-    ((_, what, said, ranks, _),) = view["troubles"]["rows"]
+    ((_, what, said, ranks, _),) = view["problems"]["rows"]
     assert what["text"] == "failure" and said.startswith("Rank 1 was killed") and ranks == "1"
     assert "closed by peer" not in embedded(view)
 

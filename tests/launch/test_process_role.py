@@ -114,7 +114,7 @@ def test_what_is_no_number_is_told_by_name(name: str, text: str) -> None:
 def test_numbers_that_would_leave_ranks_waiting_for_each_other_are_refused(environ: dict[str, str]) -> None:
     problem = refusal(**environ)
     assert ", but " in problem.what
-    assert "counts from 0" in problem.why
+    assert "must be between 0 and" in problem.why
     assert "unset" in problem.fix
 
 

@@ -122,7 +122,7 @@ def test_versions_and_settings_that_differ_are_named_on_every_node(meeting: Meet
     for key in range(2):
         why = meeting.problem(key).why
         assert "torch is 2.11 on node 1 (host1) and 2.13 on node 0 (host0)" in why
-        assert "the config of node 1 (host1) has another a.b" in why
+        assert "the configs of node 1 (host1) and node 0 (host0) differ in a.b" in why
 
 
 def test_a_node_that_does_not_come_is_named(meeting: Meeting) -> None:
