@@ -64,6 +64,6 @@ def test_adapters_are_shards_again_once_let_go_and_after_backward(mesh: DeviceMe
 def test_frozen_weights_that_are_cast_when_they_are_gathered_keep_their_layers(mesh: DeviceMesh) -> None:
     path = fast_path.build("dense", mesh, torch.float32, fast=True, hidden=128, length=64)
     told = [p for p in path.model.parameters() if not p.requires_grad]
-    stay = shard._stays_put(path.model, mesh, torch.bfloat16, ParallelSection())
+    stay = shard._unsharded_params(path.model, mesh, torch.bfloat16, ParallelSection())
     assert stay is not None and not any(p in stay for p in told)  # float32, to be gathered as bf16
     assert not shard._fits_one_unit(path.model, None)  # several processes: nothing stays put

@@ -61,7 +61,7 @@ class Toy:
 @pytest.fixture
 def toy(toy_model: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Toy]:
     # As with several ranks: one alone gathers nothing of what is frozen.
-    monkeypatch.setattr("shardtune.parallel.shard._stays_put", lambda *_: None)
+    monkeypatch.setattr("shardtune.parallel.shard._unsharded_params", lambda *_: None)
     model, *_ = add_lora(
         LlamaForCausalLM.from_pretrained(toy_model), LoraSection(target_modules="q_proj", lora_dropout=0)
     )
