@@ -113,14 +113,14 @@ def _watch(model: torch.nn.Module, frozen: dict[str, torch.Tensor]) -> dict[str,
 
 
 def refused_without_the_exemption(mesh: DeviceMesh) -> str:
-    keep, shard._gather_as_stored = shard._gather_as_stored, lambda *_: None
+    keep, shard._exempt_fp8_from_cast = shard._exempt_fp8_from_cast, lambda *_: None
     try:
         model, _ = build(mesh, kind="mistral4", dtype=torch.bfloat16)
         model(input_ids=batch(0))
     except ShardtuneError as error:
         return str(error)
     finally:
-        shard._gather_as_stored = keep
+        shard._exempt_fp8_from_cast = keep
     return ""
 
 
