@@ -9,11 +9,13 @@ from __future__ import annotations
 import os
 import sys
 import time
+from contextlib import ExitStack
 from typing import Any
 
 from shardtune.launch import start
 
 KIND, RANK, STEP = os.environ["FAULT"].split(":")
+_to_the_end = ExitStack()  # of this process
 _command = start._command
 start._command = lambda *words: [sys.executable, __file__, *_command(*words)[3:]]
 
@@ -49,7 +51,7 @@ def spoil() -> None:
 
     LlamaDecoderLayer.forward, TrainingLoop._next = forward, slowly  # type: ignore[method-assign]
     if KIND == "nan":
-        spoilt({int(STEP): not_a_number}, micro=1).__enter__()  # to the end of this process
+        _to_the_end.enter_context(spoilt({int(STEP): not_a_number}, micro=1))
 
 
 if os.environ.get("RANK", "0" if "--nproc" not in sys.argv else "") == RANK:

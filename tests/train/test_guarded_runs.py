@@ -132,8 +132,8 @@ def test_a_loss_that_is_no_number_stops_before_the_optimizer_uses_it(config: Pat
     assert rows_of(5, micro=1)[0] in stopped.value.why and "train.learning_rate" in stopped.value.fix
     history = RunHistory(folder)
     history.update()
-    assert len(history.marks) > len(history.told_marks()), "the error that follows is in the events, too"
-    assert [mark.kind for mark in history.told_marks() if mark.kind in ("guard", "failure")] == ["guard"]
+    assert len(history.marks) > len(history.reported_marks()), "the error that follows is in the events, too"
+    assert [mark.kind for mark in history.reported_marks() if mark.kind in ("guard", "failure")] == ["guard"]
     before = read_adapter(folder / "checkpoints" / "step-000004")
     assert all(torch.equal(held[name], tensor) for name, tensor in before.items())
     assert not (folder / "final").exists()

@@ -65,7 +65,7 @@ def test_a_tokenizer_of_another_model_is_refused(
     config = toy_config(tmp_path, toy_model, toy_data, model={"tokenizer_name_or_path": str(other)})
     result = shardtune("train", config)
     assert result.returncode == 2
-    assert "token 400" in result.stderr and "embeddings for 72 tokens" in result.stderr
+    assert "token id 400" in result.stderr and "only 72 embeddings" in result.stderr
     assert "model.tokenizer_name_or_path" in result.stderr
 
 
@@ -106,4 +106,4 @@ def test_a_damaged_best_is_set_aside_and_the_next_best_published(
     (aside,) = (run / "checkpoints").glob(f"damaged-step-{best:06d}-*")
     assert (aside / "adapter_model.safetensors").read_bytes() == bytes(content)
     told = [event["text"] for event in events(run, "warning") if event["about"] == "checkpoint"]
-    assert "set aside" in told[0] and f"of step {second}" in told[1]
+    assert "set aside" in told[0] and f"from step {second}" in told[1]
