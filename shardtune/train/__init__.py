@@ -1,1 +1,1 @@
-"""The run itself: TRL's trainer with our seams."""
+"""The run itself, from its config to its adapter; `run.py` is its order, `loop.py` a step."""

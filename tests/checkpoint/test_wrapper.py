@@ -10,7 +10,7 @@ import pytest
 import torch
 from peft import PeftModel
 from peft.tuners.lora import LoraLayer
-from running import Command, events
+from running import Command
 from toys import toy_config, toy_wrapper
 from transformers import Mistral3ForConditionalGeneration
 
@@ -67,13 +67,3 @@ def test_the_mapping_of_names_is_written_and_is_what_peft_needs(trained: tuple[P
 
     (pattern, replacement) = next(iter(about["key_mapping"].items()))
     assert {re.sub(pattern, replacement, name) for name in names["text"]} == names["wrapper"]
-
-
-def test_the_adapter_of_a_model_without_a_wrapper_stands_alone(
-    shardtune: Command, toy_model: Path, toy_data: Path, tmp_path: Path
-) -> None:
-    result = shardtune("train", toy_config(tmp_path, toy_model, toy_data, train={"max_steps": 1}))
-    assert result.returncode == 0, result.stderr
-    (run,) = (tmp_path / "runs").iterdir()
-    assert not (run / "final" / FOLDER).exists()
-    assert events(run, "proof")

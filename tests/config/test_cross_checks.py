@@ -127,7 +127,7 @@ def test_a_best_checkpoint_that_can_be_found_passes(load: Load, line: str) -> No
         ("train_on: completion, format: chat", "set train_on: assistant"),
         ("train_on: assistant, prompt_template: '{q} {a}'", "the rows are not conversations"),
         ("format: prompt", "there is no prompt_template"),
-        ("format: chat, prompt_template: '{q} {a}'", "prompt_template is set, but format is chat"),
+        ("format: chat, prompt_template: '{q} {a}'", "prompt_template is given, but format is chat"),
     ],
 )
 def test_what_carries_loss_must_exist_in_the_format(report: Report, data: str, said_of_it: str) -> None:
@@ -188,7 +188,7 @@ def test_dropout_where_it_cannot_be_expressed_is_refused_before_anything_is_load
 
 def test_naming_experts_while_refusing_them_is_a_contradiction(report: Report) -> None:
     said = report(SMALLEST + "lora: {target_modules: [experts], experts: false, lora_dropout: 0}\n")
-    assert "it selects the routed experts, but lora.experts is false" in said
+    assert "it names the routed experts, but lora.experts is false" in said
 
 
 @pytest.mark.parametrize("line", ["expert_r: 0", "expert_r: true", "expert_alpha: 0", "experts: maybe"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
 from running import REPOSITORY
 
 IN_THE_STORE = """
@@ -69,6 +70,7 @@ def test_a_thread_inside_of_torchs_store_does_not_abort_a_finished_process() -> 
     assert (done.returncode, done.stdout.split(), done.stderr) == (0, ["0"] * 20, "")
 
 
+@pytest.mark.slow
 def test_without_that_care_it_does_abort() -> None:
     """Otherwise the test above proves nothing. One in twenty would do; about two of three abort."""
     assert "-6" in ends(IN_THE_STORE.replace("END", "sys.exit")).stdout.split()

@@ -11,6 +11,8 @@ import readme_blocks
 from readme_blocks import README
 from running import Command, events
 
+from shardtune.checkpoint.wrapper import FOLDER as WRAPPER_FOLDER
+
 
 def test_tiny_takes_the_whole_path_on_two_sharded_processes(shardtune: Command, tmp_path: Path) -> None:
     # As many threads as a user gets who says nothing about them.
@@ -21,6 +23,7 @@ def test_tiny_takes_the_whole_path_on_two_sharded_processes(shardtune: Command, 
     assert "FSDP2 over 2 processes on cpu" in result.stdout
     for words in ("before", "after", "test loss", "valid JSON", "intent", "exact match", str(run / "final")):
         assert words in result.stdout
+    assert not (run / "final" / WRAPPER_FOLDER).exists(), "this model has no wrapper to serve the adapter with"
     scores = json.loads((run / "quickstart.json").read_text())
     assert scores["after"]["eval_loss"] < scores["before"]["eval_loss"]
     assert len(scores["before"]["answers"]) == scores["before"]["rows"]

@@ -91,7 +91,7 @@ def test_the_view_tells_what_happened(tmp_path: Path) -> None:
     settings = {s["name"]: s for section in view["config"] for s in section["settings"]}
     assert settings["r"]["origin"] == "file: run.yaml:8:3" and not settings["r"]["is_default"]
     assert settings["model_init_kwargs.note"]["value"] == '"a  # in a value"'
-    assert "1 line" in view["notes"][0]
+    assert "1 unreadable line" in view["notes"][0]
     phases = next(chart for chart in view["charts"] if chart["id"] == "phases")
     assert [s["name"] for s in phases["series"]] == ["data", "forward", "backward", "optimizer", "collective", "other"]
 

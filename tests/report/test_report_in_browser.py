@@ -106,10 +106,6 @@ def test_everything_of_the_run_is_on_the_page(visit: Callable[..., Visit], repor
         "Play something by Nina Simone.", "experts.gate_up_proj", "file: run.yaml:8:3", "node-a", "rows trained on",
     ):  # fmt: skip
         assert said in text, said
-
-
-def test_the_head_says_what_was_run_on_what_and_how_well(visit: Callable[..., Visit], reports: Path) -> None:
-    page = visit().open((reports / "one.html").as_uri())
     lines = page.locator("dl.facts").evaluate("(dl) => [...dl.children].map((e) => e.textContent)")
     facts = dict(zip(lines[::2], lines[1::2], strict=True))
     assert facts == {
@@ -205,13 +201,14 @@ def test_compared_runs_are_overlaid(visit: Callable[..., Visit], reports: Path) 
     at.until("document.querySelector('#chart-loss .plot')._fullData.length === 1")
 
 
-@pytest.mark.parametrize("width", [1440, 1024, 390])
 @pytest.mark.parametrize("name", ["one", "both"])
-def test_it_fits_screens_of_every_width(visit: Callable[..., Visit], reports: Path, width: int, name: str) -> None:
-    at = visit(width=width)
+def test_it_fits_screens_of_every_width(visit: Callable[..., Visit], reports: Path, name: str) -> None:
+    at = visit(width=390)
     page = at.open((reports / f"{name}.html").as_uri())
     at.until("!!document.querySelector('#chart-loss')")
-    assert page.evaluate(FITS), page.evaluate("document.documentElement.scrollWidth")
+    for width in (390, 1024, 1440):
+        page.set_viewport_size({"width": width, "height": 900})
+        at.until(FITS)
 
 
 def test_a_hostile_run_is_only_text(visit: Callable[..., Visit], tmp_path: Path) -> None:

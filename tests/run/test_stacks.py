@@ -64,7 +64,7 @@ def hang() -> Iterator[object]:
 
 @pytest.mark.parametrize("stopped", [True, False])
 def test_the_main_thread_s_stack_comes_whole_whatever_the_other_threads_do(hang, stopped: bool) -> None:
-    for _ in range(4):
+    for _ in range(2):
         pid, channel = hang("beside a busy thread")
         if stopped:
             os.kill(pid, signal.SIGSTOP)

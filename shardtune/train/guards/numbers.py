@@ -40,7 +40,7 @@ class Seen:
     """One optimizer step as all ranks know it.
 
     Attributes:
-        losses: Each rank's loss; their mean is the step's (TRL has multiplied each by the number of ranks).
+        losses: Each rank's loss; their mean is the step's (the loop has multiplied each by the number of ranks).
         bad: For each rank the first of its micro-batches with a NaN or infinite loss, or -1.
         norm: The gradient norm over all ranks, before clipping.
     """
