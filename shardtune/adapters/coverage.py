@@ -125,7 +125,7 @@ def _trainable_by_site(adapted: PeftModel) -> dict[str, int]:
         if isinstance(module, ParamWrapper):
             own = [*module.lora_A.parameters(), *module.lora_B.parameters()]
             found[f"{key}.{module.parameter_name}"] = sum(p.numel() for p in own if p.requires_grad)
-            if module.parameter_name == "weight":  # a linear module that PEFT was told about by its weight
+            if module.parameter_name == "weight":  # a linear module that PEFT addresses by its weight
                 found[key] = found[f"{key}.weight"]
         else:
             found[key] = sum(p.numel() for p in module.parameters() if p.requires_grad)

@@ -55,8 +55,6 @@ def use_token_rows(model: PeftModel) -> None:
         layer.__class__ = TokenRows
         if layer.tied_adapter is None:
             delattr(layer.trainable_tokens_original, _ADAPTER)  # for taking back a merge: there is none here
-        if isinstance(layer.base_layer, nn.Linear):
-            wrapper.bias = None  # asked for by TRL's loss, which multiplies by the head's weight itself
 
 
 class TokenRows(TrainableTokensLayer):

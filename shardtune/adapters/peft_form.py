@@ -37,7 +37,7 @@ def peft_config(
         saved: Modules that train in full.
 
     Raises:
-        UserInputError: a linear module that PEFT can only be told about by its weight, while dropout or DoRA is on.
+        UserInputError: a linear module that PEFT can only address by its weight, while dropout or DoRA is on.
     """
     modules = [name for name, site in sites.items() if not site.is_parameter]
     short = shortest_suffixes(modules, [name for name, _ in model.named_modules()], parts=1)
@@ -63,7 +63,7 @@ def peft_config(
         modules_to_save=_saved_names(model, saved) or None,
         trainable_token_indices=token_indices(model, new_tokens) if new_tokens else None,
     )
-    # The name that PEFT sees: of the weight, where it was told of that.
+    # The name that PEFT sees: of the weight, where it addresses that.
     seen = {f"{name}.weight" if f"{name}.weight" in by_weight else name: site for name, site in sites.items()}
     names = [*every_parameter, *modules]
     config.rank_pattern = _pattern({name: rank_of(site, section) for name, site in seen.items()}, section.r, names)

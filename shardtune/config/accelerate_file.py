@@ -306,7 +306,7 @@ def _is_true(value: str) -> bool:
 
 
 def neutralise(environ: MutableMapping[str, str]) -> list[str]:
-    """Take out of `environ` what the Trainer's own Accelerator would act on; returns the names taken out."""
+    """Take out of `environ` what transformers and accelerate would act on; returns the names taken out."""
     taken = [name for name in environ if name in ACCELERATE_VARIABLES or name.startswith("ACCELERATE_FP8_")]
     for name in taken:
         del environ[name]

@@ -631,9 +631,9 @@ FSDP_VARIABLES = {
 }
 PARALLELISM_VARIABLES = {name.upper(): name for name in SECTIONS["parallelism_config"]}
 
-# What a worker takes out of its environment: Trainer's own Accelerator would act on each behind the config's back
-# (ACCELERATE_MIXED_PRECISION turns autocast on whatever train.bf16 says, ACCELERATE_USE_FSDP makes it build an FSDP
-# plugin of its own). ACCELERATE_DEBUG_MODE and ACCELERATE_CPU_AFFINITY stay: they work, and change no result.
+# What a worker takes out of its environment: transformers, and any Accelerator of a user's callback, would act on each
+# behind the config's back (ACCELERATE_USE_FSDP changes how transformers loads, ACCELERATE_MIXED_PRECISION what
+# TrainingArguments say). ACCELERATE_DEBUG_MODE and ACCELERATE_CPU_AFFINITY stay: they work, and change no result.
 ACCELERATE_VARIABLES: tuple[str, ...] = (
     *ENGINE_VARIABLES,
     *VARIABLES,

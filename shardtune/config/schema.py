@@ -26,10 +26,6 @@ def _yaml_no(value: Any) -> Any:
     return "no" if value is False or _is_no(value) else value
 
 
-def _no_is_false(value: Any) -> Any:
-    return False if _is_no(value) else value
-
-
 def _is_no(value: Any) -> bool:
     return isinstance(value, str) and value.lower() in ("no", "off", "false", "none")
 

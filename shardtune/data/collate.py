@@ -12,7 +12,7 @@ import torch
 from shardtune.data.tokens import IGNORED
 
 SUPERVISED, TARGETS = "supervised", "targets"  # where something is predicted (flat positions), and what
-REAL_TOKENS = "real_tokens"  # rides along for counting; the trainer takes it out before the model sees the batch
+REAL_TOKENS = "real_tokens"  # rides along for counting; taken out before the model sees the batch
 Row = tuple[np.ndarray, np.ndarray]  # token ids, labels
 
 
@@ -26,10 +26,10 @@ class Collator:
     - `flat`: all documents of the batch in one row without any padding, with their bounds, for variable-length kernels.
 
     Args:
-        fill_to: Rows are filled up with padding to so many tokens, and attention over a flat batch is told that no
+        fill_to: Rows are padded to this many tokens, and attention over a flat batch assumes that no
             document is longer, whatever this batch has: compiled code then sees one shape. For rows that are nearly
             full.
-        fill_rows: Likewise the batch, to so many rows: the last one of an epoch may have fewer.
+        fill_rows: Likewise the batch, to this many rows: the last one of an epoch may have fewer.
 
     A label at the first token of a document is taken out: nothing that stands before it may predict it.
     """

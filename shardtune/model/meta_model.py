@@ -145,7 +145,7 @@ def _build(
     if family is not None and Version(transformers.__version__) < Version(family.min_transformers):
         raise _too_old(section.model_name_or_path, family)
     if hasattr(config, "quantization_config"):
-        del config.quantization_config  # we read the codes ourselves; Trainer refuses a model that says it is quantised
+        del config.quantization_config  # we read the codes ourselves
     dtype = _DTYPES.get(section.torch_dtype) or _own_dtype(config, stored)
     # Ours are put in place when it is known how rows are laid out (train/build.py).
     ours = section.attn_implementation in ("auto", varlen.NAME, whole_rows.NAME)

@@ -46,7 +46,7 @@ class BatchCount:
 
 
 def count_batch(batch: object) -> BatchCount | None:
-    """None where it cannot be told without waiting: no token ids and labels, or not on the host."""
+    """None where it cannot be counted without waiting: no token ids and labels, or not on the host."""
     if not isinstance(batch, Mapping):
         return None
     ids, labels = batch.get("input_ids"), batch.get("labels")

@@ -23,7 +23,7 @@ class FlopRecorder:
     while a layer runs, its weights are unsharded.
 
     Args:
-        model: What the trainer calls, adapters on it.
+        model: What the training loop calls, adapters on it.
         recomputed: Layers are computed again in the backward pass, in full. Only asked for where nothing can be
             watched. Layers that keep what is expensive say so themselves: their `recomputes_product` tells from the
             inner and outer width of a product whether it is made again.
@@ -122,7 +122,7 @@ class FlopRecorder:
     def _take_experts(
         self, called: nn.Module, holds: nn.Module, factors: dict[str, tuple[nn.Module, nn.Module]]
     ) -> None:
-        """Weights of all experts, of which a token passes some; or one matrix that PEFT was told of by its name.
+        """Weights of all experts, of which a token passes some; or one matrix that PEFT addresses by its name.
 
         Args:
             called: What the layer calls: the experts, or the outermost wrapper around them.

@@ -95,9 +95,6 @@ def shard_model(
         section.forward_prefetch,
         section.backward_prefetch,
     )
-    # The seam in transformers' Trainer: such a model owns its placement and gradient reduction, so that accelerate
-    # neither wraps it in DDP (which it would on CPU) nor moves it.
-    model.get_base_model()._is_distributed_loading_by_transformers = True
     unit = units[0] if units else model.get_base_model()
     return Sharding(type(unit).__name__.removeprefix("FSDP"), len(units) or 1, local_bytes(model), total)
 

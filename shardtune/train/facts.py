@@ -47,7 +47,7 @@ class Facts:
         parameters: Of the base, `quantised` of them stored in float8.
         layer_class: The decoder layer's class, where the family knows it.
         module_classes: Of all modules.
-        own_attention: The attention code transformers takes by itself.
+        own_attention: The attention code transformers chooses.
         full_attention: In rows of data.max_length every token sees all tokens before it, in every layer.
         has_experts: There are routed experts, fused into one tensor.
         missing: Fast paths that this model does not take, and why.

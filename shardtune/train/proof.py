@@ -20,7 +20,7 @@ from shardtune.parallel.processes import Processes
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
-# A shard of experts may see no token in a step; after so many steps it is reported as unproven instead of waited for.
+# A shard of experts may see no token in a step; after this many steps it is reported as unproven instead of waited for.
 _PATIENCE = 20
 _PIECE = 1 << 21
 

@@ -125,7 +125,7 @@ def _layer_class(resolved: ResolvedConfig, facts: Facts) -> Iterator[Choice]:
         raise UserInputError(
             f"{_where(resolved)}: no module of class {', '.join(unknown)} in the model.",
             why=f"The decoder layer of {facts.model_class} is {own}.",
-            fix=f"Write {own} there, or leave the key out: it is found by itself.",
+            fix=f"Write {own} there, or leave the key out: it is detected.",
         )
     if copied:
         meant = list(dict.fromkeys(own if name in copied else name for name in names))

@@ -34,7 +34,7 @@ _MEMORY_SHARE = 4  # a state larger than a quarter of the free memory is written
 
 @dataclass(frozen=True)
 class RunFacts:
-    """What a checkpoint says about the run it is of; compared when a run goes on from it.
+    """What a checkpoint says about the run it is of; compared when a run resumes from it.
 
     Attributes:
         settings: The settled config by section, without secrets.

@@ -32,10 +32,10 @@ def data_line(counts: PreparedCounts) -> str:
         "without a supervised token, dropped": counts.dropped_unsupervised,
         "unreadable, skipped": counts.skipped_errors,
     }
-    told = "; ".join(f"{number:,} {words}" for words, number in left_out.items() if number)
+    dropped = "; ".join(f"{number:,} {words}" for words, number in left_out.items() if number)
     share = counts.supervised / counts.tokens
     text = f"{counts.rows:,} rows, {counts.tokens:,} tokens, {counts.supervised:,} supervised ({100 * share:.0f} %)"
-    return text + (f" ({told})" if told else "")
+    return text + (f" ({dropped})" if dropped else "")
 
 
 def packing_line(data: Data, run: ResolvedRun) -> str:

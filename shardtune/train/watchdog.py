@@ -106,7 +106,7 @@ class Watchdog:
         self._folder, self._events = folder, events
 
     def enter(self, phase: str, step: int | None = None) -> None:
-        """The main thread begins something. Each step is told at once: it may be the one this process is killed in."""
+        """The main thread begins something. Each step is reported at once: this process may be killed in it."""
         tell = step is not None and step != self._step
         self._phase = phase
         self.beat(step)
@@ -172,7 +172,7 @@ class Watchdog:
             said = "waited for other ranks" if kind == "waiting" else "hung"
             print(three_parts(f"Rank {self.rank} {said} while {doing}.", text, f"Its stack: {where}"), file=sys.stderr)
         if self._events is not None:
-            self._events.release()  # a start that hangs before it goes on with its run has failed, not been refused
+            self._events.release()  # a start that hangs before it resumes its run has failed, not been refused
             self._events.write("no_progress", doing=doing, limit_seconds=limit, kind=kind, text=text, stacks=where)
 
     def _main_stack(self) -> list[traceback.FrameSummary]:

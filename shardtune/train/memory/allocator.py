@@ -38,14 +38,14 @@ def allocator_of(device: torch.device) -> Allocator | None:
     return Allocator(device, lambda: torch.cuda.memory_allocated(device), capacity, free)
 
 
-def observe_shortage(told: Callable[[int, int, int, int], None]) -> None:
-    """Have `told(device, wanted, capacity, free)` called the moment an allocation fails, while everything is alive.
+def observe_shortage(callback: Callable[[int, int, int, int], None]) -> None:
+    """Have `callback(device, wanted, capacity, free)` called the moment an allocation fails, while everything is alive.
 
     There is no way to take it back. A build of torch without CUDA has none.
     """
     attach = getattr(torch._C, "_cuda_attach_out_of_memory_observer", None)
     if attach is not None:
-        attach(told)
+        attach(callback)
 
 
 def wanted_in(message: str) -> int:

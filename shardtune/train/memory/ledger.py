@@ -55,7 +55,7 @@ class Ledger:
     """Follows a run through its phases, and counts when memory runs out.
 
     Shards, gathered layers, gradients and optimizer state are counted where they are. What else the allocator has given
-    out is told apart by when it came: what was there before the step is `other`, what came until the last layer is
+    out is distinguished by when it came: what was there before the step is `other`, what came until the last layer is
     `activations`, what came after it `loss`. A mark is one question to the allocator, twice in a micro-batch.
     """
 
@@ -138,13 +138,13 @@ class Ledger:
         total = sum(known.values())
         allocated = self._allocated()
         held = self._shared_out(known, total if allocated is None else allocated)
-        told = self.allocator
+        allocator = self.allocator
         self.noted = Shortfall(
             phase=self.phase,
             step=self.step,
-            capacity=told.capacity() if told is not None else 0,
+            capacity=allocator.capacity() if allocator is not None else 0,
             wanted=wanted,
-            free=told.free() if told is not None else 0,
+            free=allocator.free() if allocator is not None else 0,
             held=held,
             layers_done=self._marks.layers_done if self.phase == FORWARD else None,
         )
