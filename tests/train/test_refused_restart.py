@@ -40,7 +40,8 @@ def lose_the_model(data: Path, model: Path) -> None:
     model.rename(model.with_name("unmounted"))
 
 
-@pytest.mark.parametrize("fault", [change_the_data, pytest.param(lose_the_model, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", [change_the_data, lose_the_model])
 def test_a_restart_that_is_refused_leaves_the_run_and_its_checkpoints(
     tmp_path: Path, environment: dict[str, str], shardtune: Command, fault: Callable[[Path, Path], None]
 ) -> None:
