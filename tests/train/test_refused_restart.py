@@ -72,8 +72,10 @@ def test_a_restart_that_is_refused_leaves_the_run_and_its_checkpoints(
         assert "resume" in goes_on.stdout and (tmp_path / "runs" / "r" / "final").is_dir()
 
 
-def test_a_first_start_that_is_refused_frees_its_name(tmp_path: Path, shardtune: Command, toy_model: Path) -> None:
-    config = toy_config(tmp_path, toy_model, toy_rows(tmp_path / "data"), lora={"target_modules": ["no_such"]})
+def test_a_first_start_that_is_refused_frees_its_name(
+    tmp_path: Path, shardtune: Command, toy_model: Path, toy_data: Path
+) -> None:
+    config = toy_config(tmp_path, toy_model, toy_data, lora={"target_modules": ["no_such"]})
     refused = shardtune("train", config, "--run-id", "r")
     assert refused.returncode == 2 and "no_such" in refused.stderr
     assert list((tmp_path / "runs").iterdir()) == []
