@@ -26,6 +26,7 @@ fsdp_config:
 """
 
 
+@pytest.mark.slow
 def test_offloading_has_no_effect_on_a_cpu_and_the_run_trains(
     journey: Journey, toy_model: Path, toy_data: Path
 ) -> None:

@@ -30,6 +30,7 @@ def config_for(journey: Journey, model: Path, **train: object) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_model_with_convolutions_trains_unpacked_and_scores_what_the_run_said(journey: Journey) -> None:
     model = save_toy(
         transformers.Lfm2ForCausalLM, toy_text_config("lfm2", initializer_range=0.2), journey.folder / "model"

@@ -44,6 +44,7 @@ def examples(model: Path, table: Sequence[Row], between: str) -> list[Example]:
     return [pair_example(tokenizer, row["Frage"] + between, row["Antwort"]).cut(LENGTH) for row in table]
 
 
+@pytest.mark.slow
 def test_a_csv_with_semicolons_trains_and_the_delimiter_and_the_space_before_answers_are_told(
     journey: Journey, chat_model: Path
 ) -> None:

@@ -11,6 +11,7 @@ from journey import Journey, read_events
 from reference import Example, load, score, text_example
 
 
+@pytest.mark.slow
 def test_plain_text_trains_and_the_adapter_scores_what_the_run_said(journey: Journey, toy_model: Path) -> None:
     from transformers import AutoTokenizer
 

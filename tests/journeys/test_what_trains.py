@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from toys import save_toy, toy_text_config
 
 
+@pytest.mark.slow
 def test_biases_of_adapted_layers_and_a_layer_in_full_train_and_go_with_the_adapter(
     journey: Journey, tmp_path: Path
 ) -> None:

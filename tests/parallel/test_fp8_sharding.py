@@ -77,7 +77,7 @@ def test_layers_see_the_stored_codes_and_scales_bit_for_bit(ranks: Ranks, case: 
 def test_torch_would_cast_the_codes_and_the_layer_refuses_such_weights(ranks: Ranks) -> None:
     # When this fails because nothing was refused, torch has learnt to leave float8 alone: the exemption can go.
     # One process gathers nothing that is frozen, so that nothing is cast.
-    expected = "arrived as torch.bfloat16" if len(ranks) > 1 else ""
+    expected = "was cast to torch.bfloat16" if len(ranks) > 1 else ""
     assert all(expected in rank["refused"] and bool(rank["refused"]) == (len(ranks) > 1) for rank in ranks)
 
 

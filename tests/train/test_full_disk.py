@@ -98,6 +98,7 @@ def test_a_disk_that_is_full_for_a_while_costs_checkpoints_and_nothing_else(star
     assert json.loads((run / "run.json").read_text())["finished"] is True
 
 
+@pytest.mark.slow
 def test_at_the_end_it_waits_for_room(start: Start, disk: Path) -> None:
     process = start({5: "fill"})
     said = wait_for_line(process, WAITS)
@@ -110,6 +111,7 @@ def test_at_the_end_it_waits_for_room(start: Start, disk: Path) -> None:
     assert (disk / "one" / "final" / "adapter_model.safetensors").is_file()
 
 
+@pytest.mark.slow
 def test_without_room_the_adapter_goes_to_tmpdir_and_the_run_has_ended_well(
     start: Start, tmp_path: Path, toy_model: Path
 ) -> None:

@@ -40,7 +40,8 @@ def lose_the_model(data: Path, model: Path) -> None:
     model.rename(model.with_name("unmounted"))
 
 
-@pytest.mark.parametrize("fault", [change_the_data, pytest.param(lose_the_model, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", [change_the_data, lose_the_model])
 def test_a_restart_that_is_refused_leaves_the_run_and_its_checkpoints(
     tmp_path: Path, environment: dict[str, str], shardtune: Command, fault: Callable[[Path, Path], None]
 ) -> None:
@@ -71,8 +72,10 @@ def test_a_restart_that_is_refused_leaves_the_run_and_its_checkpoints(
         assert "resume" in goes_on.stdout and (tmp_path / "runs" / "r" / "final").is_dir()
 
 
-def test_a_first_start_that_is_refused_frees_its_name(tmp_path: Path, shardtune: Command, toy_model: Path) -> None:
-    config = toy_config(tmp_path, toy_model, toy_rows(tmp_path / "data"), lora={"target_modules": ["no_such"]})
+def test_a_first_start_that_is_refused_frees_its_name(
+    tmp_path: Path, shardtune: Command, toy_model: Path, toy_data: Path
+) -> None:
+    config = toy_config(tmp_path, toy_model, toy_data, lora={"target_modules": ["no_such"]})
     refused = shardtune("train", config, "--run-id", "r")
     assert refused.returncode == 2 and "no_such" in refused.stderr
     assert list((tmp_path / "runs").iterdir()) == []

@@ -19,15 +19,13 @@ def config(tmp_path: Path, toy_model: Path) -> Path:
     return toy_config(tmp_path, toy_model, toy_rows(tmp_path / "data"), train=train)
 
 
-@pytest.mark.parametrize("nproc", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_a_refused_resume_changes_no_file_of_the_run(
-    tmp_path: Path, shardtune: Command, config: Path, nproc: int
-) -> None:
+@pytest.mark.slow
+def test_a_refused_resume_changes_no_file_of_the_run(tmp_path: Path, shardtune: Command, config: Path) -> None:
     run = tmp_path / "runs" / "r"
-    first = shardtune("train", config, "--run-id", "r", "--nproc", nproc)
+    first = shardtune("train", config, "--run-id", "r", "--nproc", 2)
     assert first.returncode == 0, first.stderr
     before = contents(run)
-    again = ("train", config, "--run-id", "r", "--nproc", nproc, "--resume", "latest")
+    again = ("train", config, "--run-id", "r", "--nproc", 2, "--resume", "latest")
     refused = shardtune(*again, "-o", "train.seed=3")
     assert refused.returncode == 2 and f"The run is unchanged: {run}" in refused.stderr
     assert contents(run) == before
