@@ -256,7 +256,7 @@ def experts(variant: str, compiled: bool, device: str, tiny: bool) -> Iterator[L
 def layer(variant: str, compiled: bool, device: str, tiny: bool) -> Iterator[Line]:
     import torch
 
-    from shardtune.model.quantized import fp8_compute
+    from shardtune.model.quantized import enable_fp8_compute
 
     model = mistral4_layer(device, tiny)
     core = model.get_base_model().model.layers[0]
@@ -272,7 +272,7 @@ def layer(variant: str, compiled: bool, device: str, tiny: bool) -> Iterator[Lin
     batches = [torch.randint(10, 1000, size, device=device) for size in sizes]
     twins = [step(ids) for ids in batches]
     if variant == "fp8":
-        count, left = fp8_compute(model)
+        count, left = enable_fp8_compute(model)
         assert count and (tiny or not left), (count, left)
     if compiled:
         core.forward = torch.compile(core.forward, dynamic=False)
@@ -324,7 +324,7 @@ def mistral4_layer(device: str, tiny: bool) -> Any:
         if "lora_" in name:
             parameter.data = (parameter.data * 0.1).to(torch.bfloat16)
     adapted.enable_input_require_grads()
-    assert use_fused_lora(adapted) == len(targets)
+    assert use_fused_lora(adapted) == (len(targets), len(targets))
     return adapted.train()
 
 

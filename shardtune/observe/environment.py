@@ -14,7 +14,7 @@ from pathlib import Path
 from shardtune.config.redact import HIDDEN, hide_text, is_secret
 
 _PACKAGES = (
-    "shardtune", "torch", "transformers", "trl", "peft", "accelerate", "datasets", "safetensors", "pydantic",
+    "shardtune", "torch", "transformers", "peft", "accelerate", "datasets", "safetensors", "pydantic",
     "liger-kernel",
 )  # fmt: skip
 

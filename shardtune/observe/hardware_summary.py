@@ -53,7 +53,7 @@ def summary_lines(facts: Facts) -> list[tuple[str, str]]:
     if text := network_line(facts):
         lines.append(("network", text))
     packages = facts["packages"]
-    names = ["torch", "transformers", "trl", "peft", "accelerate"]
+    names = ["torch", "transformers", "peft", "accelerate"]
     words = [f"{name} {packages[name]}" for name in names if name in packages]
     words += [f"NCCL {facts['nccl']}"] if "nccl" in facts and facts.get("gpus") else []
     lines.append(("software", f"Python {facts['python']}, {', '.join(words)}"))
