@@ -132,7 +132,10 @@ _PHASES = ("data", "forward", "backward", "optimizer", "collective")
 
 def charts_of(run: RunHistory) -> list[Chart]:
     """Every chart the run has numbers for, in display order."""
-    found = [_loss(run), _eval(run), _grad_norm(run), _learning_rate(run), _throughput(run)]
+    found = [
+        _loss(run), _eval(run), _predictions(run, "token_accuracy"), _predictions(run, "entropy"), _grad_norm(run),
+        _learning_rate(run), _throughput(run),
+    ]  # fmt: skip
     has_mfu = any("mfu" in columns.names for columns in run.profile.values())
     for spec in _PER_RANK:
         alone = len(run.profile) == 1 and spec.id == "rank_throughput" and "tokens_per_second" in run.train.names
@@ -220,6 +223,29 @@ def _eval(run: RunHistory) -> Chart | None:
         latest=formatting.loss(float(y[-1])), series=[Series("evaluation", curve.x, curve.y, 1, look="points")],
         about="Mean over the supervised tokens of the validation set." if run.facts.plan else _OF_A_SCRIPT, axis="loss",
         broken=_broken([("evaluation loss", curve)]),
+    )  # fmt: skip
+
+
+_PREDICTIONS = {  # title, format, axis, about
+    "token_accuracy": ("Token accuracy", ".1%", "share", "Supervised tokens whose likeliest prediction was right."),
+    "entropy": ("Entropy of predictions", ".3~f", "nats", "Mean over the predictions of supervised tokens."),
+}
+
+
+def _predictions(run: RunHistory, name: str) -> Chart | None:
+    x, y = run.train.get(name)
+    if not len(x):
+        return None
+    title, shown, axis, about = _PREDICTIONS[name]
+    curve = downsample(x, y, _BUCKETS)
+    series = _line("training", curve, (x, y), 0)
+    ex, ey = run.evals.get(name)
+    if len(ex):
+        evaluated = downsample(ex, ey, _BUCKETS)
+        series.append(Series("evaluation", evaluated.x, evaluated.y, 1, look="points"))
+    return Chart(
+        name, "Learning", title, shown, note=downsampling_note([curve]), series=series, axis=axis, about=about,
+        latest=formatting.percent(float(y[-1])) if axis == "share" else f"{y[-1]:.3f}", can_smooth=True,
     )  # fmt: skip
 
 

@@ -32,7 +32,9 @@ _PROFILED = {
     **{name: {name: name} for name in _ALONE},
     **{old: {old: new} for old, new in _VERSION_1.items()},
 }
-_STEP_COLUMNS = ("loss", "grad_norm", "learning_rate", "tokens", "tokens_per_second", "epoch")
+_STEP_COLUMNS = (
+    "loss", "grad_norm", "learning_rate", "tokens", "tokens_per_second", "epoch", "entropy", "token_accuracy",
+)  # fmt: skip
 
 
 @dataclass
@@ -268,7 +270,8 @@ def _on_step(run: RunHistory, rank: int, event: Event, at: float) -> None:
 def _on_eval(run: RunHistory, rank: int, event: Event, at: float) -> None:
     step, value = whole(event.get("step")), number(event.get("loss"))
     if step is not None and value is not None and run._is_lowest(rank):
-        run.evals.add(step, at, {"loss": value})
+        rest = {name: number(event.get(name)) for name in ("entropy", "token_accuracy")}
+        run.evals.add(step, at, {"loss": value, **{name: found for name, found in rest.items() if found is not None}})
 
 
 def _on_profile(run: RunHistory, rank: int, event: Event, at: float) -> None:

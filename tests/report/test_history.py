@@ -190,3 +190,16 @@ def test_version_1_profiles_are_read_too(tmp_path: Path) -> None:
     run.write("profile", step=5, step_seconds=0.25, host_peak_bytes=7, gpu_peak_bytes=None)
     history = read(run.folder)
     assert history.profile[0].last("seconds.step") == 0.25 and history.profile[0].last("host.rss") == 7
+
+
+def test_accuracy_and_entropy_of_training_and_evaluation_have_charts_of_their_own(tmp_path: Path) -> None:
+    run = FakeRun(tmp_path / "run", ranks=1)
+    run.begin(4)
+    for step in (1, 2):
+        run.everywhere("step", step=step, loss=2.0, entropy=3.0 - step, token_accuracy=step / 4)
+    run.everywhere("eval", step=2, loss=1.5, entropy=0.75, token_accuracy=0.625)
+    charts = {chart["id"]: chart for chart in run_view(read(run.folder), run.now)["charts"]}
+    accuracy, entropy = charts["token_accuracy"], charts["entropy"]
+    assert [list(series["y"]) for series in accuracy["series"]] == [[0.25, 0.5], [0.625]]
+    assert [list(series["y"]) for series in entropy["series"]] == [[2.0, 1.0], [0.75]]
+    assert (accuracy["latest"], entropy["latest"]) == ("50.0 %", "1.000")
