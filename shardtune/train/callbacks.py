@@ -69,10 +69,11 @@ def users_callbacks(names: Sequence[str]) -> list[type[TrainerCallback]]:
     return found
 
 
-def callback_handler(
-    training: Training, profiler: LLMStepProfiler, optimizer: Any, scheduler: Any, loader: Any
-) -> CallbackHandler:
-    """What transformers' `Trainer` would call, in its order; the profiler first, so that trackers get its numbers."""
+def callback_handler(training: Training, profiler: LLMStepProfiler, loader: Any) -> CallbackHandler:
+    """What transformers' `Trainer` would call, in its order; the profiler first, so that trackers get its numbers.
+
+    Optimizer and schedule are set when training begins, and again after a rollback.
+    """
     setup, context = training.setup, training.context
     train = setup.config.train
     trackers = [kind() for kind in get_reporting_integration_callbacks(train.report_to)]
@@ -80,7 +81,7 @@ def callback_handler(
         _survive_disk_errors(context, tracker)
     own = [kind() for kind in users_callbacks(train.callbacks)]
     handler = CallbackHandler(
-        [profiler, DefaultFlowCallback(), *trackers, *own], setup.model, setup.tokenizer, optimizer, scheduler
+        [profiler, DefaultFlowCallback(), *trackers, *own], setup.model, setup.tokenizer, None, None
     )
     handler.train_dataloader = loader
     profiler.is_attached = True

@@ -98,6 +98,9 @@ class TrainingLoop:
             self.early_stopping = EarlyStopping(train.early_stopping_patience, train.early_stopping_threshold)
         self.grace = Grace(grace_seconds(train.grace_seconds, os.environ))
         self.args = training_arguments(self.config, context.folder, self.math, on_cpu=device.type == "cpu")
+        self.callbacks = callback_handler(training, self.profiler, self.batches.loader)
+        self.state, self.control = self._new_state(), TrainerControl()
+        self._call("on_init_end")
         if train.gradient_checkpointing is True:
             self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         if train.neftune_noise_alpha is not None:
@@ -127,13 +130,12 @@ class TrainingLoop:
         first, done = divmod(self.state.global_step, self.math.steps_per_epoch)
         for epoch in range(first, math.ceil(self.math.steps / self.math.steps_per_epoch)):
             self._call("on_epoch_begin")
-            steps = self.batches.epoch(epoch, done)
-            done = 0
+            steps, before, done = self.batches.epoch(epoch, done), self.state.global_step, 0
             while (batches := self._next(steps)) is not None:
                 self.train_step(batches)
                 if self.control.should_training_stop or self.control.should_epoch_stop:
                     break
-            if not self.stopped:
+            if self.state.global_step > before and not self.stopped:
                 self._call("on_epoch_end")
                 self._log_evaluate_save()
             if self.control.should_training_stop:
@@ -294,6 +296,8 @@ class TrainingLoop:
         self.progress.eval_line(self.state, logs)
         self._call("on_evaluate", metrics=logs)
         self.guards.evaluated(step, found.loss)
+        if self.state.best_metric is None or found.loss < self.state.best_metric:
+            self.state.best_metric, self.state.best_global_step = found.loss, step
         if self.early_stopping is not None and self.early_stopping.update(step, found.loss):
             self.control.should_training_stop = True
             say(self.console, "stopping", f"early stopping: {self.early_stopping.reason}")
@@ -334,18 +338,8 @@ class TrainingLoop:
             group["initial_lr"] = train.learning_rate  # LambdaLR needs it where it does not begin at step 0
         factor = schedule_factor(train, self.math.steps, self.math.warmup_steps)
         self.scheduler = LambdaLR(self.optimizer, factor, last_epoch=step - 1)
-        self.callbacks = callback_handler(
-            self.training, self.profiler, self.optimizer, self.scheduler, self.batches.loader
-        )
-        self.control = TrainerControl()
-        self.state = TrainerState(
-            max_steps=self.math.steps,
-            num_train_epochs=math.ceil(self.math.epochs),
-            train_batch_size=train.per_device_train_batch_size,
-            is_local_process_zero=self.processes.local_rank == 0,
-            is_world_process_zero=self.processes.is_main,
-        )
-        self.state.compute_steps(self.args, self.math.steps)
+        self.callbacks.optimizer, self.callbacks.lr_scheduler = self.optimizer, self.scheduler
+        self.state, self.control = self._new_state(), TrainerControl()
         self.metrics = Metrics(self.processes)
         if point is not None:
             restore_loop(self, point)
@@ -363,6 +357,17 @@ class TrainingLoop:
         elif self.early_stopping is not None and self.early_stopping.should_stop:
             self.control.should_training_stop = True  # the run was interrupted before it published its weights
         seed_rank(self, point)
+
+    def _new_state(self) -> TrainerState:
+        state = TrainerState(
+            max_steps=self.math.steps,
+            num_train_epochs=math.ceil(self.math.epochs),
+            train_batch_size=self.config.train.per_device_train_batch_size,
+            is_local_process_zero=self.processes.local_rank == 0,
+            is_world_process_zero=self.processes.is_main,
+        )
+        state.compute_steps(self.args, self.math.steps)
+        return state
 
     def _end(self) -> None:
         if self.metrics.steps and not self.stopped:

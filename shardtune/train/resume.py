@@ -57,6 +57,7 @@ def restore_loop(loop: TrainingLoop, point: ResumePoint) -> None:
     """Everything the loop remembers between two steps, but the optimizer and the random state."""
     saved, state = point.trainer, loop.state
     state.global_step, state.epoch = saved["step"], saved["epoch"]
+    state.best_metric, state.best_global_step = saved["best"]
     state.log_history = list(saved["log_history"])
     loop.metrics.restore(saved["metrics"])
     loop.guards.restore(saved["guards"])

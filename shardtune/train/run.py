@@ -192,23 +192,24 @@ def _saver(context: RunContext, setup: Setup) -> CheckpointSaver:
 
 def _end_early(loop: TrainingLoop) -> int:
     """Stopped on request: the exit code."""
-    context, saver, step = loop.training.context, loop.saver, loop.state.global_step
-    saved = context.processes.share_from_main(context.processes.is_main and saver.has(step))
-    if not saved:  # the last evaluation was cut short, after the loop's last chance to save
-        loop.save()
-        saver.finish()
-        saved = saver.has(step)
+    context, step = loop.training.context, loop.state.global_step
+    text = "Stopped on request before the first step."
+    if step > 0:
+        text = f"Stopped on request after step {step} of {loop.math.steps}. {_last_checkpoint(loop)}"
     context.events.write("run_end", status="stopped", step=step)
-    where = f"Checkpoint: {saver.store.path(step)}"
-    if not saved:
-        where = "Its checkpoint could not be written; the previous one is good."
-    again = " The same command resumes from there." if context.asked.train.resume != "never" else ""
-    context.console.print(
-        f"Stopped on request after step {step} of {loop.math.steps}.{again} {where}",
-        highlight=False,
-        markup=False,
-        soft_wrap=True,
-    )
+    context.console.print(text, highlight=False, markup=False, soft_wrap=True)
     # A rank that got no signal itself leaves like the others.
     interrupted = context.processes.agree(loop.training.stop.signal == signal.SIGINT)
     return INTERRUPTED if interrupted else PREEMPTED
+
+
+def _last_checkpoint(loop: TrainingLoop) -> str:
+    """Where the run can resume."""
+    context, saver, step = loop.training.context, loop.saver, loop.state.global_step
+    if loop.control.should_save:  # the last evaluation was cut short, after the loop's last chance to save
+        loop.save()
+        saver.finish()
+    if context.processes.is_main and not saver.has(step):
+        return "Its checkpoint could not be written; the previous one is good."
+    again = "The same command resumes from there. " if context.asked.train.resume != "never" else ""
+    return f"{again}Checkpoint: {saver.store.path(step)}"

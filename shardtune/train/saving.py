@@ -131,6 +131,7 @@ class CheckpointSaver:
         return {
             "step": step,
             "epoch": loop.state.epoch,
+            "best": [loop.state.best_metric, loop.state.best_global_step],
             "log_history": [dict(entry) for entry in loop.state.log_history],
             "position": {"epoch": step // per_epoch, "step_in_epoch": step % per_epoch, "steps_per_epoch": per_epoch},
             "learning_rate": loop.scheduler.get_last_lr()[0],

@@ -12,6 +12,7 @@ from interrupted import final_weights, lines, run
 from ranks import free_ports, on_ranks
 from running import events
 from safetensors.torch import load_file
+from spoilt import not_a_number, spoilt
 from toys import toy_config
 from transformers import TrainerCallback
 from transformers.trainer_callback import ExportableState
@@ -117,3 +118,37 @@ def test_early_stopping_counts_on_across_an_interruption_and_publishes_after_one
         (notice, *_) = [event for event in events(folder, "notice") if event["about"] == "early_stopping"]
         assert "did not improve by more than 9 in 3 evaluations" in notice["text"]
     assert final_weights(tmp_path / "runs/whole") == final_weights(tmp_path / "runs/cut")
+
+
+class Following(TrainerCallback):
+    """Notes what it is told, and by how many of its kind."""
+
+    made: ClassVar[list[Following]] = []
+
+    def __init__(self) -> None:
+        self.steps: list[int] = []
+        self.begun = 0
+        Following.made.append(self)
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **_: Any) -> None:
+        self.begun += 1
+        self.optimizer = optimizer
+
+    def on_step_end(self, args: Any, state: Any, control: Any, optimizer: Any = None, **_: Any) -> None:
+        assert optimizer is self.optimizer
+        self.steps.append(state.global_step)
+
+
+def test_a_rollback_keeps_trackers_and_callbacks_and_gives_them_the_new_optimizer(
+    toy_model: Path, toy_data: Path, tmp_path: Path
+) -> None:
+    config = toy_config(
+        tmp_path, toy_model, toy_data,
+        train={"max_steps": 6, "save_strategy": "steps", "save_steps": 2, "callbacks": [f"{__name__}:Following"]},
+        guards={"non_finite": "rollback"},
+    )  # fmt: skip
+    Following.made.clear()
+    with spoilt({4: not_a_number}):
+        assert run(config, run_id="back") == 0
+    (following,) = Following.made
+    assert following.begun == 2 and following.steps == [1, 2, 3, 3, 4, 5, 6]
