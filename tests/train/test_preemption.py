@@ -141,7 +141,7 @@ def test_in_an_evaluation_that_would_outlast_the_grace(
     run = tmp_path / "runs" / "r"
     code, out, err = stop_when(config, environment, lambda: has(run, "step"))
     assert code == 75, err
-    assert "Stopped on request after step 1 of 5. The same command goes on from there." in out
+    assert "Stopped on request after step 1 of 5. The same command resumes from there." in out
     assert events(run, "eval") == [] and not (run / "final").exists()
     assert [path.name for path in (run / "checkpoints").glob("step-*")] == ["step-000001"]
 
