@@ -256,7 +256,7 @@ def experts(variant: str, compiled: bool, device: str, tiny: bool) -> Iterator[L
 def layer(variant: str, compiled: bool, device: str, tiny: bool) -> Iterator[Line]:
     import torch
 
-    from shardtune.model.quantized import fp8_compute
+    from shardtune.model.quantized import enable_fp8_compute
 
     model = mistral4_layer(device, tiny)
     core = model.get_base_model().model.layers[0]
@@ -272,7 +272,7 @@ def layer(variant: str, compiled: bool, device: str, tiny: bool) -> Iterator[Lin
     batches = [torch.randint(10, 1000, size, device=device) for size in sizes]
     twins = [step(ids) for ids in batches]
     if variant == "fp8":
-        count, left = fp8_compute(model)
+        count, left = enable_fp8_compute(model)
         assert count and (tiny or not left), (count, left)
     if compiled:
         core.forward = torch.compile(core.forward, dynamic=False)
