@@ -64,7 +64,7 @@ def test_sharegpt_with_system_prompts_in_a_column_trains_after_an_inspection_as_
         for side in (TRAIN, VALIDATION)
     ]
     write_config(journey, chat_model)
-    assert "in the ShareGPT form, with 'system'" in journey.shardtune("data", "inspect", "run.yaml").stdout
+    assert "in ShareGPT format, with 'system'" in journey.shardtune("data", "inspect", "run.yaml").stdout
     journey.shardtune("train", "run.yaml")
     check_run(journey.only_run(), chat_model, examples(chat_model, spoken[0]), examples(chat_model, spoken[1]))
 

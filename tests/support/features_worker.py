@@ -14,7 +14,7 @@ from train.interrupted import run
 def main(folder: str, sessions: str) -> None:
     for name, model, overrides in json.loads(sessions):
         config = Path(folder) / f"{model}.yaml"
-        if name.endswith("resume"):
+        if name.endswith("resumed"):
             _meet(Path(folder) / f"{name}-1.port")
             assert run(config, *overrides, run_id=name, crash_at=2) is None
         _meet(Path(folder) / f"{name}.port")

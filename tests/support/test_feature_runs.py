@@ -1,4 +1,4 @@
-"""Does each feature train over two processes, and through a crash, with the losses of an undisturbed run on one?
+"""Does each feature train over two processes and through a crash there with the losses of an undisturbed run on one?
 
 All rows are one batch, so that processes change how a step is computed, and never what it is.
 """
@@ -15,22 +15,21 @@ from support.features import HOW, PLAIN, REFUSED, RUNS, WHAT
 from toys import save_toy, toy_config, toy_rows, toy_text_config
 
 pytestmark = pytest.mark.slow
-CELLS = [(what, how) for what in WHAT for how in RUNS if frozenset({what, how}) not in REFUSED]
-Session = tuple[str, str, list[str]]
+assert not [pair for pair in REFUSED if pair & set(RUNS)]
+PLAIN_RUN, DISTURBED_RUN = "plain", "resumed"
+
+
+def sessions(how: str) -> list[tuple[str, str, list[str]]]:
+    """Names, models and overrides of the runs."""
+    more = [override for name in RUNS for override in HOW[name]] if how == DISTURBED_RUN else []
+    return [
+        (named(what, how), "mixture" if what == "expert LoRA" else "dense", [*settings, *PLAIN, *more])
+        for what, settings in WHAT.items()
+    ]
 
 
 def named(what: str, how: str) -> str:
-    """What the run of a cell is called."""
     return f"{what} {how}".replace(" ", "-")
-
-
-def sessions(*hows: str) -> list[Session]:
-    """Names, models and overrides of the runs."""
-    return [
-        (named(what, how), "mixture" if what == "expert LoRA" else "dense", [*WHAT[what], *PLAIN, *HOW.get(how, [])])
-        for what in WHAT
-        for how in hows
-    ]
 
 
 @pytest.fixture(scope="module")
@@ -52,8 +51,8 @@ def runs(shared_environment: dict[str, str], tmp_path_factory: pytest.TempPathFa
         )  # fmt: skip
         made.rename(folder / f"{model}.yaml")
     worker = Path(__file__).parent / "features_worker.py"
-    for world, asked in ((1, sessions("plain", "resume")), (2, sessions("two processes"))):
-        on_ranks(shared_environment, worker, world, folder, json.dumps(asked), timeout=590)
+    for world, how in ((1, PLAIN_RUN), (2, DISTURBED_RUN)):
+        on_ranks(shared_environment, worker, world, folder, json.dumps(sessions(how)), timeout=590)
     return folder / "runs"
 
 
@@ -63,10 +62,10 @@ def numbers(run: Path) -> list[float]:
     return [*(losses[step] for step in (1, 2, 3)), events(run, "eval")[-1]["loss"]]
 
 
-@pytest.mark.parametrize("cell", CELLS, ids=" + ".join)
-def test_a_feature_trains_with_the_losses_of_one_undisturbed_process(runs: Path, cell: tuple[str, str]) -> None:
-    what, how = cell
-    plain = numbers(runs / named(what, "plain"))
-    assert numbers(runs / named(what, how)) == pytest.approx(plain, rel=5e-4)
-    assert plain[2] < plain[0]  # it learns
-    assert how != "resume" or len(events(runs / named(what, how), "resume")) == 1
+@pytest.mark.parametrize("what", WHAT)
+def test_a_feature_trains_with_the_losses_of_one_undisturbed_process(runs: Path, what: str) -> None:
+    plain, disturbed = runs / named(what, PLAIN_RUN), runs / named(what, DISTURBED_RUN)
+    assert numbers(disturbed) == pytest.approx(numbers(plain), rel=5e-4)
+    assert numbers(plain)[2] < numbers(plain)[0]  # it learns
+    assert [event["world_size"] for event in events(disturbed, "run_start")] == [2, 2]
+    assert len(events(disturbed, "resume")) == 1

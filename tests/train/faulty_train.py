@@ -45,7 +45,7 @@ def spoil() -> None:
 
         def late() -> Any:
             time.sleep(0.2 * self.config.train.gradient_accumulation_steps)
-            yield from steps
+            yield next(steps, None)  # `yield from` would close the batches with this generator
 
         return next_batches(self, late())
 

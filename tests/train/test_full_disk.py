@@ -180,7 +180,7 @@ def test_where_there_is_no_room_at_all_the_last_checkpoint_is_named(start: Start
         out, err = process.communicate(timeout=300)
         assert [path.name for path in temporary.iterdir()] == ["filler"]
     assert process.returncode == 1, out + err
-    assert "could not be written anywhere" in err and "step-000004" in err and "Traceback" not in err
+    assert "Could not write the adapter anywhere" in err and "step-000004" in err and "Traceback" not in err
 
 
 @pytest.mark.slow

@@ -102,7 +102,8 @@ def test_in_the_middle_of_a_save_that_save_is_finished_and_the_step_saved_too(
     assert process.returncode == 75, err
     assert "Stopped on request after step" in out
     (end,) = events(run, "run_end")
-    assert end["status"] == "stopped" and store.steps() == sorted({2, 4, end["step"]})
+    # Steps go on beside a save; the one after the next save may see the signal.
+    assert end["status"] == "stopped" and store.steps() == sorted({*range(2, end["step"], 2), end["step"]})
     assert [store.verify(step) for step in store.steps()] == [[]] * len(store.steps())
     assert_goes_on_to_the_same_bits(saving, "asked", shardtune)
 
@@ -141,7 +142,7 @@ def test_in_an_evaluation_that_would_outlast_the_grace(
     run = tmp_path / "runs" / "r"
     code, out, err = stop_when(config, environment, lambda: has(run, "step"))
     assert code == 75, err
-    assert "Stopped on request after step 1 of 5. The same command goes on from there." in out
+    assert "Stopped on request after step 1 of 5. The same command resumes from there." in out
     assert events(run, "eval") == [] and not (run / "final").exists()
     assert [path.name for path in (run / "checkpoints").glob("step-*")] == ["step-000001"]
 
