@@ -66,12 +66,15 @@ def validate(
 
     Exit codes: 0 ok; 2 there are problems.
     """
-    from shardtune.config import load_config
+    from shardtune.config import ConfigError, load_config
     from shardtune.launch.named_paths import check_named_paths, not_checked
 
-    resolved = load_config(config, override or (), accelerate_config)
-    if paths:
-        check_named_paths(resolved, config)
+    try:
+        resolved = load_config(config, override or (), accelerate_config)
+        if paths:
+            check_named_paths(resolved, config)
+    except ConfigError as error:
+        raise ConfigError(error.problems, error.subject, whole=True) from None
     typer.echo(f"ok: {config}: {_summary(resolved)}")
     for notice in resolved.notices:
         typer.echo(f"notice: {notice}")

@@ -65,14 +65,16 @@ class ConfigError(UserInputError):
     Args:
         problems: All of them; they are listed in the order of the file, overrides last.
         subject: What was read, for the headline ("run.yaml").
+        whole: List all of them, not one screen.
     """
 
-    def __init__(self, problems: Sequence[Problem], subject: str) -> None:
-        self.problems = sorted(problems, key=_reading_order)
-        count = len(self.problems)
-        listed = _one_screen([str(problem) for problem in self.problems])
+    def __init__(self, problems: Sequence[Problem], subject: str, *, whole: bool = False) -> None:
+        self.problems, self.subject = sorted(problems, key=_reading_order), subject
+        count, texts = len(self.problems), [str(problem) for problem in self.problems]
+        listed = texts if whole else _one_screen(texts)
         head = f"{subject}: {count} problem{'s' if count != 1 else ''} found, nothing was started."
-        rest = [f"… and {count - len(listed)} more, shown once these are fixed."] if count > len(listed) else []
+        more = f"… and {count - len(listed)} more; `shardtune config validate` lists all."
+        rest = [more] if count > len(listed) else []
         # One text, not what/why/fix: each problem brings its own three parts.
         super().__init__("\n".join([head, *listed, *rest]))
 

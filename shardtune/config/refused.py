@@ -121,6 +121,10 @@ _NEW_TOKENS = 'tokens to be learned are listed in the section `model`; use `mode
 
 # Names of PEFT's LoraConfig, of BitsAndBytesConfig, of tools that pass both on, and of older versions of transformers.
 OTHER_NAMES: dict[str, str] = {
+    **dict.fromkeys(
+        ("response_template", "instruction_template"),
+        "which tokens are supervised follows from the data: use `data.train_on` (completion, assistant, all)",
+    ),
     "streaming": "rows are not streamed: they are tokenised once, cached in `data.cache_dir` (5 bytes per token) and "
     "memory-mapped, so memory does not grow with the dataset; `shardtune data prepare CONFIG` does it ahead of time",
     **dict.fromkeys(

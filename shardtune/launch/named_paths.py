@@ -45,6 +45,8 @@ def not_checked(config: RunConfig) -> list[str]:
         *elsewhere,
         "the rows, columns and splits of the data (`shardtune data inspect`)",
         "lora.target_modules in the model",
+        *(["whether train.callbacks can be imported"] if config.train.callbacks else []),
+        *(["whether the trackers of train.report_to are installed"] if config.train.report_to != "none" else []),
         "whether it fits in memory",
     ]
 

@@ -32,6 +32,7 @@ _WRITTEN = re.compile(
 )
 # What a run writes before its first step. A folder that holds anything else is never deleted.
 _BEFORE_TRAINING = re.compile(r"run\.json|config\.yaml|environment\.json|\.run\.lease|events-rank\d+\.jsonl|crash")
+_STEP_EVENT = re.compile(rb'"event": ?"(step|profile)"')
 
 
 class ForeignFolderError(UserInputError):
@@ -53,10 +54,12 @@ class RunFolder:
         """Delete the folder of a run that was refused before it trained, so that its name is free; True if deleted.
 
         Only what this process created, under its lease, and only while it contains nothing but startup files: a run
-        that has a `checkpoints` folder is never deleted.
+        that has a `checkpoints` folder or has logged a step is never deleted.
         """
         names = {entry.name for entry in self.path.iterdir()}
         if not self.created or not all(map(_BEFORE_TRAINING.fullmatch, names)):
+            return False
+        if any(_STEP_EVENT.search(log.read_bytes()) for log in self.path.glob("events-rank*.jsonl")):
             return False
         shutil.rmtree(self.path)
         return True

@@ -167,6 +167,13 @@ def _new(config: RunConfig, run_id: str | None, notice: str = "") -> ChosenRun:
 
 def _existing(config: RunConfig, run: Run, notice: str = "") -> ChosenRun:
     run_folder = hold_run_folder(run.folder, config.train.run_folder_access)
+    now = read_run(run.folder)
+    if now is not None and now.finished and not run.finished:  # by another process that held it until now
+        run_folder.lease.release()
+        raise UserInputError(
+            f"The run '{run.folder.name}' was just finished by another process: {run.folder}",
+            fix="Start again for a new run, with another --run-id if you gave one.",
+        )
     notices = [run.notice, notice]
     if not run.store.steps():  # otherwise they are reported where the run resumes
         notices += [f"{path} is a link or a file, not a checkpoint folder: ignored" for path in run.store.not_folders()]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from transformers.integrations.integration_utils import (
     get_reporting_integration_callbacks,
 )
 from transformers.trainer_callback import CallbackHandler, ExportableState
+from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
 from shardtune.errors import UserInputError
 from shardtune.terminal import warn
@@ -65,6 +67,14 @@ def users_callbacks(names: Sequence[str]) -> list[type[TrainerCallback]]:
                 f"train.callbacks: '{name}' is not a transformers.TrainerCallback.",
                 fix="Name a class that inherits from transformers.TrainerCallback; it is called without arguments.",
             )
+        try:
+            inspect.signature(kind).bind()
+        except TypeError as error:
+            raise UserInputError(
+                f"train.callbacks: '{name}' cannot be made without arguments.",
+                why=str(error),
+                fix="Name a subclass whose __init__ sets them.",
+            ) from error
         found.append(kind)
     return found
 
@@ -89,48 +99,31 @@ def callback_handler(training: Training, profiler: LLMStepProfiler, loader: Any)
 
 
 def training_arguments(config: RunConfig, run_folder: Path, math: TrainingMath, *, on_cpu: bool) -> TrainingArguments:
-    """The settings as callbacks expect them. The loop itself reads the config, except for when to log, evaluate and
-    save: `DefaultFlowCallback` decides that, by these."""
+    """The settings as callbacks and trackers read them. The loop itself reads the config, except for when to log,
+    evaluate and save: `DefaultFlowCallback` decides that, by these."""
     train = config.train
-    names = ("run_name", "project", "trackio_space_id", "trackio_bucket_id", "trackio_static_space_id", "data_seed")
-    given = {name: getattr(train, name) for name in names if getattr(train, name) is not None}
-    return TrainingArguments(
-        **given,
+    args = TrainingArguments(
         output_dir=str(run_folder),
-        num_train_epochs=train.num_train_epochs,
         max_steps=math.steps,
-        per_device_train_batch_size=train.per_device_train_batch_size,
-        per_device_eval_batch_size=train.per_device_eval_batch_size,
-        gradient_accumulation_steps=train.gradient_accumulation_steps,
-        gradient_checkpointing=train.gradient_checkpointing is True,
-        learning_rate=train.learning_rate,
-        lr_scheduler_type=train.lr_scheduler_type,
-        lr_scheduler_kwargs=dict(train.lr_scheduler_kwargs),
-        warmup_steps=math.warmup_steps,
-        weight_decay=train.weight_decay,
-        adam_beta1=train.adam_beta1,
-        adam_beta2=train.adam_beta2,
-        adam_epsilon=train.adam_epsilon,
-        max_grad_norm=train.max_grad_norm,
-        logging_strategy=train.logging_strategy,
-        logging_steps=train.logging_steps,
-        logging_first_step=train.logging_first_step,
-        eval_strategy=train.eval_strategy,
-        eval_steps=train.eval_steps,
-        eval_delay=train.eval_delay,
-        eval_on_start=train.eval_on_start,
-        save_strategy=train.save_strategy,
-        save_steps=train.save_steps,
-        metric_for_best_model="eval_loss",
-        greater_is_better=False,
         report_to=train.report_to,
-        seed=train.seed,
         use_cpu=on_cpu,
-        bf16=False,  # precision is FSDP2's (parallel/shard.py), not autocast's
         disable_tqdm=True,
         log_level="error",
         log_level_replica="error",
     )
+    # Set afterwards: TrainingArguments would act on some (tf32) and refuse others (an optimizer the Trainer does not
+    # know), and these are only read.
+    ours = {name: value for name, value in train if value is not None and hasattr(args, name)}
+    ours |= {
+        "output_dir": args.output_dir, "max_steps": math.steps, "report_to": args.report_to,
+        "warmup_steps": math.warmup_steps, "gradient_checkpointing": bool(train.gradient_checkpointing),
+        "eval_strategy": IntervalStrategy(train.eval_strategy), "save_strategy": SaveStrategy(train.save_strategy),
+        "logging_strategy": IntervalStrategy(train.logging_strategy),
+        "metric_for_best_model": "eval_loss", "greater_is_better": False,
+    }  # fmt: skip
+    for name, value in ours.items():
+        setattr(args, name, value)
+    return args
 
 
 def callback_states(callbacks: Iterable[TrainerCallback]) -> dict[str, Any]:

@@ -43,7 +43,7 @@ class EarlyStopping:
         by = f" by more than {self.min_improvement:g}" if self.min_improvement else ""
         return (
             f"validation loss did not improve{by} in {evaluations} "
-            f"(best: {self.best_loss:.4f} at step {self.best_step})"
+            f"(last improvement: {self.best_loss:.4f} at step {self.best_step})"
         )
 
     def state(self) -> dict[str, Any]:

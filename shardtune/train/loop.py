@@ -181,7 +181,8 @@ class TrainingLoop:
             self.proof.after_optimizer(step, self.optimizer)
             self.metrics.add_step(step_loss, totals)
         self._call("on_optimizer_step")
-        self.grad_norm, self.learning_rate = norm, float(self.scheduler.get_last_lr()[0])
+        self.grad_norm = None if self.guards.left_out else norm
+        self.learning_rate = float(self.scheduler.get_last_lr()[0])
         self.scheduler.step()
         self._clear_gradients()
 
@@ -370,6 +371,11 @@ class TrainingLoop:
         return state
 
     def _end(self) -> None:
+        step, early = self.state.global_step, self.early_stopping is not None and self.early_stopping.should_stop
+        if step < self.math.steps and not self.stopped and not early:
+            text = f"a callback (train.callbacks) ended training after step {step} of {self.math.steps}"
+            say(self.console, "stopping", text)
+            self.events.write("notice", about="callbacks", text=text)
         if self.metrics.steps and not self.stopped:
             self._log()  # what early stopping or a callback ended between two log lines
         self.proof.end(self.state.global_step)

@@ -176,7 +176,7 @@ def _kernels(resolved: ResolvedConfig, facts: Facts) -> Iterator[Choice]:
     on_gpu = None if _half_on_gpu(resolved, facts) else "compiling pays off only on a GPU in half precision"
     for key, obstacle in (
         ("fused_lora", wider),
-        ("fused_experts", facts.missing.get("fused_experts") if facts.has_experts else None),
+        ("fused_experts", facts.missing.get("fused_experts") if facts.has_experts else "no routed experts"),
         ("fused_loss", facts.loss_obstacle),
         ("compile", on_gpu or facts.missing.get("compile")),
     ):

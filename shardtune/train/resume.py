@@ -196,10 +196,10 @@ def _refuse_another_batch(old: dict[str, int], new: dict[str, int]) -> None:
             else f"Use a number of processes that divides {old['effective']}."
         )
     raise UserInputError(
-        f"The effective batch would change from {old['effective']} to {new['effective']} rows.",
+        f"Cannot resume: the effective batch would change from {old['effective']} to {new['effective']} rows.",
         why=f"It was {_product(old)} and is now {_product(new)} (per device × processes × accumulation): steps would "
         "no longer match.",
-        fix=fix,
+        fix=f"{fix} Or start a new run: --resume never.",
     )
 
 

@@ -107,7 +107,7 @@ class Watchdog:
 
     def enter(self, phase: str, step: int | None = None) -> None:
         """The main thread begins something. Each step is reported at once: this process may be killed in it."""
-        tell = step is not None and step != self._step
+        tell = step is not None and (step, phase) != (self._step, self._phase)
         self._phase = phase
         self.beat(step)
         if tell:

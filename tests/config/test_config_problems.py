@@ -34,7 +34,7 @@ def test_more_problems_than_fit_on_a_screen_are_counted(load: Load) -> None:
     text = str(caught.value)
     assert len(caught.value.problems) == 40
     assert text.count("unknown key") == 15
-    assert text.endswith("… and 25 more, shown once these are fixed.")
+    assert text.endswith("… and 25 more; `shardtune config validate` lists all.")
     assert max(len(line) for line in text.splitlines()) <= 80
     assert len(text.splitlines()) <= 40
 

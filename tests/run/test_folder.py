@@ -203,3 +203,13 @@ def test_a_place_the_system_refuses_is_told() -> None:
 def test_a_folder_without_write_permission_is_told(tmp_path: Path) -> None:
     (tmp_path / "locked").mkdir(mode=0o500)
     assert "Permission denied" in refusal(tmp_path / "locked", "run").why
+
+
+def test_a_run_that_has_logged_a_step_is_never_deleted(tmp_path: Path) -> None:
+    run = create_run_folder(str(tmp_path), "r")
+    log = run.path / "events-rank0.jsonl"
+    log.write_text('{"v": 2, "rank": 0, "event": "step", "step": 1}\n')
+    assert not run.discard_untrained() and log.exists()
+    log.write_text('{"v": 2, "rank": 0, "event": "run_start"}\n')
+    assert run.discard_untrained() and not run.path.exists()
+    run.lease.release()

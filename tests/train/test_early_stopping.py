@@ -59,7 +59,7 @@ def test_the_reason_says_the_best_loss_and_where_it_was() -> None:
         assert not stopping.update(step, loss)
     assert stopping.update(30, math.nan)
     assert stopping.reason == (
-        "validation loss did not improve by more than 0.01 in 2 evaluations (best: 1.2500 at step 10)"
+        "validation loss did not improve by more than 0.01 in 2 evaluations (last improvement: 1.2500 at step 10)"
     )
     never = EarlyStopping(1, 0.0)
     assert never.update(5, math.nan)

@@ -18,6 +18,9 @@ from transformers import TrainerCallback
 import shardtune
 from shardtune.config import load_config
 from shardtune.config.suggestions import section_fields
+from shardtune.errors import UserInputError
+from shardtune.plan.steps import training_math
+from shardtune.train.callbacks import training_arguments, users_callbacks
 from shardtune.train.setup import set_numerics
 
 SETTINGS = {
@@ -96,9 +99,10 @@ def test_tf32_sets_the_precision_of_float32_products(config: Path, tf32: str, ex
         torch.set_float32_matmul_precision(before)
 
 
-@pytest.mark.parametrize(
-    "name", ["run_name", "project", "trackio_space_id", "trackio_bucket_id", "trackio_static_space_id"]
-)
+READ_BY_TRACKERS = ["run_name", "project", "trackio_space_id", "trackio_bucket_id", "trackio_static_space_id"]
+
+
+@pytest.mark.parametrize("name", READ_BY_TRACKERS)
 def test_trackers_read_it(name: str) -> None:
     from transformers.integrations import integration_utils
 
@@ -126,7 +130,40 @@ def test_every_setting_is_read_by_more_than_its_checks() -> None:
         for section, fields in section_fields().items() if section != "cluster"
         for key in fields.model_fields if key not in names
     }  # fmt: skip
-    assert unread - WITHOUT_EFFECT == set()
+    handed_over = {f"train.{name}" for name in (*READ_BY_TRACKERS, "logging_first_step")}  # in training_arguments
+    assert unread - WITHOUT_EFFECT == handed_over
+
+
+def test_callbacks_and_trackers_see_the_settings_of_the_run(config: Path) -> None:
+    settings = {"optim": "adamax", "label_smoothing_factor": 0.1, "neftune_noise_alpha": 5.0, "save_total_limit": 2,
+                "dataloader_num_workers": 1, "load_best_model_at_end": True, "gradient_checkpointing": "selective",
+                "run_name": "mine", "warmup_ratio": 0.5, "logging_first_step": False}  # fmt: skip
+    run = load_config(config, [f"train.{key}={value}" for key, value in settings.items()], environ={}).config
+    run = run.model_copy(
+        update={"train": run.train.model_copy(update={"eval_strategy": "steps", "warmup_steps": None})}
+    )
+    math = training_math(run.train, rows=8, tokens=80, processes=1)
+    seen = training_arguments(run, config.parent, math, on_cpu=True).to_dict()
+    assert {key: seen[key] for key in settings if key not in ("gradient_checkpointing", "warmup_ratio")} == {
+        key: value for key, value in settings.items() if key not in ("gradient_checkpointing", "warmup_ratio")
+    }
+    assert seen["gradient_checkpointing"] is True and seen["warmup_steps"] == math.warmup_steps == 2
+    assert (seen["eval_strategy"], seen["eval_steps"], seen["max_steps"]) == ("steps", 2, 4)
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [("nowhere:X", "cannot be imported"), (f"{__name__}:SETTINGS", "is not a transformers.TrainerCallback"),
+     (f"{__name__}:NeedsMore", "cannot be made without arguments")],
+)  # fmt: skip
+def test_a_callback_that_cannot_be_used_is_refused_before_anything_is_loaded(name: str, problem: str) -> None:
+    with pytest.raises(UserInputError, match=problem):
+        users_callbacks([name])
+
+
+class NeedsMore(TrainerCallback):
+    def __init__(self, channel: str) -> None:
+        self.channel = channel
 
 
 class Recorder(TrainerCallback):

@@ -135,7 +135,8 @@ class Guards:
     def _non_finite(self, seen: Seen, norm: float | None) -> Alarm | None:
         ranks = tuple(rank for rank, micro in enumerate(seen.bad) if micro >= 0)
         fix = (
-            "Lower train.learning_rate, raise the warm-up, or inspect these rows. Earlier checkpoints are usable. "
+            "Lower train.learning_rate, raise the warm-up, or inspect these rows. Earlier checkpoints hold no NaN; if it "
+            "recurs from one, start from an older one or anew. "
             "With guards.non_finite: skip-step or rollback, training continues without these rows."
         )
         if ranks:
@@ -204,7 +205,7 @@ class Guards:
     def _skip(self, alarm: Alarm) -> None:
         self.skips, self.in_a_row = self.skips + 1, self.in_a_row + 1
         if self.in_a_row > self.settings.max_skips:
-            fix = "Earlier checkpoints are usable. Check the rows and the learning rate."
+            fix = "Check the rows and the learning rate. Earlier checkpoints hold no NaN."
             self.stop(alarm, fix, f" {self.in_a_row} steps in a row would be skipped (guards.max_skips).")
         self._report(alarm, "skip-step", f"{alarm.sentence()} Step skipped ({self.skips} so far).")
         self.left_out = True
