@@ -103,8 +103,8 @@ class ProofOfTraining:
         raise ShardtuneError(
             f"Training check failed: {found[rank]} in step {step} (rank {rank}).",
             why="Every shard of an adapter must receive a gradient and change, and no frozen weight may.",
-            fix="A learning rate that is far too high can do this: check the loss. Otherwise please report it, with the "
-            "config and the first lines of the log.",
+            fix="A learning rate that is far too high can do this: check the loss. Otherwise please report it, with "
+            "the config and the first lines of the log.",
         )
 
     def _tell(self, last: int) -> None:

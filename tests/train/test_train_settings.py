@@ -137,7 +137,7 @@ def test_every_setting_is_read_by_more_than_its_checks() -> None:
 def test_callbacks_and_trackers_see_the_settings_of_the_run(config: Path) -> None:
     settings = {"optim": "adamax", "label_smoothing_factor": 0.1, "neftune_noise_alpha": 5.0, "save_total_limit": 2,
                 "dataloader_num_workers": 1, "load_best_model_at_end": True, "gradient_checkpointing": "selective",
-                "run_name": "mine", "warmup_ratio": 0.5, "logging_first_step": False}  # fmt: skip
+                "save_strategy": "steps", "save_steps": 2, "warmup_ratio": 0.5, "logging_first_step": False}  # fmt: skip
     run = load_config(config, [f"train.{key}={value}" for key, value in settings.items()], environ={}).config
     run = run.model_copy(
         update={"train": run.train.model_copy(update={"eval_strategy": "steps", "warmup_steps": None})}

@@ -135,8 +135,8 @@ class Guards:
     def _non_finite(self, seen: Seen, norm: float | None) -> Alarm | None:
         ranks = tuple(rank for rank, micro in enumerate(seen.bad) if micro >= 0)
         fix = (
-            "Lower train.learning_rate, raise the warm-up, or inspect these rows. Earlier checkpoints hold no NaN; if it "
-            "recurs from one, start from an older one or anew. "
+            "Lower train.learning_rate, raise the warm-up, or inspect these rows. Earlier checkpoints hold no NaN; if "
+            "it recurs from one, start from an older one or anew. "
             "With guards.non_finite: skip-step or rollback, training continues without these rows."
         )
         if ranks:
