@@ -143,7 +143,7 @@ def check_optimizer(name: str) -> tuple[str, str] | None:
     if name in REFUSED_OPTIMIZERS:
         why, fix = REFUSED_OPTIMIZERS[name]
         return f"'{name}' is not supported: {why}", fix
-    close = "adamw_torch" if "adamw" in name.lower() else nearest(name, OPTIMIZERS, cutoff=0.5)
+    close = "adamw_torch" if name.lower() == "adamw" else nearest(name, OPTIMIZERS, cutoff=0.5)
     return f"'{name}' is not an optimizer (there are {', '.join(OPTIMIZERS)})", (
         f"did you mean `{close}`?" if close else _ADAMW
     )
