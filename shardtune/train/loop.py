@@ -16,6 +16,7 @@ from transformers.integrations.neftune import activate_neftune
 
 from shardtune.checkpoint.optimizer import load_optimizer
 from shardtune.data.collate import REAL_TOKENS
+from shardtune.errors import UserInputError
 from shardtune.observe.profiler import LLMStepProfiler
 from shardtune.observe.progress import ProgressLines
 from shardtune.parallel.offload import offload_context
@@ -133,7 +134,7 @@ class TrainingLoop:
             steps, before, done = self.batches.epoch(epoch, done), self.state.global_step, 0
             while (batches := self._next(steps)) is not None:
                 self.train_step(batches)
-                if self.control.should_training_stop or self.control.should_epoch_stop:
+                if self.control.should_training_stop:
                     break
             if self.state.global_step > before and not self.stopped:
                 self._call("on_epoch_end")
@@ -244,8 +245,14 @@ class TrainingLoop:
             control.should_save or self.saver.is_overdue(), control.should_training_stop, control.should_epoch_stop,
         ]  # fmt: skip
         asked, log, evaluate, save, stop, end_epoch = self.processes.agree_each(mine)
+        if end_epoch:
+            raise UserInputError(
+                f"A callback asked to end the epoch at step {self.state.global_step} (control.should_epoch_stop).",
+                why="The position in the data follows from the step number, so that a run resumes exactly.",
+                fix="Use control.should_training_stop in the callback, or train.max_steps.",
+            )
         self.stopped = self.stopped or asked
-        control.should_log, control.should_evaluate, control.should_epoch_stop = log, evaluate, end_epoch
+        control.should_log, control.should_evaluate = log, evaluate
         control.should_save, control.should_training_stop = save or asked, stop or asked
 
     def _log_evaluate_save(self) -> None:
