@@ -97,7 +97,7 @@ _DURING_BACKWARD = (
     "use sgd, which keeps no state either",
 )
 _SCHEDULE_FREE = ("it trains other weights than it evaluates and saves, and switches between them", _ADAMW)
-_WHOLE_TENSOR = "its update depends on the whole tensor, so that a shard alone gives another one"
+_WHOLE_TENSOR = "its update needs the whole tensor; computed per shard it would differ"
 _ANOTHER_DEVICE = ("it is made for another kind of device", _ADAMW)
 _ANOTHER_PACKAGE = ("it is from another package, and not tested on sharded tensors", _ADAMW)
 

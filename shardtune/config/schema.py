@@ -773,7 +773,9 @@ class GuardsSection(Section):
         description="Threshold: fraction of the time between two checks that a rank waited for batches.",
     )
     throttling: WatchAction = Field(
-        default="warn", description="A GPU lowers its clocks because of heat or its power limit (NVML)."
+        default="warn",
+        description="A GPU lowers its clocks because of heat or a power brake (NVML); the ordinary power limit does "
+        "not count.",
     )
     max_skips: Int = Field(default=5, ge=1, description="The run ends after more skipped steps in a row than this.")
     max_rollbacks: Int = Field(default=3, ge=1, description="The run ends after more rollbacks than this.")

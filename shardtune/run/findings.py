@@ -107,7 +107,7 @@ _KILLED = {
         "Give the job more memory, or use fewer data workers or processes.",
     ),
     False: (
-        "The cgroup counts no OOM kill, so an operator or a scheduler sent it.",
+        "The cgroup recorded no OOM kill: a user or the scheduler probably sent the signal.",
         "Check the scheduler's log, and dmesg or journalctl of the machine, for who killed it.",
     ),
     None: (

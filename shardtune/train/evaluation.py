@@ -230,7 +230,7 @@ def _refuse_other_settings(model: PeftModel, given: PeftConfig, folder: Path) ->
                 other.append(f"the {name} of {wrong[0]} is {there:g} there and {here:g} here")
     if other:
         raise UserInputError(
-            f"--adapter: '{folder}' was trained with other settings than the config has.",
+            f"--adapter: '{folder}' does not match the config's `lora` section.",
             why="; ".join(other) + ".",
             fix="Set the `lora` section (and model.new_tokens) to what its adapter_config.json says.",
         )

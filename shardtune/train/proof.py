@@ -113,7 +113,7 @@ class ProofOfTraining:
         proven, shards, frozen = counts.tolist()
         text = f"{proven:,} of {shards:,} adapter shards got a gradient and changed"
         if proven < shards:
-            text += " (the others have had no token, or too small an update, so far)"
+            text += " (the rest received no gradient yet, or an update too small to see)"
         text += f"; none of {frozen:,} frozen shards did"
         ranks = terminal.count(self.processes.world_size, "rank")
         steps = f"step {last}" if self.first_step == last else f"steps {self.first_step}–{last}"

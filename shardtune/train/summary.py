@@ -47,18 +47,18 @@ def packing_line(data: Data, run: ResolvedRun) -> str:
         return f"off{f' ({why})' if why is not None else ''}: one row per sequence, padded to {to}"
     used = documents.packs.efficiency(documents.prepared.lengths, capacity)
     rows, sequences = len(documents.prepared), len(documents)
-    return f"{rows:,} rows in {sequences:,} sequences of {capacity:,}, {used:.1%} of the places used"
+    return f"{rows:,} rows in {sequences:,} sequences of {capacity:,}, {percent(used)} full"
 
 
 def math_lines(math: TrainingMath, unit: str = "rows") -> tuple[str, str]:
     """The batch and the steps, each with how it was counted."""
     batch = (
         f"{math.per_device} per device × {count(math.processes, 'process', 'es')} × {math.accumulation} accumulation "
-        f"= {math.effective_batch} {unit} a step"
+        f"= {math.effective_batch} {unit} per step"
     )
     steps = (
         f"{math.steps:,} ({_epochs(math.epochs)} of {math.rows:,} {unit} / {math.effective_batch}), "
-        f"{math.warmup_steps} of warm-up, about {math.total_tokens:,} tokens"
+        f"{count(math.warmup_steps, 'warm-up step')}, about {math.total_tokens:,} tokens"
     )
     return batch, steps
 

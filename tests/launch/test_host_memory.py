@@ -61,7 +61,7 @@ def test_the_count_before_and_after_says_why(
     ("for_memory", "words", "never"),
     [
         (True, ["The host ran out of memory", "Give the job more memory"], ["operator", "scheduler"]),
-        (False, ["counts no OOM kill", "for who killed it"], ["more memory", "Out of memory"]),
+        (False, ["recorded no OOM kill", "for who killed it"], ["more memory", "Out of memory"]),
         (None, ["Either the kernel's OOM killer", "if it names this process"], []),
     ],
 )
