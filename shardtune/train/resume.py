@@ -145,6 +145,12 @@ def _find(
         )
     with store.reading(step) as folder:
         snapshot = read_snapshot(folder)
+    if "metrics" not in snapshot.trainer:
+        raise UserInputError(
+            f"The checkpoint {store.path(step)} was written by an older version of shardtune.",
+            why="What the training loop keeps between two steps has changed since.",
+            fix="Finish the run with that version, or start a new one: --resume never.",
+        )
     changed = _judge(snapshot.trainer, facts, math)
     for one in damaged:  # only once it is certain that the run resumes
         store.set_aside(one.step)

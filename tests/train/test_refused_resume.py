@@ -5,8 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from interrupted import run as train_here
 from running import Command
 from toys import toy_config, toy_rows
+
+from shardtune.checkpoint.snapshot import Snapshot
+from shardtune.errors import UserInputError
+from shardtune.train import resume
 
 
 def contents(run: Path) -> dict[str, bytes]:
@@ -46,3 +51,24 @@ def test_a_start_that_fails_before_it_goes_on_is_written_down(tmp_path: Path, sh
     assert failed.returncode == 1 and "damaged" in failed.stderr
     last = (run / "events-rank0.jsonl").read_text().splitlines()[-1]
     assert '"event": "run_failed"' in last and "damaged" in last
+
+
+def test_a_checkpoint_of_an_older_version_is_refused_and_kept(
+    toy_model: Path, toy_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = toy_config(
+        tmp_path, toy_model, toy_data, train={"max_steps": 3, "save_strategy": "steps", "save_steps": 1}
+    )
+    assert train_here(config, run_id="r", crash_at=2) is None
+    read = resume.read_snapshot
+
+    def older(folder: Path) -> Snapshot:
+        snapshot = read(folder)
+        del snapshot.trainer["metrics"]
+        return snapshot
+
+    monkeypatch.setattr(resume, "read_snapshot", older)
+    with pytest.raises(UserInputError, match="written by an older version of shardtune"):
+        train_here(config, run_id="r")
+    monkeypatch.undo()
+    assert train_here(config, run_id="r") == 0
