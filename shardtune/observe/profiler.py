@@ -63,6 +63,7 @@ class LLMStepProfiler(TrainerCallback):
         self.listeners: list[Callable[[Mapping[str, Any]], None]] = []
         self._own: StandaloneRun | None = None
         self.is_attached = False
+        self.recomputes_layers: bool | None = None  # None: as the Trainer's arguments say
         self._session: ProfilerSession | None = None
 
     def attach(self, trainer: Trainer) -> None:

@@ -65,7 +65,8 @@ class ProfilerSession:
         self.collectives = CollectiveTap(model, self._wait, on_cuda=self.on_cuda) if args.world_size > 1 else None
         self.passes = PassHooks(model, self.timer, lambda: self.in_step, self._on_micro_batch)
         self.recorder: FlopRecorder | None = None
-        self._recomputed = bool(args.gradient_checkpointing)
+        recomputes = profiler.recomputes_layers
+        self._recomputed = bool(args.gradient_checkpointing) if recomputes is None else recomputes
         self._formula: FlopFormula | None = None
         self.compiling = CompileCounter(profiler.say)
         self.host = HostMeter()

@@ -15,8 +15,8 @@ from running import Command, events
 from safetensors.torch import load_file
 from toys import toy_config, toy_llama, toy_mistral4
 
+from shardtune.parallel import offload
 from shardtune.parallel.offload import OffloadedInputs, _Offloaded
-from shardtune.train import loop
 
 pytestmark = pytest.mark.slow
 
@@ -128,8 +128,8 @@ def test_inputs_that_wait_elsewhere_change_nothing(
             return super()._unpack(packed)
 
     if moved:  # as if a CPU had another place
-        monkeypatch.setattr(loop, "has_device_memory", lambda device: True)
-        monkeypatch.setattr(loop, "OffloadedInputs", Noted)
+        monkeypatch.setattr(offload, "has_device_memory", lambda device: True)
+        monkeypatch.setattr(offload, "OffloadedInputs", Noted)
     name = f"offloaded-{moved}"
     with redirect_stdout(StringIO()) as said:
         assert run(config, "train.gradient_checkpointing=full", "train.offload_activations=true", run_id=name) == 0
