@@ -58,7 +58,7 @@ def math_lines(math: TrainingMath, unit: str = "rows") -> tuple[str, str]:
     )
     steps = (
         f"{math.steps:,} ({_epochs(math.epochs)} of {math.rows:,} {unit} / {math.effective_batch}), "
-        f"{count(math.warmup_steps, 'warm-up step')}, about {math.total_tokens:,} tokens"
+        f"{math.warmup_steps} for warm-up, about {math.total_tokens:,} tokens"
     )
     return batch, steps
 

@@ -54,7 +54,7 @@ def test_the_training_math_shows_how_it_was_counted() -> None:
     section = TrainSection(per_device_train_batch_size=2, gradient_accumulation_steps=3, num_train_epochs=2)
     batch, steps = math_lines(training_math(section, rows=100, tokens=5000, processes=4))
     assert batch == "2 per device × 4 processes × 3 accumulation = 24 rows per step"
-    assert steps == "10 (2 epochs of 100 rows / 24), 1 warm-up step, about 10,000 tokens"
+    assert steps == "10 (2 epochs of 100 rows / 24), 1 for warm-up, about 10,000 tokens"
 
 
 def test_the_sharding_line_tells_what_this_rank_holds() -> None:
