@@ -52,7 +52,7 @@ class StepTraffic:
 
 @dataclass(frozen=True)
 class AdapterLayout:
-    """Where every rank holds the whole base: the adapters' layout that sends less, and bytes per rank and step of both."""
+    """Where every rank holds the whole base: the adapters' layout that sends less, and the bytes per rank of each."""
 
     adapters: Adapters
     sharded: int
