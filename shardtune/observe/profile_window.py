@@ -108,7 +108,7 @@ def _numbers(value: Mapping[str, Any], path: str = "") -> Iterable[tuple[str, fl
 def _sent(medians: Mapping[str, float]) -> str:
     sent, between_nodes = (
         sum(medians[f"{group}.{dimension}"] for dimension in DIMENSIONS)
-        for group in ("collectives", "collectives.between_nodes")
+        for group in ("collectives", "collectives_between_nodes")
     )
     return f"sent {size(sent)}" + (f", {size(between_nodes)} between nodes" if between_nodes else "")
 

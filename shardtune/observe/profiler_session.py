@@ -136,7 +136,7 @@ class ProfilerSession:
         if compiled := self.compiling.end_step(number):
             facts["compiled"] = compiled
         if self.traffic is not None:
-            facts["collectives"] = self.traffic.take()
+            facts |= self.traffic.take()
         if self.on_cuda:
             facts["memory"] = _gpu_memory(self.device)
         if self.gpu is not None and self.gpu.latest:

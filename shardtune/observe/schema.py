@@ -118,10 +118,6 @@ _SENT = {
     "replicate": Field("integer", "Gradients reduced over replicas"),
     "other": Field("integer", "All other collectives: token counts, gradient norm, flags"),
 }
-_COLLECTIVES = {
-    **_SENT,
-    "between_nodes": Field("object", "The part of each that this rank sends to another node", fields=_SENT),
-}
 _MEMORY = {
     "allocated": Field("integer", "Bytes allocated to tensors at the end of the step"),
     "reserved": Field("integer", "Bytes reserved by the allocator"),
@@ -215,8 +211,10 @@ EVENTS: Mapping[str, Event] = {
         "hfu": Field("number", "`hardware_tflops` over the same", optional=True),
         "compiled": Field("integer", "Graphs compiled by torch.compile in this step; absent if none", optional=True),
         "collectives": Field(
-            "object", "Bytes sent by this rank, by mesh dimension; with FSDP2 on several ranks", optional=True,
-            fields=_COLLECTIVES,
+            "object", "Bytes sent by this rank, by mesh dimension; FSDP2 on several ranks", optional=True, fields=_SENT
+        ),
+        "collectives_between_nodes": Field(
+            "object", "The part of them that this rank sent to another node", optional=True, fields=_SENT
         ),
         "memory": Field("object", "GPU memory", optional=True, fields=_MEMORY),
         "host": Field("object", "This process on the host", optional=True, fields=_HOST),

@@ -78,16 +78,15 @@ class TrafficCounter:
         self._sent: Counter[tuple[Dimension, str]] = Counter()  # by group, times its size: divided once, in `take`
         self._undo = [self._wrap(collective) for collective in _COLLECTIVES if hasattr(dist, collective.name)]
 
-    def take(self) -> dict[str, Any]:
-        """Bytes since the last call: by dimension, and those of them that left the node."""
-        sent: dict[str, Any] = dict.fromkeys(DIMENSIONS, 0)
-        between_nodes = dict.fromkeys(DIMENSIONS, 0)
+    def take(self) -> dict[str, dict[Dimension, int]]:
+        """Bytes since the last call by dimension, all and those that left the node, as in a `profile` event."""
+        sent, between_nodes = dict.fromkeys(DIMENSIONS, 0), dict.fromkeys(DIMENSIONS, 0)
         for (dimension, name), times_size in self._sent.items():
             group = self._groups[name]
             sent[dimension] += times_size // group.size
             between_nodes[dimension] += times_size // group.size if group.leaves_node else 0
         self.drop()
-        return {**sent, "between_nodes": between_nodes}
+        return {"collectives": sent, "collectives_between_nodes": between_nodes}
 
     def drop(self) -> None:
         self._sent.clear()

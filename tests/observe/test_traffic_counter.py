@@ -11,7 +11,7 @@ from ranks import on_ranks
 
 from shardtune.plan.traffic import ModelBytes, step_traffic
 
-WORKER = Path(__file__).parent / "traffic_worker.py"
+WORKER = Path(__file__).parent / "traffic_counter_worker.py"
 
 
 @pytest.fixture(scope="module")
@@ -47,9 +47,10 @@ def test_a_fully_sharded_step_sends_what_the_plan_says(
         planned = step_traffic(
             model, replicas=1, nodes=(0, 1), micro_batches=micro_batches, reshard_after_forward=reshard
         )
-        sent = rank[case]["sent"]
-        assert (sent["shard"], sent["replicate"], sent["other"]) == (planned.shard, 0, 0)
-        assert sent["between_nodes"] == {"shard": planned.between_nodes, "replicate": 0, "other": 0}
+        assert rank[case]["sent"] == {
+            "collectives": {"shard": planned.shard, "replicate": 0, "other": 0},
+            "collectives_between_nodes": {"shard": planned.between_nodes, "replicate": 0, "other": 0},
+        }
         assert planned.shard > 10_000
 
 
@@ -58,22 +59,21 @@ def test_between_the_nodes_of_a_hybrid_mesh_go_only_the_adapters_gradients(seen:
     parameters = seen[4][0]["hybrid"]["sizes"]
     planned = step_traffic(model_bytes(parameters, 2), replicas=2, nodes=(0, 0, 1, 1))
     for rank in sent:
-        assert (rank["shard"], rank["replicate"], rank["other"]) == (planned.shard, planned.replicate, 0)
-        assert rank["between_nodes"] == {"shard": 0, "replicate": planned.replicate, "other": 0}
+        assert rank["collectives"] == {"shard": planned.shard, "replicate": planned.replicate, "other": 0}
+        assert rank["collectives_between_nodes"] == {"shard": 0, "replicate": planned.replicate, "other": 0}
     # Each rank all-reduces its half of the gradients, float32, with one other rank: a half of that, twice.
     assert planned.replicate == parameters["trained"] * 4 // 2
-    assert sum(rank["between_nodes"]["replicate"] for rank in sent[:2]) == planned.between_nodes
+    assert sum(rank["collectives_between_nodes"]["replicate"] for rank in sent[:2]) == planned.between_nodes
 
 
 def test_what_is_neither_weight_nor_gradient_is_counted_apart(seen: dict[int, Any]) -> None:
     for rank in seen[2]:
-        rest = rank["float32"]["rest"]
         norms, tokens, flags = 4 * rank["float32"]["norms"], 8, 1
-        assert (rest["shard"], rest["replicate"], rest["other"]) == (0, 0, norms + tokens + flags)
+        assert rank["float32"]["rest"] == {"shard": 0, "replicate": 0, "other": norms + tokens + flags}
 
 
 def test_a_counter_that_is_closed_counts_nothing_and_leaves_nothing_behind(seen: dict[int, Any]) -> None:
     for rank in (*seen[2], *seen[4]):
         assert rank["restored"]
     for rank in seen[2]:
-        assert rank["float32"]["after"]["shard"] == 0
+        assert rank["float32"]["after"] == {"shard": 0, "replicate": 0, "other": 0}

@@ -1,4 +1,4 @@
-"""Run on ranks by test_traffic.py: steps of a sharded toy; writes the bytes that each rank counted, and the sizes."""
+"""Run on ranks by test_traffic_counter.py: steps of a sharded toy; writes the bytes that each rank counted, and the sizes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from toys import toy_text_config
 from transformers import AutoModelForCausalLM
 
 from shardtune.config.schema import ParallelSection
-from shardtune.observe.traffic import TrafficCounter, nodes_of_ranks
+from shardtune.observe.traffic import _COLLECTIVES, TrafficCounter, nodes_of_ranks
 from shardtune.parallel.processes import Processes, join
 from shardtune.parallel.shard import GradientSync, decoder_layers, shard_model
 from shardtune.train.shards import clip_gradients
@@ -70,10 +70,11 @@ def full(processes: Processes, case: str, *, compiled: bool = False) -> dict[str
     clip_gradients(trained, 1.0)
     dist.all_reduce(torch.tensor(1))  # as tokens are counted
     processes.agree(True)
-    rest = counter.take()
+    rest = counter.take()["collectives"]
     counter.close()
     passes(model)
-    return {"sizes": counted, "sent": weights, "rest": rest, "after": counter.take(), "norms": len(trained)}
+    after = counter.take()["collectives"]
+    return {"sizes": counted, "sent": weights, "rest": rest, "after": after, "norms": len(trained)}
 
 
 def hybrid(processes: Processes) -> dict[str, Any]:
@@ -94,7 +95,7 @@ def hybrid(processes: Processes) -> dict[str, Any]:
 def main(out: str) -> None:
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     os.environ["GROUP_RANK"] = str(rank * 2 // world)  # two nodes
-    names = ("all_gather_into_tensor", "reduce_scatter_tensor", "all_reduce", "all_gather")
+    names = [collective.name for collective in _COLLECTIVES if hasattr(dist, collective.name)]
     before = [getattr(dist, name) for name in names]
     with join(ParallelSection(device="cpu")) as processes:
         if world == 2:
