@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from running import REPOSITORY
 
 from shardtune.plan.traffic import (
     AdapterLayout,
@@ -14,6 +15,7 @@ from shardtune.plan.traffic import (
     step_traffic,
     traffic_sentence,
 )
+from shardtune.plan.traffic_page import BEGIN, END, table
 
 MODEL = ModelBytes(layers=800, root=80, trained=12)
 TWO_BY_TWO = (0, 0, 1, 1)
@@ -102,3 +104,8 @@ def test_on_one_node_the_sentence_is_about_a_process() -> None:
     assert traffic_sentence(step_traffic(MODEL, replicas=2, nodes=(0, 0)), full) == (
         "a step sends 36 B from each process (full sharding would send 888 B)"
     )
+
+
+def test_the_table_in_the_docs_is_up_to_date() -> None:
+    page = (REPOSITORY / "docs" / "parallel.md").read_text(encoding="utf-8")
+    assert f"{BEGIN}\n{table()}\n{END}" in page, "make reference renews it"
