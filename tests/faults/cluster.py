@@ -26,6 +26,7 @@ from typing import Any
 from running import REPOSITORY
 
 _number = count()
+_FRAME_BYTES = 1514  # Ethernet
 TOY_NODE = Path(__file__).with_name("toy_node.py")
 
 
@@ -164,6 +165,13 @@ class Cluster:
         )  # fmt: skip
         return made.returncode == 0
 
+    def limit(self, bits_per_second: float | None) -> None:
+        """Let every node send and receive no faster than this from now on; None lifts the limit."""
+        for machine in self.machines:
+            ends = [(str(machine.namespace), "net0"), (str(self.hub), f"p{machine.number}")]  # what it sends, what it gets
+            for namespace, device in ends:
+                _tc(namespace, device, bits_per_second)
+
     def start_toy(self, node: int, *, nproc: int = 1, nnodes: int | None = None, rank: int | None = None,
                   env: dict[str, str] | None = None, **parallel: Any) -> None:  # fmt: skip
         """Start the launcher of a node with the toy worker; `parallel` are settings of that section."""
@@ -219,6 +227,19 @@ def _ip(*words: str) -> None:
     done = subprocess.run(["ip", *words], capture_output=True, text=True)
     if done.returncode != 0:
         raise RuntimeError(f"ip {' '.join(words)}: {done.stderr.strip()}")
+
+
+def _tc(namespace: str, device: str, bits_per_second: float | None) -> None:
+    """What a device sends leaves at this rate: in bursts of a millisecond, so that no message gets through for free."""
+    words = ["tc", "-n", namespace, "qdisc"]
+    if bits_per_second is None:
+        subprocess.run([*words, "delete", "dev", device, "root"], capture_output=True)  # refused where there is none
+        return
+    burst = max(2 * _FRAME_BYTES, int(bits_per_second / 8 / 1000))
+    bucket = ["tbf", "rate", f"{bits_per_second:.0f}bit", "burst", str(burst), "latency", "50ms"]
+    done = subprocess.run([*words, "replace", "dev", device, "root", *bucket], capture_output=True, text=True)
+    if done.returncode != 0:
+        raise RuntimeError(f"tc {' '.join(bucket)}: {done.stderr.strip()}")
 
 
 def _exists(namespace: str) -> bool:
