@@ -2,27 +2,28 @@
 
     sudo python benchmarks/network.py [--quick] [--json out.json]
 
-A toy with a frozen base and small adapters is trained by `shardtune train --nnodes 3` with `parallel.shard` replicate and
-full on one process per node, and replicate, hybrid and full on two. The nodes' links are limited while it trains: not at
-all, to what 100, 10 and 1 Gbit/s are for the reference (below), and not at all again. So every ratio is of one run.
+A toy with a frozen base and small adapters is trained by `shardtune train --nnodes 3`, with `parallel.shard` replicate
+and full on one process per node, and replicate, hybrid and full on two. The links are limited while it trains: not at
+all, to what 100, 10 and 1 Gbit/s are for the reference (below), and not at all again; so every ratio is of one run.
 
 What is counted:
-- steps/s: from the median of `seconds.step` in rank 0's `profile` events, of the steps that lie within a phase; the first
-  steps are warm-up. Where no step ends within the phase (full sharding over a slow link takes minutes for one), the
-  steps/s follow from the bytes that left the nodes in it, over the bytes of a step; such a figure is marked `~`.
-- ratio: over the same run's steps/s without a limit, before and after.
-- × replicate: over `replicate`'s steps/s at the same limit and the same number of processes.
-- MB/step: bytes that leave a node in a step, mean of the nodes, from the counters of its interface: all of the run's
-  traffic with its headers and acknowledgements, steps without a limit.
+- steps/s: from the median of `seconds.step` in rank 0's `profile` events, of the steps that lie within a phase; the
+  first steps are warm-up. Where none ends within the phase (full sharding over a slow link takes minutes for one), from
+  the bytes that left the nodes in it, over the bytes of a step; such a figure is marked `~`.
+- over no limit: over the same run's steps/s without a limit, before and after; drift: a step after over one before.
+- over replicate: over the steps/s of `replicate` at the same limit and the same number of processes.
+- MB/step: bytes that leave a node in a step, mean of the nodes, from the counters of its interface, in steps without a
+  limit: all of the run's traffic, with headers and acknowledgements.
 
-What 1, 10 and 100 Gbit/s are. The toy computes for a fraction of a second on a few megabytes, so a real link would not
-slow it down. Its link is scaled so that sending its base takes as many times longer than computing a micro-batch as it
-does for the reference, Mistral Small 4 (119B) with an FP8 base on one H200 per node, and its adapters are the same share
-of its base. The computing time of a micro-batch is that of `replicate` without a limit, which sends next to nothing.
+What 1, 10 and 100 Gbit/s are. The toy computes for a fraction of a second on some megabytes; a real link would not slow
+it down. Its link is scaled so that sending its base takes as many times longer than computing a micro-batch as for the
+reference, Mistral Small 4 (119B) with its base in FP8 on one H200 per node; its adapters are the same share of the base.
+The computing time of a micro-batch is that of `replicate` without a limit, which sends next to nothing.
 
-The limit is the kernel's token bucket (`tc qdisc … tbf`) on what each node sends and on what it receives. Latency is not
-imitated. All processes share this machine's cores, so no absolute figure says anything, and a ratio under full sharding
-is too good: even without a limit its gathers take time here, as the cores that compute copy them.
+The limit is the kernel's token bucket (`tc qdisc … tbf`) on what each node sends and on what it receives; where there is
+none, a process that all packets pass through (network_switch.py). Latency is not imitated. All processes share this
+machine's cores, so absolute figures say nothing, and full sharding looks better over no limit than it is: even then its
+gathers take time, because the cores that compute copy them.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ from typing import Any
 ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
-from faults.cluster import Cluster, environment_of_tests, why_no_namespaces  # noqa: E402
+from faults.cluster import Cluster, environment_of_tests, why_no_namespaces, why_no_token_bucket  # noqa: E402
+from network_switch import SwitchedCluster  # noqa: E402
 
 NODES = 3
 LAYOUTS = {1: ("replicate", "full"), 2: ("replicate", "hybrid", "full")}  # processes per node: modes, replicate first
@@ -177,8 +179,15 @@ class Measured:
         return self.rates[gigabits].steps_per_second * self.step_seconds
 
 
+@dataclass(frozen=True)
+class Options:
+    cluster: type[Cluster]
+    steps: int  # to time at each limit
+    seconds: float  # after which a limit has been looked at long enough
+
+
 def make_toy(folder: Path) -> Workload:
-    """A model's config.json, tokenizer and rows, and a run's config; how many bytes it holds (seconds: not yet known)."""
+    """A model's config.json, tokenizer and rows, and a run's config. How long it computes is not known yet."""
     import torch
     from toys import WORDS, toy_config, toy_text_config, toy_tokenizer
     from transformers import AutoModelForCausalLM
@@ -210,15 +219,15 @@ def start(cluster: Cluster, folder: Path, mode: str, processes: int) -> Watch:
         words = ["train", folder / "run.yaml", "--run-id", name, "--nnodes", NODES, "--node-rank", machine.number,
                  "--master-addr", cluster.address, "--master-port", cluster.port, "--nproc", processes,
                  "-o", f"parallel.shard={mode}"]  # fmt: skip
-        environment = {**environment_of_tests(), "HF_HOME": str(folder / "hf"), "SHARDTUNE_CACHE": str(folder / "cache"),
-                       "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}  # fmt: skip
+        caches = {"HF_HOME": str(folder / "hf"), "SHARDTUNE_CACHE": str(folder / "cache")}
+        environment = {**environment_of_tests(), **caches, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
         machine.start([sys.executable, "-m", "shardtune", *map(str, words)], environment)
     return Watch(cluster, folder / "runs" / name / "events-rank0.jsonl")
 
 
-def measure(folder: Path, mode: str, processes: int, toy: Workload, options: argparse.Namespace) -> tuple[Measured, Workload]:
+def measure(folder: Path, mode: str, processes: int, toy: Workload, options: Options) -> tuple[Measured, Workload]:
     """One run, its link limited to one rate after the other. The first of a layout tells how long the toy computes."""
-    with Cluster(NODES, namespaces=True) as cluster:
+    with options.cluster(NODES, namespaces=True) as cluster:
         watch = start(cluster, folder, mode, processes)
         watch.warm_up()
         before = watch.observe(options.steps, START_SECONDS)
@@ -243,70 +252,73 @@ def measure(folder: Path, mode: str, processes: int, toy: Workload, options: arg
 
 def scaling(toy: Workload) -> list[str]:
     """The arithmetic of `equivalent`, in words."""
-    sent = 2 * (NODES - 1) / NODES * REFERENCE.base_bytes
+    gigabytes, megabytes = REFERENCE.base_bytes / 1e9, toy.base_bytes / 1e6
+    shares = [f"{load.adapter_bytes / load.base_bytes:.3%}" for load in (REFERENCE, toy)]
     lines = [
-        f"  reference: a base of {REFERENCE.base_bytes / 1e9:.0f} GB, {REFERENCE.seconds:.2f} s for a micro-batch; gathered twice by "
-        f"{NODES} nodes, each sends {sent / 1e9:.0f} GB for it",
-        f"  toy: a base of {toy.base_bytes / 1e6:.1f} MB, {toy.seconds:.3f} s for a micro-batch; adapters "
-        f"{toy.adapter_bytes / toy.base_bytes:.3%} of the base (reference {REFERENCE.adapter_bytes / REFERENCE.base_bytes:.3%})",
+        f"  reference: base {gigabytes:.0f} GB, adapters {shares[0]} of it, {REFERENCE.seconds:.2f} s per micro-batch",
+        f"  toy:       base {megabytes:.1f} MB, adapters {shares[1]} of it, {toy.seconds:.3f} s per micro-batch",
     ]
     for gigabits in GIGABITS:
         lines.append(
-            f"  {gigabits} Gbit/s: {gigabits} Gbit/s × ({toy.base_bytes / 1e6:.1f} MB / {toy.seconds:.3f} s) / "
-            f"({REFERENCE.base_bytes / 1e9:.0f} GB / {REFERENCE.seconds:.2f} s) = "
-            f"{equivalent(gigabits * 1e9, toy) / 1e6:.1f} Mbit/s (reference: {sent * 8 / gigabits / 1e9:.0f} s to send)"
+            f"  {gigabits} Gbit/s × ({megabytes:.1f} MB / {toy.seconds:.3f} s) / ({gigabytes:.0f} GB / "
+            f"{REFERENCE.seconds:.2f} s) = {equivalent(gigabits * 1e9, toy) / 1e6:.2f} Mbit/s"
         )
     return lines
 
 
 def table(measured: dict[str, Measured]) -> list[str]:
-    """Ratios to no limit, and to `replicate` on the same link."""
+    """Each mode over itself without a limit, and over `replicate` on the same link."""
     replicate = measured["replicate"]
     head = "".join(f"{f'{gigabits} Gbit/s':>12}" for gigabits in GIGABITS)
-    lines = [f"  {'':<10}{'MB/step':>9}{head}   × replicate{head}{'drift':>8}"]
+    lines = [
+        f"  {'':<10}{'':>9}{'steps/s over no limit':^36}{'':>7}  {'steps/s over replicate':^48}",
+        f"  {'':<10}{'MB/step':>9}{head}{'drift':>7}  {'no limit':>12}{head}",
+    ]
     for mode, now in measured.items():
-        marks = {gigabits: "" if rate.steps else "~" for gigabits, rate in now.rates.items()}
-        own = [f"{marks[gigabits]}{now.ratio(gigabits):.3f}" for gigabits in GIGABITS]
-        against = [
-            f"{marks[gigabits]}{rate.steps_per_second / replicate.rates[gigabits].steps_per_second:.4f}"
-            for gigabits, rate in now.rates.items()
-        ]
-        cells = "".join(f"{cell:>12}" for cell in own) + f"   {replicate.step_seconds / now.step_seconds:>11.2f}"
-        cells += "".join(f"{cell:>12}" for cell in against)
-        lines.append(f"  {mode:<10}{statistics.mean(now.bytes_per_step) / 1e6:>9.3f}{cells}{now.drift:>8.2f}")
+        own, against = "", f"{replicate.step_seconds / now.step_seconds:>12.3f}"
+        for gigabits, rate in now.rates.items():
+            mark = "" if rate.steps else "~"
+            own += f"{f'{mark}{now.ratio(gigabits):.3f}':>12}"
+            others = rate.steps_per_second / replicate.rates[gigabits].steps_per_second
+            against += f"{f'{mark}{others:.4f}':>12}"
+        megabytes = statistics.mean(now.bytes_per_step) / 1e6
+        lines.append(f"  {mode:<10}{megabytes:>9.3f}{own}{now.drift:>7.2f}  {against}")
     return lines
+
+
+def measure_layout(folder: Path, processes: int, sizes: Workload, options: Options) -> dict[str, Any]:
+    print(f"\n{NODES} nodes × {processes} process{'es' if processes > 1 else ''}")
+    toy, measured = sizes, {}
+    for mode in LAYOUTS[processes]:
+        measured[mode], toy = measure(folder, mode, processes, toy, options)
+        if len(measured) == 1:
+            print("\n".join(scaling(toy)), flush=True)
+    print("\n".join(table(measured)), flush=True)
+    links = {gigabits: equivalent(gigabits * 1e9, toy) for gigabits in GIGABITS}
+    modes = {mode: asdict(now) for mode, now in measured.items()}
+    return {"processes": processes, "toy": asdict(toy), "links_bits_per_second": links, "modes": modes}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=8, help="to time at each limit")
-    parser.add_argument("--seconds", type=float, default=90, help="after which a limit has been looked at long enough")
-    parser.add_argument("--quick", action="store_true", help="3 steps, 20 s")
+    parser.add_argument("--quick", action="store_true", help="3 steps or 20 s at each limit, instead of 8 or 90 s")
     parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
-    if options.quick:
-        options.steps, options.seconds = 3, 20.0
+    asked = parser.parse_args()
     if (reason := why_no_namespaces()) is not None:
         sys.exit(f"Three nodes on this machine need network namespaces, but {reason}.")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))  # so that the nodes are ended and removed too
-    load = os.getloadavg()[0]
-    print(f"{NODES} nodes, {os.cpu_count()} cores, load {load:.1f} before; {ACCUMULATION} micro-batches of {TOKENS} tokens a step")
-    found: dict[str, Any] = {"load": load, "reference": asdict(REFERENCE), "layouts": []}
+    no_bucket = why_no_token_bucket()
+    limited_by = "tc (tbf)" if no_bucket is None else f"network_switch.py, because {no_bucket}"
+    load, cluster = os.getloadavg()[0], Cluster if no_bucket is None else SwitchedCluster
+    options = Options(cluster, 3, 20.0) if asked.quick else Options(cluster, 8, 90.0)
+    print(f"links limited by {limited_by}; {os.cpu_count()} cores, load {load:.1f} before the start")
+    print(f"{ACCUMULATION} micro-batches of {TOKENS} tokens per process and step")
     with tempfile.TemporaryDirectory() as folder:
         sizes = make_toy(Path(folder))
-        for processes, modes in LAYOUTS.items():
-            toy, measured = sizes, {}
-            print(f"\n{NODES} nodes × {processes} process{'es' if processes > 1 else ''}")
-            for mode in modes:
-                measured[mode], toy = measure(Path(folder), mode, processes, toy, options)
-                if len(measured) == 1:
-                    print("\n".join(scaling(toy)), flush=True)
-            print("\n".join(table(measured)), flush=True)
-            links = {gigabits: equivalent(gigabits * 1e9, toy) for gigabits in GIGABITS}
-            modes_found = {mode: asdict(now) for mode, now in measured.items()}
-            found["layouts"].append({"processes": processes, "toy": asdict(toy), "links": links, "modes": modes_found})
-    if options.json:
-        options.json.write_text(json.dumps(found, indent=2))
+        layouts = [measure_layout(Path(folder), processes, sizes, options) for processes in LAYOUTS]
+    if asked.json:
+        found = {"limited_by": limited_by, "load": load, "reference": asdict(REFERENCE), "layouts": layouts}
+        asked.json.write_text(json.dumps(found, indent=2))
 
 
 if __name__ == "__main__":

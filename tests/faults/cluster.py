@@ -44,6 +44,18 @@ def why_no_namespaces() -> str | None:
     return None
 
 
+def why_no_token_bucket() -> str | None:
+    """Why links cannot be limited by the kernel here; None when they can. Needs namespaces."""
+    if shutil.which("tc") is None:
+        return "the command `tc` (package iproute2) is missing"
+    with Cluster(1, namespaces=True) as cluster:
+        try:
+            cluster.limit(1e9)
+        except RuntimeError as error:
+            return str(error)
+    return None
+
+
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -168,9 +180,8 @@ class Cluster:
     def limit(self, bits_per_second: float | None) -> None:
         """Let every node send and receive no faster than this from now on; None lifts the limit."""
         for machine in self.machines:
-            ends = [(str(machine.namespace), "net0"), (str(self.hub), f"p{machine.number}")]  # what it sends, what it gets
-            for namespace, device in ends:
-                _tc(namespace, device, bits_per_second)
+            _limit(str(machine.namespace), "net0", bits_per_second)  # what it sends
+            _limit(str(self.hub), f"p{machine.number}", bits_per_second)  # what it receives
 
     def start_toy(self, node: int, *, nproc: int = 1, nnodes: int | None = None, rank: int | None = None,
                   env: dict[str, str] | None = None, **parallel: Any) -> None:  # fmt: skip
@@ -229,7 +240,7 @@ def _ip(*words: str) -> None:
         raise RuntimeError(f"ip {' '.join(words)}: {done.stderr.strip()}")
 
 
-def _tc(namespace: str, device: str, bits_per_second: float | None) -> None:
+def _limit(namespace: str, device: str, bits_per_second: float | None) -> None:
     """What a device sends leaves at this rate: in bursts of a millisecond, so that no message gets through for free."""
     words = ["tc", "-n", namespace, "qdisc"]
     if bits_per_second is None:
