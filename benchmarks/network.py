@@ -17,10 +17,10 @@ What is counted:
 
 What 1, 10 and 100 Gbit/s are. The toy computes for a fraction of a second on some megabytes; a real link would not slow
 it down. Its link is scaled so that sending its base takes as many times longer than computing a micro-batch as for the
-reference, Mistral Small 4 (119B) with its base in FP8 on one H200 per node; its adapters are the same share of the base.
-The computing time of a micro-batch is that of `replicate` without a limit, which sends next to nothing.
+reference, Mistral Small 4 (119B) with its base in FP8 on one H200 per node; its adapters are the same share of it. The
+computing time of a micro-batch is that of `replicate` without a limit, which sends next to nothing.
 
-The limit is the kernel's token bucket (`tc qdisc … tbf`) on what each node sends and on what it receives; where there is
+The limit is the kernel's token bucket (`tc qdisc … tbf`) on what a node sends and on what it receives; where there is
 none, a process that all packets pass through (network_switch.py). Latency is not imitated. All processes share this
 machine's cores, so absolute figures say nothing, and full sharding looks better over no limit than it is: even then its
 gathers take time, because the cores that compute copy them.
