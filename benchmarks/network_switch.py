@@ -21,7 +21,7 @@ sys.path[:0] = [str(ROOT / "tests")]
 from faults.cluster import Cluster  # noqa: E402
 
 MTU = 9000  # larger packets are fewer: each costs this process some ten microseconds
-QUEUE = 16  # packets that wait at a node; more would delay the launchers' heartbeats by seconds on a slow link
+QUEUE = 64  # packets that wait at a node; more would delay the launchers' heartbeats by seconds on a slow link
 CATCH_UP = 1e-3  # seconds of the link's time that are not lost when a sleep took longer than asked for
 _TUNSETIFF, _IFF_TUN, _IFF_NO_PI = 0x400454CA, 0x0001, 0x1000  # linux/if_tun.h
 
@@ -53,10 +53,10 @@ class SwitchedCluster(Cluster):
         self._switch.stdin.flush()
 
     def _remove(self) -> None:
-        super()._remove()
         if self._switch is not None:
             self._switch.kill()
             self._switch.communicate()
+        super()._remove()
 
 
 def _ip(*words: str) -> None:
