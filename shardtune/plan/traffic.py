@@ -75,7 +75,7 @@ def step_traffic(
         replicas: Copies of the base; each is sharded over the other dimension. 1: full sharding.
         nodes: The node of every rank, by global rank.
         micro_batches: Per step (gradient accumulation).
-        reshard_after_forward: Layers are gathered again in backward.
+        reshard_after_forward: Layers are gathered again in backward; otherwise everything is gathered once per step.
         reduce_every_micro_batch: Gradients are reduced there (offloaded parameters), not once per step.
         adapters: Where each rank holds the whole base (as many replicas as ranks): whether what trains is sharded over
             all ranks, gathered once per step, or replicated too.
@@ -89,7 +89,8 @@ def step_traffic(
     if shards == 1 and adapters == "sharded":
         return _sent(model.trained * model.gathered + reduced, 0, shards=world, replicas=1, nodes=nodes)
     layers = (model.layers + model.trained * model.gathered) * (2 if reshard_after_forward else 1)
-    gathered = (layers + model.root) * micro_batches
+    # What is kept from forward to backward is kept until the step's last backward pass.
+    gathered = (layers + model.root) * (micro_batches if reshard_after_forward or reduce_every_micro_batch else 1)
     return _sent(gathered + reduced, reduced, shards=shards, replicas=replicas, nodes=nodes)
 
 
