@@ -57,7 +57,12 @@ def test_the_odd_one_of_three_replicas_is_named(
     memory = {"overrides": [replicate], "flip": {"rank": 1, "name": WEIGHT, "step": 0}}
     later = {"overrides": [replicate, often], "flip": {"rank": 1, "name": WEIGHT, "step": 3}}
     unseen = {"overrides": [replicate], "flip": {"rank": 1, "name": WEIGHT, "step": 3}}
-    cases = {"file": file, "memory": memory, "later": later, "unseen": unseen}
+    scale = {
+        "overrides": [replicate, "model.base_precision=fp8"],
+        "flip": {"rank": 1, "name": "layers.1.mlp.down_proj.weight_scale_inv", "step": 0},
+    }
+    random = {"overrides": [replicate, "model.weights=random"]}
+    cases = {"file": file, "memory": memory, "later": later, "unseen": unseen, "scale": scale, "random": random}
     ended = outcomes(environment, config, 3, cases)
     for name in ("file", "memory", "later"):
         assert ended[name][0] == ended[name][1] == ended[name][2]  # all ranks stop together
@@ -79,6 +84,8 @@ def test_the_odd_one_of_three_replicas_is_named(
     assert said["what"].startswith("Replicas differ at step 4: rank 1 (node 1, ")
     assert "last equal at step 2" in said["fix"]
     assert ended["unseen"] == [{"kind": "done"}] * 3
+    assert "the memory of rank 1 (node 1, " in ended["scale"][0]["why"]  # quantised while it was read, and read again
+    assert ended["random"] == [{"kind": "done"}] * 3  # drawn alike
 
 
 def test_one_of_two_replicas_is_named_by_its_file_and_both_for_what_no_file_has(
