@@ -35,7 +35,7 @@ def model_bytes(parameters: dict[str, int], element: int, reduced: int = 4) -> M
     [
         ("float32", 4, 4, True, 1),
         ("bf16", 2, 4, True, 2),
-        ("bf16 kept", 2, 2, False, 2),
+        ("bf16 kept", 2, 2, False, 1),
         ("compiled", 2, 4, True, 2),
     ],
 )

@@ -24,7 +24,7 @@ from shardtune.train.shards import clip_gradients
 FULL = {  # compute dtype, dtype of reductions, reshard_after_forward, micro-batches
     "float32": (None, "float32", True, 1),
     "bf16": (torch.bfloat16, "float32", True, 2),
-    "bf16 kept": (torch.bfloat16, "bfloat16", False, 2),
+    "bf16 kept": (torch.bfloat16, "bfloat16", False, 1),
 }
 
 
