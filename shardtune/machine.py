@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from contextlib import suppress
 from pathlib import Path
 
 CGROUPS, MY_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
@@ -39,6 +40,17 @@ def free_memory(cgroups: Path = CGROUPS, mine: Path = MY_CGROUPS, meminfo: Path 
         above = [parent for parent in folder.parents if parent.is_relative_to(cgroups)]
         found += [free for one in (folder, *above) if (free := _free_of(one)) is not None]
     return max(0, min(found)) if found else None
+
+
+def memory_limit(cgroups: Path = CGROUPS, mine: Path = MY_CGROUPS) -> int:
+    """Bytes of memory this process may use if nobody else does: the machine's, or less where a cgroup limits it."""
+    found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    for folder in cgroup_folders(cgroups, mine):
+        for one in (folder, *(parent for parent in folder.parents if parent.is_relative_to(cgroups))):
+            for name, _, _ in _LIMITS:
+                with suppress(OSError, ValueError):  # the other version, or `max`
+                    found.append(int((one / name).read_text(encoding="ascii")))
+    return min(found)
 
 
 def _free_of(folder: Path) -> int | None:

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from expert_toys import distance
 from peft.tuners.lora.layer import ParamWrapper
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import Mistral4Config, Mistral4ForCausalLM, MistralConfig, MistralForCausalLM, PreTrainedModel
@@ -22,6 +22,7 @@ from shardtune.adapters.lora import add_lora
 from shardtune.config.schema import LoraSection, ParallelSection
 from shardtune.data.collate import REAL_TOKENS, Collator
 from shardtune.kernels import varlen
+from shardtune.parallel.mesh import Mesh
 from shardtune.parallel.shard import shard_model
 from shardtune.train.losses import Loss, nll
 from shardtune.train.losses.fused import use_fused_loss
@@ -55,11 +56,12 @@ KINDS = {"dense": dense, "mixture": mixture}
 
 
 @contextmanager
-def one_rank(device: str) -> Iterator[DeviceMesh]:
+def one_rank(device: str) -> Iterator[Mesh]:
     """A process group of this process alone."""
     dist.init_process_group("nccl" if device == "cuda" else "gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
-        yield init_device_mesh(device, (1,))
+        whole = init_device_mesh(device, (1,), mesh_dim_names=("shard",))
+        yield Mesh(1, 1, (0,), whole, whole)
     finally:
         dist.destroy_process_group()
 
@@ -91,7 +93,7 @@ class Path:
 
 
 def build(
-    kind: str, mesh: DeviceMesh, dtype: torch.dtype, *, fast: bool, hidden: int, length: int, compiled: bool = False
+    kind: str, mesh: Mesh, dtype: torch.dtype, *, fast: bool, hidden: int, length: int, compiled: bool = False
 ) -> Path:
     """A path of the kind; all of them have the same weights, whatever they compute in."""
     torch.manual_seed(0)

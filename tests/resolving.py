@@ -11,8 +11,8 @@ from shardtune.model.weight_mapping import WeightMapping
 from shardtune.train.facts import Machine, gather_facts
 from shardtune.train.resolve import ResolvedRun, resolve
 
-CPU = Machine("cpu", memory=16 << 30, processes_here=1, world_size=1)
-GPU = Machine("cuda", memory=80 << 30, processes_here=1, world_size=1)
+CPU = Machine("cpu", memory=16 << 30, processes_here=1, nodes=(1,))
+GPU = Machine("cuda", memory=80 << 30, processes_here=1, nodes=(1,))
 
 
 def resolved_for(asked: ResolvedConfig, model: Any, machine: Machine = CPU, filled: float = 0.5) -> ResolvedRun:

@@ -15,6 +15,7 @@ from shardtune.model.meta_model import build_meta_model
 from shardtune.model.quantized import use_fp8_storage
 from shardtune.model.weight_loading import unwrapped_name
 from shardtune.observe.host_meter import host_peak_bytes
+from shardtune.parallel.mesh import build_mesh
 from shardtune.parallel.processes import Processes, join
 from shardtune.parallel.shard import shard_model
 from shardtune.train.build import fp8_blocks
@@ -37,7 +38,7 @@ def bring_in_case(case: dict, section: ParallelSection, processes: Processes) ->
     if model_section.base_precision == "fp8":
         use_fp8_storage(meta_model.model, fp8_blocks(meta_model))
     model, *_ = add_lora(meta_model.model, LoraSection(lora_dropout=0, **case.get("lora", {})), meta_model.family)
-    shard_model(model, section, processes.mesh, None)
+    shard_model(model, section, build_mesh(processes), None)
     loaded = load_sharded_weights(
         model, meta_model, checkpoint.strategy, processes, 7, lambda done, total: None, on_host=False
     )

@@ -162,6 +162,8 @@ VERDICTS: dict[str, Verdict] = {
     "parallel.device": _ROUNDING,
     "parallel.accelerate_config": _FREE,
     "parallel.transformer_layer_cls_to_wrap": _FREE,
+    "parallel.shard": _ROUNDING,
+    "parallel.shard_size": _ROUNDING,
     "parallel.reshard_after_forward": _FREE,
     "parallel.forward_prefetch": _FREE,
     "parallel.backward_prefetch": _FREE,
@@ -208,9 +210,9 @@ VERDICTS: dict[str, Verdict] = {
 _UNKNOWN = Verdict("refused", "resuming with a different value is not supported")
 # Beside the sections of kept settings: digests of values that are kept as references.
 DIGESTS = "value_digests"
-# A longer run is still the same run: a preempted job may come back with more steps; so may one that a guard or early
-# stopping ended, with another guard or more patience.
-_NOT_NAMING = {"train.num_train_epochs", "train.max_steps"} | {
+# A longer run is still the same run: a preempted job may come back with more steps, or on other nodes; so may one that
+# a guard or early stopping ended, with another guard or more patience.
+_NOT_NAMING = {"train.num_train_epochs", "train.max_steps", "parallel.shard", "parallel.shard_size"} | {
     path for path in VERDICTS if path.startswith(("guards.", "train.early_stopping_"))
 }
 

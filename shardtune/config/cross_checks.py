@@ -88,6 +88,17 @@ def offloaded_inputs(config: RunConfig) -> Iterator[Finding]:
         yield Finding(("train.offload_activations", "train.gradient_checkpointing"), what, fix)
 
 
+def sharding(config: RunConfig) -> Iterator[Finding]:
+    parallel = config.parallel
+    if parallel.shard_size is not None and parallel.shard != "hybrid":
+        what = f"no effect: parallel.shard is {parallel.shard}"
+        yield Finding(("parallel.shard_size", "parallel.shard"), what, "set shard: hybrid, or remove shard_size")
+    if parallel.reshard_after_forward != "auto" and parallel.shard == "replicate":
+        what = "no effect: with shard: replicate no frozen weight is gathered"
+        fix = "remove it, or set shard: auto, full or hybrid"
+        yield Finding(("parallel.reshard_after_forward", "parallel.shard"), what, fix)
+
+
 def patterns_compile(config: RunConfig) -> Iterator[Finding]:
     for pattern in config.model.ignore_tensors:
         try:
@@ -342,6 +353,7 @@ CHECKS: tuple[Callable[[RunConfig], Iterator[Finding]], ...] = (
     optimizer,
     schedule,
     offloaded_inputs,
+    sharding,
     patterns_compile,
     adapter_targets,
     dora,

@@ -656,9 +656,19 @@ class ParallelSection(Section):
         description="Class of the layers that are sharded individually; null = detected. The decoder layer of "
         "another architecture (MistralDecoderLayer for a Mistral 4) stands for this model's.",
     )
-    reshard_after_forward: bool = Field(
-        default=True,
-        description="Free a layer's gathered weights after its forward pass and gather them again for backward.",
+    shard: Literal["auto", "full", "hybrid", "replicate"] = Field(
+        default="auto",
+        description="How far the frozen base is sharded: `full` over all processes; `hybrid` inside a node (or groups "
+        "of `shard_size`), with a replica in each; `replicate`: every process holds it, and only adapters are "
+        "communicated. `auto` = the least sharding that fits in memory (docs/parallel.md).",
+    )
+    shard_size: Annotated[int, Field(ge=1), BeforeValidator(_number)] | None = Field(
+        default=None, description="Processes that share one replica of the base (`shard: hybrid`); null = a node's."
+    )
+    reshard_after_forward: bool | Literal["auto"] = Field(
+        default="auto",
+        description="Free a layer's gathered weights after its forward pass and gather them again for backward; "
+        "`false` keeps them until the step's last backward pass. `auto` = true where they would not fit.",
     )
     forward_prefetch: Int = Field(default=1, ge=0, le=8, description="Layers gathered ahead in the forward pass.")
     backward_prefetch: Int = Field(default=1, ge=0, le=8, description="Layers gathered ahead in the backward pass.")

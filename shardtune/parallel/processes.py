@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,7 +14,6 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from shardtune.config.schema import ParallelSection
 from shardtune.errors import UserInputError
@@ -26,14 +26,21 @@ _MARGIN = timedelta(minutes=1)
 
 @dataclass(frozen=True)
 class Processes:
-    """This rank's place in the run. `control` is a gloo group for flags and JSON: it never waits for a GPU."""
+    """This rank's place in the run.
+
+    Attributes:
+        control: A gloo group for flags and JSON: it never waits for a GPU.
+        nodes: The node of every rank, numbered in the order of ranks.
+        timeout: Of a collective.
+    """
 
     rank: int
     local_rank: int
     world_size: int
     device: torch.device
-    mesh: DeviceMesh
     control: dist.ProcessGroup
+    nodes: tuple[int, ...]
+    timeout: timedelta
 
     @property
     def is_main(self) -> bool:
@@ -106,12 +113,18 @@ def join(section: ParallelSection) -> Iterator[Processes]:
     else:
         store = HashStore()  # no port is opened for a group of one
         dist.init_process_group(backend, store=store, rank=0, world_size=1, timeout=timeout)
-    mesh = init_device_mesh(kind, (world_size,), mesh_dim_names=("shard",))
     control = dist.new_group(backend="gloo", timeout=timeout) if world_size > 1 else dist.group.WORLD
     assert control is not None
-    yield Processes(rank, local_rank, world_size, device, mesh, control)
+    yield Processes(rank, local_rank, world_size, device, control, _nodes(control), timeout)
     # Only after success: with a rank in trouble, leaving the group politely can wait for it for ever.
     dist.destroy_process_group()
+
+
+def _nodes(control: dist.ProcessGroup) -> tuple[int, ...]:
+    """By the launcher's number and the host: launchers may share a host, and not every launcher numbers its nodes."""
+    names = exchange.gather(f"{os.environ.get('GROUP_RANK', '')}@{socket.gethostname()}", control, everywhere=True)
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
+    return tuple(numbers[name] for name in names)
 
 
 def collective_timeout(section: ParallelSection) -> timedelta:

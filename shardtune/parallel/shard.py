@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from shardtune.config.schema import ParallelSection
 from shardtune.errors import ShardtuneError, UserInputError
 from shardtune.parallel.activation_checkpointing import apply_selective_checkpointing
+from shardtune.parallel.mesh import Mesh
 from shardtune.parallel.offload import offloads_params
 
 if TYPE_CHECKING:
@@ -29,8 +29,9 @@ _REDUCE_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 @dataclass(frozen=True)
 class Sharding:
-    """How the model was sharded: the FSDP units, and the bytes this rank holds of the total."""
+    """How the model was sharded: over which ranks, in which FSDP units, and the bytes this rank holds of the total."""
 
+    mesh: Mesh
     layer_class: str
     units: int
     local_bytes: int
@@ -40,7 +41,7 @@ class Sharding:
 def shard_model(
     model: PeftModel,
     section: ParallelSection,
-    mesh: DeviceMesh,
+    mesh: Mesh,
     compute_dtype: torch.dtype | None,
     layer_class: str | None = None,
     *,
@@ -49,8 +50,11 @@ def shard_model(
 ) -> Sharding:
     """Shard `model` in place over `mesh`; a mesh of one takes the same path, so one process computes the same thing.
 
+    Where every rank holds the whole base, FSDP2 has the adapters alone.
+
     Args:
         model: Adapters already on it; on the meta device, or anywhere if identical on every rank.
+        section: `reshard_after_forward` resolved.
         compute_dtype: Parameters are gathered in this dtype (the float32 adapters too; their shards and the optimizer
             stay float32). None keeps each parameter's own.
         layer_class: What the model's family shards layer by layer, where the config does not say.
@@ -75,19 +79,21 @@ def shard_model(
     offload: OffloadPolicy = CPUOffloadPolicy() if on_host else OffloadPolicy()
     total = sum(p.numel() * p.element_size() for p in model.parameters())
     ignored = _unsharded_params(model, mesh, compute_dtype, section)
+    if mesh.splits_adapters_only and (ignored is None or any(not p.requires_grad for p in _others(model, ignored))):
+        raise ShardtuneError("Adapters cannot be sharded further than frozen weights that FSDP2 has too.")
     units = [] if _fits_one_unit(model, ignored) else layers
     for layer in units:
         fully_shard(
             layer,
-            mesh=mesh,
-            reshard_after_forward=section.reshard_after_forward,
+            mesh=mesh.trained,
+            reshard_after_forward=frees_after_forward(section, mesh),
             mp_policy=precision,
             offload_policy=offload,
             ignored_params=_unsharded_params(layer, mesh, compute_dtype, section),
         )
     # The root unit holds embeddings, final norm and head. They stay gathered between forward and backward: the head
     # is the first thing backward needs.
-    fully_shard(model, mesh=mesh, mp_policy=precision, offload_policy=offload, ignored_params=ignored)
+    fully_shard(model, mesh=mesh.trained, mp_policy=precision, offload_policy=offload, ignored_params=ignored)
     _exempt_fp8_from_cast(model, precision, ignored or set())
     _prefetch(
         cast(FSDPModule, model),
@@ -96,7 +102,19 @@ def shard_model(
         section.backward_prefetch,
     )
     unit = units[0] if units else model.get_base_model()
-    return Sharding(type(unit).__name__.removeprefix("FSDP"), len(units) or 1, local_bytes(model), total)
+    return Sharding(mesh, type(unit).__name__.removeprefix("FSDP"), len(units) or 1, local_bytes(model), total)
+
+
+def can_split_adapters(model: nn.Module, compute_dtype: torch.dtype | None, section: ParallelSection) -> bool:
+    """Whether no frozen weight needs FSDP2, so that adapters may be sharded where the base is not."""
+    if section.offload_params:
+        return False
+    return all(p.requires_grad or _stays_as_it_is(name, p, compute_dtype) for name, p in model.named_parameters())
+
+
+def frees_after_forward(section: ParallelSection, mesh: Mesh) -> bool:
+    """Gathered adapters alone are small: they stay for the whole step."""
+    return bool(section.reshard_after_forward) and not mesh.splits_adapters_only
 
 
 def compile_layers(layers: list[nn.Module]) -> None:
@@ -116,26 +134,34 @@ def compile_layers(layers: list[nn.Module]) -> None:
 
 
 def _unsharded_params(
-    module: nn.Module, mesh: DeviceMesh, compute_dtype: torch.dtype | None, section: ParallelSection
+    module: nn.Module, mesh: Mesh, compute_dtype: torch.dtype | None, section: ParallelSection
 ) -> set[nn.Parameter] | None:
-    """Frozen parameters that FSDP2 need not touch: with one rank there is nobody to gather from, and a copy of every
-    layer in every pass is what sharding it would come to."""
-    if mesh.size() > 1 or offloads_params(section, torch.device(mesh.device_type)):
+    """Frozen parameters that FSDP2 need not touch: where a rank holds all of them there is nobody to gather from, and a
+    copy of every layer in every pass is what sharding it would come to."""
+    if mesh.shards > 1 or offloads_params(section, torch.device(mesh.device_type)):
         return None
     return {
-        p for name, p in module.named_parameters()
-        if not p.requires_grad and (p.dtype == compute_dtype or compute_dtype is None or _is_fp8_part(name, p))
+        p for name, p in module.named_parameters() if not p.requires_grad and _stays_as_it_is(name, p, compute_dtype)
     }  # fmt: skip
+
+
+def _stays_as_it_is(name: str, parameter: nn.Parameter, compute_dtype: torch.dtype | None) -> bool:
+    """Whether nothing casts it for a layer's forward pass, as FSDP2's policy would."""
+    return parameter.dtype == compute_dtype or compute_dtype is None or _is_fp8_part(name, parameter)
+
+
+def _others(model: nn.Module, ignored: set[nn.Parameter]) -> list[nn.Parameter]:
+    return [parameter for parameter in model.parameters() if parameter not in ignored]
 
 
 def _fits_one_unit(model: nn.Module, ignored: set[nn.Parameter] | None) -> bool:
     """Is what FSDP2 gathers so little that layers need no units of their own? Only where frozen weights stay put.
 
-    With one process nothing is sent, but every unit's hooks cost the host time in every step, and a GPU waits for it.
+    Every unit's hooks and collectives cost the host time in every step, and a GPU waits for it.
     """
     if ignored is None:
         return False
-    return sum(p.numel() * p.element_size() for p in model.parameters() if p not in ignored) <= _ONE_UNIT
+    return sum(p.numel() * p.element_size() for p in _others(model, ignored)) <= _ONE_UNIT
 
 
 def decoder_layers(model: nn.Module, classes: str | list[str] | None) -> list[nn.Module]:
@@ -188,17 +214,21 @@ class GradientSync:
     """Reduces gradients over ranks at a step's last micro-batch only, where that pays.
 
     Until then each rank holds whole gradients of what trains instead of its shard, and nothing is sent. Not with
-    offloaded parameters, whose shards are in host memory.
+    offloaded parameters, whose shards are in host memory. What stays gathered from forward to backward also stays until
+    the next micro-batch, so that it is gathered once a step.
     """
 
-    def __init__(self, model: nn.Module, section: ParallelSection, mesh: DeviceMesh, accumulation: int) -> None:
+    def __init__(self, model: nn.Module, section: ParallelSection, mesh: Mesh, accumulation: int) -> None:
         offloaded = offloads_params(section, torch.device(mesh.device_type))
-        once = mesh.size() > 1 and accumulation > 1 and not offloaded
+        once = mesh.size > 1 and accumulation > 1 and not offloaded
         self.units = [module for module in model.modules() if isinstance(module, FSDPModule)] if once else []
+        self.gathers_once = not frees_after_forward(section, mesh)
 
     def before_micro_batch(self, *, last: bool) -> None:
         for unit in self.units:  # with `recurse` it would go through all modules in each step
             unit.set_requires_gradient_sync(last, recurse=False)
+            if self.gathers_once:
+                unit.set_reshard_after_backward(last, recurse=False)
 
 
 def _exempt_fp8_from_cast(model: nn.Module, precision: MixedPrecisionPolicy, ignored: set[nn.Parameter]) -> None:

@@ -75,10 +75,8 @@ def step_traffic(
         replicas: Copies of the base; each is sharded over the other dimension. 1: full sharding.
         nodes: The node of every rank, in the order of the mesh: the shards of a replica are next to each other.
         micro_batches: Per step (gradient accumulation).
-        reshard_after_forward: Layers are gathered again in backward, and everything for each micro-batch; otherwise all
-            is gathered once per step.
-        offload_params: Nothing is kept from one micro-batch to the next: gradients are reduced for each, and weights
-            gathered.
+        reshard_after_forward: Layers are gathered again in backward; otherwise everything is gathered once per step.
+        offload_params: Gradients are reduced for each micro-batch, and nothing stays gathered for the next one.
         adapters: Where each rank holds the whole base (as many replicas as ranks): whether what trains is sharded over
             all ranks, gathered once per step, or replicated too.
     """
@@ -90,6 +88,7 @@ def step_traffic(
     if shards == 1 and adapters == "sharded":
         return _sent(model.trained * model.gathered + reduced, 0, shards=world, replicas=1, nodes=nodes)
     layers = (model.layers + model.trained * model.gathered) * (2 if reshard_after_forward else 1)
+    # What is kept from forward to backward is kept until the step's last backward pass.
     times = micro_batches if reshard_after_forward or offload_params else 1
     return _sent((layers + model.root) * times + reduced, reduced, shards=shards, replicas=replicas, nodes=nodes)
 

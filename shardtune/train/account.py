@@ -121,7 +121,7 @@ def report_plan(context: RunContext, setup: Setup) -> None:
         "format": format_line(*format_found(prepared)),
         "eval": summary.data_line(prepared.val.counts) if prepared.val else "none (data.val_split is null)",
         "packing": summary.packing_line(setup.data, setup.run),
-        "sharding": summary.sharding_line(setup.sharding, context.processes),
+        "sharding": summary.sharding_line(setup.sharding, context.processes, setup.run),
         "kernels": summary.kernels_line(setup.run, setup.built.fused),
         "memory": summary.checkpointing_line(config.train, context.processes.device.type),
         "batch": batch,
@@ -132,7 +132,8 @@ def report_plan(context: RunContext, setup: Setup) -> None:
         (terminal.detail if label == "kernels" else terminal.say)(context.console, label, text)
     if len(coverage.rows) > 1 or terminal.is_verbose():
         context.console.print(Padding(summary.adapter_table(coverage), (0, 0, 0, 10), expand=False))
-    context.events.write("plan", math=asdict(setup.math), adapters=asdict(coverage), sharding=asdict(setup.sharding))
+    sharding = summary.sharding_facts(setup.sharding)
+    context.events.write("plan", math=asdict(setup.math), adapters=asdict(coverage), sharding=sharding)
 
 
 def log_resume(context: RunContext, resumed: ResumePoint, math: TrainingMath) -> None:

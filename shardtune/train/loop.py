@@ -83,7 +83,7 @@ class TrainingLoop:
         self.trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         self.batches = TrainBatches(setup.data, train, self.processes)
         self.gradient_sync = GradientSync(
-            self.model, self.config.parallel, self.processes.mesh, train.gradient_accumulation_steps
+            self.model, self.config.parallel, setup.sharding.mesh, train.gradient_accumulation_steps
         )
         self.offload_activations = offload_context(self.model, device, enabled=train.offload_activations)
         health = HealthChecks(self.config.guards, self.processes, gpu_of(device), train.debug_freq)

@@ -9,6 +9,7 @@ from shardtune.errors import UserInputError
 from shardtune.kernels import varlen, whole_rows
 from shardtune.model.families.registry import known_decoder_layers
 from shardtune.plan.precision import base_precision
+from shardtune.train import resolve_sharding as sharding
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -109,7 +110,7 @@ def _base_precision(resolved: ResolvedConfig, facts: Facts) -> Iterator[Choice]:
             quantised=facts.quantised,
             parameters=facts.parameters,
             value_bytes=facts.value_bytes,
-            ranks=facts.machine.world_size,
+            ranks=sharding.ranks_of_a_replica(resolved.config, facts),
             memory=facts.machine.memory,
         )
         yield "model.base_precision", chosen, why
@@ -284,6 +285,6 @@ def _notices(asked: ResolvedConfig, facts: Facts) -> Iterator[Notice]:
 # What is chosen further down depends on what is chosen above it. Whether rows are packed is asked after everything that
 # could be refused, because the data may have to be prepared for it.
 _STEPS = (
-    _place, _evaluation, _dtype, _base_precision, _layer_class, _router_loss, _fp8_compute, _kernels, _packing,
-    _attention,
+    _place, _evaluation, _dtype, _base_precision, sharding.choices, _layer_class, _router_loss, _fp8_compute, _kernels,
+    _packing, _attention,
 )  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+from collections import Counter
 from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
 from typing import TYPE_CHECKING, Literal
@@ -19,7 +19,8 @@ from shardtune.data.prepare import PreparedSet, prepare
 from shardtune.model.load import tokenizer_and_new_tokens
 from shardtune.model.meta_model import build_meta_model
 from shardtune.observe.preparing import PreparingProgress
-from shardtune.parallel.shard import shard_model
+from shardtune.parallel.mesh import build_mesh
+from shardtune.parallel.shard import can_split_adapters, shard_model
 from shardtune.plan.steps import TrainingMath, training_math
 from shardtune.train.account import report_loss, report_notices, report_plan, write_config
 from shardtune.train.build import build_model
@@ -134,9 +135,13 @@ def set_numerics(train: TrainSection) -> None:
 
 
 def machine_of_main(processes: Processes) -> Machine:
-    """Rank 0's machine, on every rank: with different memory they would choose differently. A collective."""
-    here = int(os.environ.get("LOCAL_WORLD_SIZE", processes.world_size))
-    return Machine(**processes.share_from_main(asdict(machine_of(processes.device, processes.world_size, here))))
+    """Rank 0's machine with the least memory of all, on every rank: otherwise they would choose differently."""
+    here, nodes = processes.nodes.count(processes.nodes[processes.rank]), Counter(processes.nodes)
+    own = machine_of(processes.device, tuple(nodes[node] for node in sorted(nodes)), here)
+    theirs = processes.share_from_main([own.processes_here, own.lacks_bf16])
+    return replace(
+        own, memory=min(processes.all_gather(own.memory)), processes_here=int(theirs[0]), lacks_bf16=bool(theirs[1])
+    )
 
 
 def _prepare_data(context: RunContext, config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> PreparedSet:
@@ -197,11 +202,14 @@ def _lay_out(config: RunConfig, prepared: PreparedSet, tokenizer: PreTrainedToke
 
 
 def _shard(config: RunConfig, model: PeftModel, meta_model: MetaModel, processes: Processes) -> Sharding:
+    parallel, dtype = config.parallel, torch.bfloat16 if config.train.bf16 else None
+    shards = {"full": processes.world_size, "hybrid": parallel.shard_size, "replicate": 1}[parallel.shard]
+    mesh = build_mesh(processes, shards, shard_adapters=shards == 1 and can_split_adapters(model, dtype, parallel))
     return shard_model(
         model,
-        config.parallel,
-        processes.mesh,
-        torch.bfloat16 if config.train.bf16 else None,
+        parallel,
+        mesh,
+        dtype,
         meta_model.layer_class,
         selective=config.train.gradient_checkpointing == "selective",
         compiled=config.train.compile is True,

@@ -11,12 +11,10 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
-
-    from torch.distributed.device_mesh import DeviceMesh
 
 
 def clip_gradients(trained: Sequence[torch.Tensor], max_norm: float) -> torch.Tensor:
@@ -38,14 +36,15 @@ def clip_shards(parameters: Iterable[torch.Tensor], max_norm: float) -> torch.Te
         one mesh: torch knows what to do about those.
     """
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    mesh = _mesh_of(gradients)
-    if mesh is None:
+    if not _sharded_alike(gradients):
         return None
+    mesh = gradients[0].device_mesh  # type: ignore[attr-defined]
+    last = mesh.ndim - 1
     shards = [local_shard(gradient) for gradient in gradients]
     norms = torch.stack(torch._foreach_norm(shards, 2.0))  # of each tensor
-    if mesh.size() > 1:
+    if mesh.size(last) > 1:  # replicas have the same gradients by now
         squares = norms**2
-        dist.all_reduce(squares, group=mesh.get_group())
+        dist.all_reduce(squares, group=mesh.get_group(last))
         norms = squares**0.5
     total: torch.Tensor = torch.linalg.vector_norm(norms, 2.0)
     torch._foreach_mul_(shards, torch.clamp(max_norm / (total + 1e-6), max=1.0))
@@ -57,18 +56,21 @@ def local_shard(tensor: torch.Tensor) -> torch.Tensor:
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
 
 
-def _mesh_of(gradients: Sequence[torch.Tensor]) -> DeviceMesh | None:
-    """The one mesh that all are sharded over along one dimension, in one dtype and on one device (its own, or the host
-    with offloaded parameters: the process group has a backend for both)."""
+def _sharded_alike(gradients: Sequence[torch.Tensor]) -> bool:
+    """Whether all are sharded over the last dimension of one mesh, and over no other, in one dtype and on one device
+    (its own, or the host with offloaded parameters: the process group has a backend for both)."""
     first = gradients[0] if gradients else None
-    if not isinstance(first, DTensor) or first.device_mesh.ndim != 1:
-        return None
+    if not isinstance(first, DTensor):
+        return False
     mesh, kind = first.device_mesh, (first.dtype, first.device)
     for gradient in gradients:
         if not isinstance(gradient, DTensor) or (gradient.dtype, gradient.device) != kind:
-            return None
+            return False
         spec = gradient._spec
+        *others, last = spec.placements
         # Equal, not the same: torch keeps what it worked out for a mesh, and hands it out for one that is like it.
-        if (spec.mesh is not mesh and spec.mesh != mesh) or type(spec.placements[0]) is not Shard:
-            return None
-    return mesh
+        if (spec.mesh is not mesh and spec.mesh != mesh) or type(last) is not Shard:
+            return False
+        if any(type(placement) is not Replicate for placement in others):
+            return False
+    return True

@@ -67,12 +67,33 @@ def _epochs(number: float) -> str:
     return f"{number:.3g} epoch{'' if f'{number:.3g}' == '1' else 's'}"
 
 
-def sharding_line(sharding: Sharding, processes: Processes) -> str:
-    return (
-        f"FSDP2 over {count(processes.world_size, 'process', 'es')} on {processes.device.type}, {sharding.units} × "
-        f"{sharding.layer_class}; "
-        f"this rank holds {size(sharding.local_bytes)} of {size(sharding.total_bytes)}"
-    )
+def sharding_line(sharding: Sharding, processes: Processes, run: ResolvedRun) -> str:
+    """Who holds what, and where that was chosen here, why."""
+    mesh, device = sharding.mesh, processes.device.type
+    units = f"{sharding.units} × {sharding.layer_class}"
+    if mesh.size == 1:
+        how = f"one process on {device}, {units}"
+    elif mesh.shards == 1:
+        how = f"replicated: the whole base on each of {mesh.size} processes on {device}"
+    elif mesh.replicas == 1:
+        how = f"FSDP2 over {mesh.size} processes on {device}, {units}"
+    else:
+        how = f"hybrid: {mesh.replicas} replicas of the base, each over {mesh.shards} processes on {device}, {units}"
+    text = f"{how}; this rank holds {size(sharding.local_bytes)} of {size(sharding.total_bytes)}"
+    why = run.reason("parallel.shard") if mesh.size > 1 else None
+    return f"{text} ({why})" if why is not None else text
+
+
+def sharding_facts(sharding: Sharding) -> dict[str, str | int]:
+    """For the event log."""
+    return {
+        "replicas": sharding.mesh.replicas,
+        "shards": sharding.mesh.shards,
+        "layer_class": sharding.layer_class,
+        "units": sharding.units,
+        "local_bytes": sharding.local_bytes,
+        "total_bytes": sharding.total_bytes,
+    }
 
 
 def kernels_line(run: ResolvedRun, fused: Fused) -> str:

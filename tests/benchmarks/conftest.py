@@ -5,5 +5,6 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-GPU_BENCHMARKS = Path(__file__).parent.parent.parent / "benchmarks" / "gpu"
-sys.path.insert(0, str(GPU_BENCHMARKS))
+BENCHMARKS = Path(__file__).parent.parent.parent / "benchmarks"
+sys.path.insert(0, str(BENCHMARKS / "gpu"))
+sys.path.append(str(BENCHMARKS))  # last: some there are named like folders of tests

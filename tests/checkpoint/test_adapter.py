@@ -15,6 +15,7 @@ from shardtune.adapters.lora import add_lora
 from shardtune.checkpoint.adapter import WEIGHTS, gather_adapter, load_adapter, read_adapter, write_adapter
 from shardtune.config.schema import LoraSection, ParallelSection
 from shardtune.errors import ShardtuneError
+from shardtune.parallel.mesh import build_mesh
 from shardtune.parallel.processes import join
 from shardtune.parallel.shard import shard_model
 
@@ -135,7 +136,7 @@ def test_a_sharded_model_gives_whole_tensors_and_takes_them(tmp_path: Path, monk
     wanted = {name: tensor.clone() for name, tensor in wanted.items()}
     with join(section) as processes:
         for model in (plain, other):
-            shard_model(model, section, processes.mesh, None)
+            shard_model(model, section, build_mesh(processes), None)
             assert all(isinstance(p, DTensor) for p in model.parameters() if p.requires_grad)
         gathered = gather_adapter(plain)
         assert not any(isinstance(tensor, DTensor) for tensor in gathered.values())

@@ -26,6 +26,7 @@ from typing import Any
 from running import REPOSITORY
 
 _number = count()
+_FRAME_BYTES = 1514  # Ethernet
 TOY_NODE = Path(__file__).with_name("toy_node.py")
 
 
@@ -40,6 +41,18 @@ def why_no_namespaces() -> str | None:
     if made.returncode != 0:
         return f"`ip netns add` is refused here: {made.stderr.strip()}"
     subprocess.run(["ip", "netns", "delete", name], check=True)
+    return None
+
+
+def why_no_token_bucket() -> str | None:
+    """Why links cannot be limited by the kernel here; None when they can. Needs namespaces."""
+    if shutil.which("tc") is None:
+        return "the command `tc` (package iproute2) is missing"
+    with Cluster(1, namespaces=True) as cluster:
+        try:
+            cluster.limit(1e9)
+        except RuntimeError as error:
+            return str(error)
     return None
 
 
@@ -164,6 +177,12 @@ class Cluster:
         )  # fmt: skip
         return made.returncode == 0
 
+    def limit(self, bits_per_second: float | None) -> None:
+        """Let every node send and receive no faster than this from now on; None lifts the limit."""
+        for machine in self.machines:
+            _limit(str(machine.namespace), "net0", bits_per_second)  # what it sends
+            _limit(str(self.hub), f"p{machine.number}", bits_per_second)  # what it receives
+
     def start_toy(self, node: int, *, nproc: int = 1, nnodes: int | None = None, rank: int | None = None,
                   env: dict[str, str] | None = None, **parallel: Any) -> None:  # fmt: skip
         """Start the launcher of a node with the toy worker; `parallel` are settings of that section."""
@@ -219,6 +238,19 @@ def _ip(*words: str) -> None:
     done = subprocess.run(["ip", *words], capture_output=True, text=True)
     if done.returncode != 0:
         raise RuntimeError(f"ip {' '.join(words)}: {done.stderr.strip()}")
+
+
+def _limit(namespace: str, device: str, bits_per_second: float | None) -> None:
+    """What a device sends leaves at this rate: in bursts of a millisecond, so that no message gets through for free."""
+    words = ["tc", "-n", namespace, "qdisc"]
+    if bits_per_second is None:
+        subprocess.run([*words, "delete", "dev", device, "root"], capture_output=True)  # refused where there is none
+        return
+    burst = max(2 * _FRAME_BYTES, int(bits_per_second / 8 / 1000))
+    bucket = ["tbf", "rate", f"{bits_per_second:.0f}bit", "burst", str(burst), "latency", "50ms"]
+    done = subprocess.run([*words, "replace", "dev", device, "root", *bucket], capture_output=True, text=True)
+    if done.returncode != 0:
+        raise RuntimeError(f"tc {' '.join(bucket)}: {done.stderr.strip()}")
 
 
 def _exists(namespace: str) -> bool:

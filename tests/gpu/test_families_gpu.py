@@ -17,13 +17,13 @@ import pytest
 import torch
 from peft import PeftModel
 from support.twins import TYPES, adapted, attention, batch_of, documents, loss_and_gradients, toy
-from torch.distributed.device_mesh import DeviceMesh
 
 from shardtune.adapters.fused import use_fused_lora
 from shardtune.config.schema import ParallelSection
 from shardtune.kernels import varlen
 from shardtune.model.experts import use_grouped_experts
 from shardtune.model.families.registry import family_for, family_of
+from shardtune.parallel.mesh import Mesh
 from shardtune.parallel.shard import shard_model
 from shardtune.train.losses.fused import use_fused_loss, why_not
 
@@ -34,7 +34,7 @@ ALL_EXPERTS: dict[str, Any] = {"num_experts_per_tok": 4}
 
 
 @pytest.fixture(scope="module")
-def mesh() -> Iterator[DeviceMesh]:
+def mesh() -> Iterator[Mesh]:
     torch.cuda.set_device(0)
     with fast_path.one_rank("cuda") as mesh:
         yield mesh
@@ -101,7 +101,7 @@ def test_variable_length_attention_is_as_near_to_float32_as_its_twin(kind: str) 
 
 
 @pytest.mark.parametrize("kind", claims("compile"))
-def test_compiled_layers_are_as_near_to_float32_as_their_twin(kind: str, mesh: DeviceMesh) -> None:
+def test_compiled_layers_are_as_near_to_float32_as_their_twin(kind: str, mesh: Mesh) -> None:
     """With all that a run on a GPU has: bf16 by sharding, fused LoRA, grouped experts, fused loss, its attention."""
     torch._dynamo.reset()
     layer_class = family_for(kind).decoder_layer[kind]  # type: ignore[union-attr]

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import fast_path
 import pytest
 import torch
-from torch.distributed.device_mesh import DeviceMesh
 
 from shardtune.observe.compile_counter import graphs_compiled
+from shardtune.parallel.mesh import Mesh
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 HIDDEN, LENGTH = 1024, 512
@@ -17,14 +17,14 @@ SIZES = {"hidden": HIDDEN, "length": LENGTH}
 
 
 @pytest.fixture(scope="module")
-def mesh() -> Iterator[DeviceMesh]:
+def mesh() -> Iterator[Mesh]:
     torch.cuda.set_device(0)
     with fast_path.one_rank("cuda") as mesh:
         yield mesh
 
 
 @pytest.fixture(scope="module", params=list(fast_path.KINDS))
-def paths(request: pytest.FixtureRequest, mesh: DeviceMesh) -> tuple[fast_path.Path, fast_path.Path]:
+def paths(request: pytest.FixtureRequest, mesh: Mesh) -> tuple[fast_path.Path, fast_path.Path]:
     """Fast and compiled, already warm; and eager."""
     torch._dynamo.reset()
     fast = fast_path.build(request.param, mesh, torch.bfloat16, fast=True, compiled=True, **SIZES)

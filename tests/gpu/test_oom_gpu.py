@@ -13,6 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from shardtune.adapters.initialization import init_adapters
 from shardtune.adapters.lora import add_lora
 from shardtune.config.schema import LoraSection, ParallelSection, RunConfig
+from shardtune.parallel.mesh import build_mesh
 from shardtune.parallel.processes import Processes, join
 from shardtune.parallel.shard import shard_model
 from shardtune.plan.memory_advice import MemoryAdvice, ModelFacts, Shortage, advise
@@ -38,7 +39,7 @@ class Loop:
         self.model, *_ = add_lora(base, LoraSection(target_modules=["q_proj", "v_proj"], r=rank, lora_dropout=0))
         init_adapters(self.model, 0)
         self.model.cuda()
-        shard_model(self.model, section, processes.mesh, torch.bfloat16)
+        shard_model(self.model, section, build_mesh(processes), torch.bfloat16)
         self.optimizer = torch.optim.AdamW([p for p in self.model.parameters() if p.requires_grad], lr=1e-4)
         device = torch.device("cuda", 0)
         self.ledger = Ledger(allocator_of(device), device)

@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 from expert_toys import ATTENTION, adapted, fp8_and_its_twin, token_ids
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from shardtune.adapters.experts import use_grouped_products
 from shardtune.config.schema import ParallelSection
 from shardtune.errors import ShardtuneError
 from shardtune.parallel import shard
+from shardtune.parallel.mesh import Mesh, build_mesh
 from shardtune.parallel.processes import join
 from shardtune.train.proof import local
 
@@ -35,7 +35,7 @@ def batch(rank: int, step: int = 0) -> torch.Tensor:
 
 
 def build(
-    mesh: DeviceMesh, *, kind: str, held: bool = True, dtype: torch.dtype = torch.float32, reshard: bool = True
+    mesh: Mesh, *, kind: str, held: bool = True, dtype: torch.dtype = torch.float32, reshard: bool = True
 ) -> tuple[Any, dict[str, torch.Tensor]]:
     """The sharded model, and its frozen parameters as they were before."""
     base = fp8_and_its_twin(kind, dtype)[0 if held else 1]
@@ -45,13 +45,11 @@ def build(
     section = ParallelSection(device="cpu", reshard_after_forward=reshard)
     shard.shard_model(model, section, mesh, None if dtype == torch.float32 else dtype)
     # One process leaves what is frozen as it is.
-    assert all(isinstance(p, DTensor) == (p.requires_grad or mesh.size() > 1) for p in model.parameters())
+    assert all(isinstance(p, DTensor) == (p.requires_grad or mesh.size > 1) for p in model.parameters())
     return model.train(), frozen
 
 
-def run_case(
-    mesh: DeviceMesh, rank: int, *, checkpointing: bool = False, accumulate: int = 1, **how: Any
-) -> dict[str, Any]:
+def run_case(mesh: Mesh, rank: int, *, checkpointing: bool = False, accumulate: int = 1, **how: Any) -> dict[str, Any]:
     model, frozen = build(mesh, **how)
     # Whole float8 tensors cannot be had from gloo (`full_tensor` knows no such scalar type): each rank looks at its own.
     before = {n: local(p).clone() for n, p in model.named_parameters() if not p.requires_grad}
@@ -112,7 +110,7 @@ def _watch(model: torch.nn.Module, frozen: dict[str, torch.Tensor]) -> dict[str,
     return seen
 
 
-def refused_without_the_exemption(mesh: DeviceMesh) -> str:
+def refused_without_the_exemption(mesh: Mesh) -> str:
     keep, shard._exempt_fp8_from_cast = shard._exempt_fp8_from_cast, lambda *_: None
     try:
         model, _ = build(mesh, kind="mistral4", dtype=torch.bfloat16)
@@ -129,6 +127,6 @@ def main(out: str) -> None:
     with join(ParallelSection(device="cpu")) as processes:
         results: dict[str, Any] = {}
         for name, how in CASES.items():
-            results[name] = run_case(processes.mesh, processes.rank, **how)
-        results["refused"] = refused_without_the_exemption(processes.mesh)
+            results[name] = run_case(build_mesh(processes), processes.rank, **how)
+        results["refused"] = refused_without_the_exemption(build_mesh(processes))
         torch.save(results, Path(out) / f"rank{processes.rank}.pt")

@@ -14,6 +14,7 @@ from toys import toy_text_config
 from transformers import AutoModelForCausalLM
 
 from shardtune.config.schema import ParallelSection
+from shardtune.parallel.mesh import build_mesh
 from shardtune.parallel.processes import Processes, join
 from shardtune.parallel.shard import layers_of, reshard_all, shard_model
 
@@ -39,7 +40,7 @@ def run_case(processes: Processes, ahead: tuple[int, int], reshard: bool, way: s
     section = ParallelSection(
         device="cpu", forward_prefetch=ahead[0], backward_prefetch=ahead[1], reshard_after_forward=reshard
     )
-    shard_model(model, section, processes.mesh, None, selective=way == "selective")
+    shard_model(model, section, build_mesh(processes), None, selective=way == "selective")
     if way == "full":
         model.get_base_model().gradient_checkpointing_enable({"use_reentrant": False})
     recorder = Recorder(model, layers_of(model))

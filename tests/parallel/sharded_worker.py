@@ -12,6 +12,7 @@ from shardtune.adapters.lora import add_lora
 from shardtune.checkpoint.adapter import gather_adapter, load_adapter, write_adapter
 from shardtune.config.schema import LoraSection, ModelSection, ParallelSection
 from shardtune.model.load import load_model
+from shardtune.parallel.mesh import build_mesh
 from shardtune.parallel.processes import Processes, join
 from shardtune.parallel.shard import local_bytes, shard_model
 
@@ -31,7 +32,7 @@ def train(processes: Processes, model_folder: str, out: Path, compute_dtype: tor
         load_model(ModelSection(model_name_or_path=model_folder, torch_dtype="float32")),
         LoraSection(lora_dropout=0),
     )
-    sharding = shard_model(model, SECTION, processes.mesh, compute_dtype)
+    sharding = shard_model(model, SECTION, build_mesh(processes), compute_dtype)
     parameters = dict(model.named_parameters())
     seen = {
         "all_dtensors": all(isinstance(p, DTensor) for p in parameters.values()),

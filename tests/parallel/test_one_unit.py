@@ -7,16 +7,16 @@ from collections.abc import Iterator
 import fast_path
 import pytest
 import torch
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from shardtune.config.schema import ParallelSection
 from shardtune.parallel import shard
+from shardtune.parallel.mesh import Mesh
 
 
 @pytest.fixture(scope="module")
-def mesh() -> Iterator[DeviceMesh]:
+def mesh() -> Iterator[Mesh]:
     with fast_path.one_rank("cpu") as mesh:
         yield mesh
 
@@ -28,7 +28,7 @@ def units(path: fast_path.Path) -> list[str]:
 
 @pytest.mark.parametrize("kind", list(fast_path.KINDS))
 def test_layers_are_units_of_their_own_only_where_much_is_gathered(
-    kind: str, mesh: DeviceMesh, monkeypatch: pytest.MonkeyPatch
+    kind: str, mesh: Mesh, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = fast_path.packed_rows(64, seed=0)
     sizes = {"hidden": 128, "length": 64}
@@ -44,7 +44,7 @@ def test_layers_are_units_of_their_own_only_where_much_is_gathered(
     assert shard.layers_of(whole.model) and len(shard.layers_of(layered.model)) == 2
 
 
-def test_adapters_are_shards_again_once_let_go_and_after_backward(mesh: DeviceMesh) -> None:
+def test_adapters_are_shards_again_once_let_go_and_after_backward(mesh: Mesh) -> None:
     path = fast_path.build("dense", mesh, torch.bfloat16, fast=False, hidden=128, length=64)
     batch = path.batch(fast_path.packed_rows(64, seed=0))
 
@@ -61,7 +61,7 @@ def test_adapters_are_shards_again_once_let_go_and_after_backward(mesh: DeviceMe
     assert are_shards()
 
 
-def test_frozen_weights_that_are_cast_when_they_are_gathered_keep_their_layers(mesh: DeviceMesh) -> None:
+def test_frozen_weights_that_are_cast_when_they_are_gathered_keep_their_layers(mesh: Mesh) -> None:
     path = fast_path.build("dense", mesh, torch.float32, fast=True, hidden=128, length=64)
     told = [p for p in path.model.parameters() if not p.requires_grad]
     stay = shard._unsharded_params(path.model, mesh, torch.bfloat16, ParallelSection())

@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from shardtune.config.schema import ParallelSection
+from shardtune.parallel.mesh import build_mesh
 from shardtune.parallel.processes import Processes, join
 from shardtune.train.guards.numbers import drop_if_not_finite
 from shardtune.train.shards import clip_shards, local_shard
@@ -29,8 +30,8 @@ def sharded(processes: Processes, dtype: torch.dtype = torch.float32, *, unused:
     if unused:
         model.register_parameter("unused", nn.Parameter(torch.ones(4, 2, dtype=dtype)))
     for layer in layers:
-        fully_shard(layer, mesh=processes.mesh, mp_policy=MixedPrecisionPolicy(reduce_dtype=torch.float32))
-    fully_shard(model, mesh=processes.mesh)
+        fully_shard(layer, mesh=build_mesh(processes).base, mp_policy=MixedPrecisionPolicy(reduce_dtype=torch.float32))
+    fully_shard(model, mesh=build_mesh(processes).base)
     return model
 
 

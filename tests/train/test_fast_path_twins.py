@@ -11,16 +11,16 @@ from functools import partial
 import fast_path
 import pytest
 import torch
-from torch.distributed.device_mesh import DeviceMesh
 
 from shardtune.observe.compile_counter import graphs_compiled
+from shardtune.parallel.mesh import Mesh
 
 HIDDEN, LENGTH = 128, 64
 SIZES = {"hidden": HIDDEN, "length": LENGTH}
 
 
 @pytest.fixture(scope="module")
-def mesh() -> Iterator[DeviceMesh]:
+def mesh() -> Iterator[Mesh]:
     with fast_path.one_rank("cpu") as mesh:
         yield mesh
 
@@ -33,7 +33,7 @@ def attention(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(("dtype", "allowed"), [(torch.float32, 1e-4), (torch.bfloat16, 2e-2)])
 @pytest.mark.parametrize("kind", fast_path.KINDS)
 def test_loss_and_every_adapters_gradient_are_the_twins(
-    kind: str, dtype: torch.dtype, allowed: float, mesh: DeviceMesh
+    kind: str, dtype: torch.dtype, allowed: float, mesh: Mesh
 ) -> None:
     fast, eager = (fast_path.build(kind, mesh, dtype, fast=which, **SIZES) for which in (True, False))
     found = fast_path.differences(fast, eager, fast_path.packed_rows(LENGTH, seed=0))
@@ -43,7 +43,7 @@ def test_loss_and_every_adapters_gradient_are_the_twins(
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", fast_path.KINDS)
 def test_nothing_is_compiled_again_whatever_documents_a_batch_has(
-    kind: str, mesh: DeviceMesh, monkeypatch: pytest.MonkeyPatch
+    kind: str, mesh: Mesh, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # What is traced, guarded and traced again is the same for every backend; this one takes seconds.
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
@@ -64,7 +64,7 @@ def test_nothing_is_compiled_again_whatever_documents_a_batch_has(
 
 
 @pytest.mark.parametrize("kind", fast_path.KINDS)
-def test_the_host_waits_for_nothing_in_a_forward_and_backward_pass(kind: str, mesh: DeviceMesh) -> None:
+def test_the_host_waits_for_nothing_in_a_forward_and_backward_pass(kind: str, mesh: Mesh) -> None:
     fast = fast_path.build(kind, mesh, torch.bfloat16, fast=True, **SIZES)
     batch = fast.batch(fast_path.packed_rows(LENGTH, seed=0))
     with fast_path.HostReads() as reads:

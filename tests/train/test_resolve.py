@@ -25,6 +25,7 @@ from shardtune.train.setup import machine_of_main
 GIB = 1 << 30
 LLAMA = Facts(
     machine=CPU, model_class="LlamaForCausalLM", dtype="bfloat16", parameters=8 * GIB, quantised=0,
+    layers=(240 << 20,) * 32, widths=(78080,) * 32, hidden=4096, vocabulary=32000, trained=40 << 20,
     layer_class="LlamaDecoderLayer", module_classes=frozenset({"LlamaDecoderLayer", "LlamaMLP"}),
     own_attention="sdpa", attention_dropout=False, full_attention=True, has_experts=False, missing={}, unsupported={},
     loss_obstacle=None, router_coefficient=0.0, unused_router_loss=None, fill_share=lambda: 0.5,
@@ -50,7 +51,7 @@ def unread() -> float:
     [
         (LLAMA, [], "parallel.device", "cpu", "torch sees no CUDA device"),
         (ON_GPU, [], "parallel.device", "cuda", "torch sees a CUDA device"),
-        (replace(LLAMA, machine=Machine("cpu", GIB, 2, 4)), [], "parallel.nproc", 2, "processes on this machine"),
+        (replace(LLAMA, machine=Machine("cpu", 16 * GIB, 2, (2, 2))), [], "parallel.nproc", 2, "processes on this machine"),
         (LLAMA, [], "train.eval_strategy", "no", "data.val_split is null"),
         (LLAMA, ["data.val_split=v"], "train.eval_strategy", "steps", "data.val_split is given"),
         (LLAMA, ["model.torch_dtype=auto"], "model.torch_dtype", "bfloat16", "the checkpoint's own dtype"),
@@ -60,7 +61,7 @@ def unread() -> float:
         (replace(ON_GPU, quantised=7 * GIB), [], "model.base_precision", "bf16", "16.0 GiB per rank dequantised"),
         (replace(ON_GPU, parameters=40 * GIB, quantised=39 * GIB), [], "model.base_precision", "fp8", "too little"),
         (
-            replace(ON_GPU, machine=replace(GPU, world_size=2), parameters=40 * GIB, quantised=39 * GIB),
+            replace(ON_GPU, machine=replace(GPU, nodes=(2,)), parameters=40 * GIB, quantised=39 * GIB),
             [], "model.base_precision", "bf16", "40.0 GiB per rank dequantised",
         ),
         (replace(LLAMA, router_coefficient=0.02), [], "train.router_aux_loss_coef", 0.02, "as in the model's config"),
@@ -180,11 +181,13 @@ def test_code_that_does_not_compute_a_model_is_refused(tmp_path: Path, kind: str
     assert refused.value.why.startswith(why)
 
 
-def test_ranks_choose_by_the_memory_of_rank_0() -> None:
+def test_ranks_choose_by_the_rank_with_the_least_memory() -> None:
     processes: Any = SimpleNamespace(
-        device=torch.device("cpu"), world_size=2, share_from_main=lambda mine: {**mine, "memory": 7}
-    )
-    assert machine_of_main(processes).memory == 7
+        device=torch.device("cpu"), rank=2, nodes=(0, 0, 1), share_from_main=lambda _: [2, False],
+        all_gather=lambda mine: [mine, 7, mine],
+    )  # fmt: skip
+    machine = machine_of_main(processes)
+    assert (machine.memory, machine.processes_here, machine.nodes) == (7, 2, (2, 1))
 
 
 def test_nothing_fused_is_chosen_for_an_architecture_without_a_file(tmp_path: Path) -> None:

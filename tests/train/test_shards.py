@@ -14,6 +14,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
+from shardtune.parallel.mesh import build_mesh
 from shardtune.parallel.processes import Processes
 from shardtune.train.shards import clip_shards
 
@@ -57,7 +58,7 @@ def with_gradient(gradient: torch.Tensor) -> torch.Tensor:
 
 def test_what_fsdp_did_not_shard_over_one_mesh_is_left_to_torch(processes: Processes) -> None:
     whole = torch.full((4, 3), 2.0)
-    mesh, grid = processes.mesh, init_device_mesh("cpu", (1, 1), mesh_dim_names=("a", "b"))
+    mesh, grid = build_mesh(processes).base, init_device_mesh("cpu", (1, 1), mesh_dim_names=("a", "b"))
     fit = distribute_tensor(whole, mesh, [Shard(0)])
     assert clip_shards([with_gradient(fit)], 1.0) == pytest.approx(48**0.5)
     unfit = {

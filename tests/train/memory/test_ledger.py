@@ -13,6 +13,7 @@ from transformers import LlamaForCausalLM
 from shardtune.adapters.initialization import init_adapters
 from shardtune.adapters.lora import add_lora
 from shardtune.config.schema import LoraSection, ParallelSection
+from shardtune.parallel.mesh import build_mesh
 from shardtune.parallel.processes import join
 from shardtune.parallel.shard import shard_model
 from shardtune.train.memory.allocator import Allocator, ran_out, wanted_in
@@ -67,7 +68,7 @@ def toy(toy_model: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Toy]:
     )
     init_adapters(model, 0)
     with join(ParallelSection(device="cpu")) as processes:
-        shard_model(model, ParallelSection(device="cpu"), processes.mesh, None)
+        shard_model(model, ParallelSection(device="cpu"), build_mesh(processes), None)
         yield Toy(model)
 
 

@@ -1,0 +1,138 @@
+"""How far is the frozen base sharded? The least that fits, by arithmetic; groups that nodes cannot have are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from shardtune.errors import UserInputError
+from shardtune.plan import sharding
+from shardtune.terminal import count
+
+if TYPE_CHECKING:
+    from shardtune.config import ResolvedConfig
+    from shardtune.config.schema import RunConfig
+    from shardtune.train.facts import Facts
+
+
+def ranks_of_a_replica(config: RunConfig, facts: Facts) -> int:
+    """Over how many ranks the base will be sharded: with `auto` over more than a node's only if float8 needs that too.
+
+    Dequantising costs less than sending the base between nodes.
+    """
+    nodes, asked = facts.machine.nodes, config.parallel.shard
+    if asked != "auto":
+        inside = config.parallel.shard_size or sharding.within_a_node(nodes)
+        return {"full": sum(nodes), "hybrid": inside, "replicate": 1}[asked]
+    inside = sharding.within_a_node(nodes)
+    return inside if _needed(config, facts, inside, fp8=True) <= _usable(facts) else sum(nodes)
+
+
+def choices(resolved: ResolvedConfig, facts: Facts) -> Iterator[tuple[str, object, str]]:
+    """The least sharding that fits, and whether gathered weights are kept from one pass to the next."""
+    config, nodes = resolved.config, facts.machine.nodes
+    asked, ranks = config.parallel.shard, sum(nodes)
+    shards = {"full": ranks, "replicate": 1}.get(asked)
+    if asked == "hybrid":
+        shards = config.parallel.shard_size or sharding.within_a_node(nodes)
+        _refuse_group(shards, nodes)
+        if config.parallel.shard_size is None:
+            yield "parallel.shard_size", shards, "the processes of a node"
+    elif asked == "auto":
+        shards, why = _least_sharding(config, facts)
+        yield "parallel.shard", _name_of(shards, ranks), why
+        if 1 < shards < ranks:
+            yield "parallel.shard_size", shards, "the fewest processes whose memory holds a replica"
+    assert shards is not None
+    if config.parallel.reshard_after_forward == "auto":
+        yield "parallel.reshard_after_forward", *_reshard(config, facts, shards)
+
+
+def _name_of(shards: int, ranks: int) -> str:
+    return "replicate" if shards == 1 else "full" if shards == ranks else "hybrid"
+
+
+def _least_sharding(config: RunConfig, facts: Facts) -> tuple[int, str]:
+    """How many ranks share a replica, and why not fewer."""
+    nodes, usable = facts.machine.nodes, _usable(facts)
+    ranks = sum(nodes)
+    if ranks == 1:
+        return 1, "one process"
+    if config.parallel.offload_params and facts.machine.device == "cuda":
+        return ranks, "parallel.offload_params keeps weights in host memory, which a node's processes share"
+    sizes = list(sharding.group_sizes(nodes))
+    for shards in sizes:
+        needed = _needed(config, facts, shards)
+        if needed <= usable:
+            why = f"it fits: {sharding.needs_text(needed, usable)}"
+            if shards > 1:
+                fewer = sizes[sizes.index(shards) - 1]
+                over = sharding.needs_text(_needed(config, facts, fewer), usable)
+                why += f"; {count(fewer, 'process', 'es')} per replica would need {over}"
+            return shards, why
+    return ranks, f"the least memory: {sharding.needs_text(_needed(config, facts, ranks), usable)}, which may not fit"
+
+
+def _reshard(config: RunConfig, facts: Facts, shards: int) -> tuple[bool, str]:
+    offloaded = config.parallel.offload_params and facts.machine.device == "cuda"
+    if shards == 1 or offloaded:
+        return True, "no frozen weight is sent" if not offloaded else "parallel.offload_params is true"
+    needed, usable = _needed(config, facts, shards, resharded=False), _usable(facts)
+    if needed <= usable:
+        return False, f"the gathered base fits: {sharding.needs_text(needed, usable)}"
+    return True, f"the gathered base would need {sharding.needs_text(needed, usable)}"
+
+
+def _refuse_group(shards: int, nodes: tuple[int, ...]) -> None:
+    if shards in sharding.group_sizes(nodes):
+        return
+    layout = " + ".join(map(str, nodes))
+    raise UserInputError(
+        f"parallel.shard_size is {shards}, but the run has {count(sum(nodes), 'process', 'es')} ({layout} per node).",
+        why="Groups must be of equal size, and lie within nodes or consist of whole nodes.",
+        fix=f"Set parallel.shard_size to {_either(sharding.group_sizes(nodes))}, or leave it out.",
+    )
+
+
+def _either(numbers: Iterable[int]) -> str:
+    *most, last = map(str, numbers)
+    return f"{', '.join(most)} or {last}" if most else last
+
+
+def _needed(
+    config: RunConfig, facts: Facts, shards: int, *, fp8: bool | None = None, resharded: bool | None = None
+) -> int:
+    """Bytes a rank needs with `shards` ranks per replica. What is left open counts as what needs more memory."""
+    in_float8 = config.model.base_precision == "fp8" if fp8 is None else fp8
+    if resharded is None:
+        resharded = config.parallel.reshard_after_forward is not False
+    root = facts.parameters - sum(facts.layers)
+    codes = (facts.quantised or facts.parameters - root) if in_float8 else 0
+    base = codes + (facts.parameters - codes) * facts.value_bytes
+    per_value = base / facts.parameters
+    model = sharding.ModelSize(
+        base=base,
+        root=root * facts.value_bytes,
+        largest_layer=int(max(facts.layers, default=0) * per_value),
+        trained=facts.trained,
+        layers=len(facts.layers),
+        hidden=facts.hidden,
+        vocabulary=facts.vocabulary,
+        width=sum(facts.widths),
+        largest_width=max(facts.widths, default=0),
+    )
+    train = config.train
+    work = sharding.Work(
+        tokens=train.per_device_train_batch_size * config.data.max_length,
+        value_bytes=2 if train.bf16 is True or facts.dtype == "bfloat16" else 4,
+        recomputed=train.gradient_checkpointing is True,
+        fused_loss=train.fused_loss is not False and facts.loss_obstacle is None,
+    )
+    prefetched = max(config.parallel.forward_prefetch, config.parallel.backward_prefetch)
+    return sharding.memory_needed(
+        model, work, shards, facts.machine.world_size, prefetched=prefetched, resharded=resharded
+    )
+
+
+def _usable(facts: Facts) -> int:
+    return sharding.usable(facts.machine.memory, facts.machine.device)
