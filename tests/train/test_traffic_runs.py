@@ -6,6 +6,7 @@ import pytest
 from running import REPOSITORY
 from traffic_runs import BEGIN, END, REPLICAS, Profile, leaves_node, measure, planned, table
 
+pytestmark = pytest.mark.slow  # tests/observe/test_traffic_counter.py counts the same without runs
 Measured = dict[str, list[Profile]]
 
 

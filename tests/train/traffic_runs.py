@@ -34,15 +34,16 @@ def main(config: str, ports: str) -> None:
     os.environ["GROUP_RANK"] = str(NODES[int(os.environ["RANK"])])
     for port, setting in zip(json.loads(ports), REPLICAS, strict=True):
         os.environ["MASTER_PORT"] = str(port)
-        assert run(Path(config), f"parallel.shard={setting}", run_id=setting) == 0
+        gathers = [] if setting == "replicate" else ["parallel.reshard_after_forward=true"]  # on a toy, auto is false
+        assert run(Path(config), f"parallel.shard={setting}", *gathers, run_id=setting) == 0
 
 
 def measure(environment: dict[str, str], folder: Path) -> dict[str, list[Profile]]:
     """The profile of one step of every rank, by setting."""
     config = toy_config(
         folder, toy_llama(folder / "model"), toy_rows(folder / "data"),
-        train={"max_steps": STEP, "gradient_accumulation_steps": MICRO_BATCHES},
-        parallel={"reshard_after_forward": True},
+        data={"val_split": "validation"},  # what the evaluation before the step gathers is no part of it
+        train={"max_steps": STEP, "gradient_accumulation_steps": MICRO_BATCHES, "eval_steps": STEP - 1},
     )  # fmt: skip
     on_ranks(environment, Path(__file__), len(NODES), config, json.dumps(free_ports(len(REPLICAS))), timeout=400)
     return {
