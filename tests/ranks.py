@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import multiprocessing
 import os
@@ -37,11 +38,14 @@ def free_ports(count: int) -> list[int]:
 
 
 def _main(worker: str, worlds: str, *args: str) -> None:
+    gc.disable()  # what is imported stays
     spec = importlib.util.spec_from_file_location(Path(worker).stem, worker)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     importlib.import_module("torch._dynamo")  # FSDP2 does, in every rank
+    gc.freeze()
+    gc.enable()
     fork = multiprocessing.get_context("fork")
     for world in map(int, worlds.split(",")):
         (port,) = free_ports(1)

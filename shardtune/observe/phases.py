@@ -74,6 +74,10 @@ class StepTimer:
         if self.now.begin is None:
             self.now.begin = self.clock.mark()
 
+    @property
+    def is_running(self) -> bool:
+        return self.now.begin is not None
+
     def pause(self) -> None:
         """What follows belongs to no step: evaluating, saving."""
         if self.now.begin is not None:

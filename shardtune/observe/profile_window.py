@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from shardtune.observe.traffic import DIMENSIONS
 from shardtune.terminal import operations, size
 
 _SHORT = {"data": "data", "forward": "fwd", "backward": "bwd", "optimizer": "opt", "collective": "comm"}
@@ -65,6 +66,8 @@ def profile_line(window: ProfileWindow, width: int | None) -> str:
         rest.append(operations(medians["tflops"]))
     if "mfu" in medians:
         rest.append(f"MFU {medians['mfu']:.1%}")
+    if "collectives.other" in medians:
+        rest.append(_sent(medians))
     peak = window.peak()
     if peak is not None:
         rest.append(f"{size(peak)} peak")
@@ -100,6 +103,14 @@ def _numbers(value: Mapping[str, Any], path: str = "") -> Iterable[tuple[str, fl
             yield from _numbers(item, f"{path}{name}.")
         elif isinstance(item, int | float) and not isinstance(item, bool):
             yield f"{path}{name}", float(item)
+
+
+def _sent(medians: Mapping[str, float]) -> str:
+    sent, between_nodes = (
+        sum(medians[f"{group}.{dimension}"] for dimension in DIMENSIONS)
+        for group in ("collectives", "collectives_between_nodes")
+    )
+    return f"sent {size(sent)}" + (f", {size(between_nodes)} between nodes" if between_nodes else "")
 
 
 def _seconds(value: float) -> str:

@@ -178,4 +178,4 @@ class LLMStepProfiler(TrainerCallback):
 
     def _pause(self) -> None:
         if self._session is not None:
-            self._session.timer.pause()
+            self._session.pause()

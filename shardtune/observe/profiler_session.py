@@ -23,6 +23,7 @@ from shardtune.observe.host_meter import HostMeter
 from shardtune.observe.passes import PassHooks
 from shardtune.observe.phases import StepSpans, StepTimer
 from shardtune.observe.profile_window import ProfileWindow, profile_line, summary_of, tracker_numbers
+from shardtune.observe.traffic import TrafficCounter, nodes_of_ranks
 
 if TYPE_CHECKING:
     from transformers import TrainingArguments
@@ -63,6 +64,9 @@ class ProfilerSession:
         self.fetch_tap = DataLoaderTap(dataset, self.clock, self.timer.begin_if_new, self._on_fetched)
         self.fetch_tap.open()
         self.collectives = CollectiveTap(model, self._wait, on_cuda=self.on_cuda) if args.world_size > 1 else None
+        self.traffic: TrafficCounter | None = None
+        if self.collectives is not None and self.collectives.is_open:
+            self.traffic = TrafficCounter(model, nodes_of_ranks(args.device), lambda: self.timer.is_running)
         self.passes = PassHooks(model, self.timer, lambda: self.in_step, self._on_micro_batch)
         self.recorder: FlopRecorder | None = None
         recomputes = profiler.recomputes_layers
@@ -84,7 +88,8 @@ class ProfilerSession:
         if not self.fetch_tap.is_open:
             self.profiler.say("data time and tokens are not measured: batches do not come from a torch DataLoader.")
         if self.collectives is not None and not self.collectives.is_open:
-            self.profiler.say(f"time waiting for other ranks is not measured: {self.collectives.why_not}.")
+            why_not = self.collectives.why_not
+            self.profiler.say(f"time waiting for other ranks and bytes sent to them are not measured: {why_not}.")
         if self.gpu is not None and self.gpu.why_not is not None:
             self.profiler.say(f"GPU utilization, clock, power and temperature are not measured: {self.gpu.why_not}.")
 
@@ -130,6 +135,8 @@ class ProfilerSession:
         facts: dict[str, object] = {"host": self.host.read()}
         if compiled := self.compiling.end_step(number):
             facts["compiled"] = compiled
+        if self.traffic is not None:
+            facts |= self.traffic.take()
         if self.on_cuda:
             facts["memory"] = _gpu_memory(self.device)
         if self.gpu is not None and self.gpu.latest:
@@ -137,6 +144,12 @@ class ProfilerSession:
         self._pending.append(_Step(number, self.timer.finish(), self._used, facts))
         self._used = []
         self._read_what_is_passed()
+
+    def pause(self) -> None:
+        """What follows, and what was done since the last step, belongs to no step: evaluating, saving."""
+        self.timer.pause()
+        if self.traffic is not None:
+            self.traffic.drop()
 
     def finish(self) -> None:
         if self._pending:
@@ -148,7 +161,7 @@ class ProfilerSession:
     def close(self) -> None:
         self.fetch_tap.close()
         self.passes.close()
-        for part in (self.collectives, self.recorder, self.gpu):
+        for part in (self.collectives, self.traffic, self.recorder, self.gpu):
             if part is not None:
                 part.close()
 

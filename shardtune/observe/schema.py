@@ -113,6 +113,11 @@ _TOKENS = {
     "real": Field("integer", "Tokens of documents, without padding"),
     "padded": Field("integer", "Padding tokens"),
 }
+_SENT = {
+    "shard": Field("integer", "Weights gathered and gradients scattered among the ranks of a replica"),
+    "replicate": Field("integer", "Gradients reduced over replicas"),
+    "other": Field("integer", "All other collectives: token counts, gradient norm, flags"),
+}
 _MEMORY = {
     "allocated": Field("integer", "Bytes allocated to tensors at the end of the step"),
     "reserved": Field("integer", "Bytes reserved by the allocator"),
@@ -205,6 +210,12 @@ EVENTS: Mapping[str, Event] = {
         "mfu": Field("number", "`tflops` over the chip's dense bf16 peak", optional=True),
         "hfu": Field("number", "`hardware_tflops` over the same", optional=True),
         "compiled": Field("integer", "Graphs compiled by torch.compile in this step; absent if none", optional=True),
+        "collectives": Field(
+            "object", "Bytes sent by this rank, by mesh dimension; FSDP2 on several ranks", optional=True, fields=_SENT
+        ),
+        "collectives_between_nodes": Field(
+            "object", "The part of them that this rank sent to another node", optional=True, fields=_SENT
+        ),
         "memory": Field("object", "GPU memory", optional=True, fields=_MEMORY),
         "host": Field("object", "This process on the host", optional=True, fields=_HOST),
         "gpu": Field("object", "From NVML, at most a second old", optional=True, fields=_GPU),

@@ -20,6 +20,8 @@ _MOST_MARKS = 5000  # a run that warns at every step must not use up the reader'
 _GROUPS = {
     "seconds": ("step", "data", "forward", "backward", "optimizer", "collective"),
     "tokens": ("supervised", "real", "padded"),
+    "collectives": ("shard", "replicate", "other"),
+    "collectives_between_nodes": ("shard", "replicate", "other"),
     "memory": ("allocated", "reserved", "peak"),
     "host": ("rss", "cpu_percent"),
     "gpu": ("utilization", "sm_clock_mhz", "power_watts", "temperature_c"),

@@ -20,6 +20,8 @@ _MOST_ROWS = 200
 _MOST_SAMPLES = 30
 _OF_EVENT = ("v", "time", "rank", "event")
 _SIZES = ("total", "free", "available", "memory", "ram", "size")  # names of sizes in bytes
+_SENT = {"sent": "collectives", "to other nodes": "collectives_between_nodes"}
+_DIMENSIONS = ("shard", "replicate", "other")
 _PHASES = ("data", "forward", "backward", "optimizer", "collective")
 
 
@@ -80,6 +82,7 @@ def ranks(run: RunHistory) -> Table | None:
         "host": ("host.rss", formatting.memory),
     }
     shown = {name: spec for name, spec in optional.items() if any(spec[0] in c.names for c in timed.values())}
+    sent = {name: group for name, group in _SENT.items() if any(_sent(c, group) for c in timed.values())}
     pace = {rank: _mean(columns, "seconds.step") for rank, columns in timed.items()}
     known = [value for value in pace.values() if value is not None]
     rows: list[list[Cell]] = []
@@ -87,11 +90,12 @@ def ranks(run: RunHistory) -> Table | None:
         step = pace[rank]
         slow = step is not None and len(known) > 1 and step > 1.05 * float(np.median(known))
         row: list[Cell] = [f"{rank}", _slow(step, slow), *(_spelt(_mean(columns, f"seconds.{n}")) for n in names)]
+        row += [formatting.memory(_sent(columns, group)) for group in sent.values()]
         for column, show in shown.values():
             found = _most(columns, column) if column in ("memory.peak", "host.rss") else _mean(columns, column)
             row.append(show(found) if found is not None else "")
         rows.append([*row, _reasons(run.throttled.get(rank), len(columns))])
-    heads = ["rank", "step time", *names, *shown, "throttled"]
+    heads = ["rank", "step time", *names, *sent, *shown, "throttled"]
     left = len(timed) - len(rows)
     note = "Means over all steps except the first; memory is the maximum." + (
         f" {left} more ranks are not shown." if left else ""
@@ -114,6 +118,11 @@ def _mean(columns: Columns, name: str) -> float | None:
     values = values[1:] if len(values) > 1 else values
     values = values[np.isfinite(values)]
     return float(values.mean()) if len(values) else None
+
+
+def _sent(columns: Columns, group: str) -> float:
+    """Bytes per step, in all dimensions of the mesh."""
+    return sum(_mean(columns, f"{group}.{dimension}") or 0.0 for dimension in _DIMENSIONS)
 
 
 def _most(columns: Columns, name: str) -> float | None:

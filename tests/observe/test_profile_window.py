@@ -66,6 +66,14 @@ def test_what_is_not_known_is_not_in_the_line() -> None:
     assert line == "profile 5  20 ms/step  fwd 98%"
 
 
+def test_what_a_rank_sends_is_in_the_line_and_how_much_of_it_leaves_the_node() -> None:
+    one = profile(5, 1.0, collectives={"shard": 3 << 20, "replicate": 1 << 20, "other": 0})
+    one["collectives_between_nodes"] = {"shard": 0, "replicate": 0, "other": 0}
+    assert profile_line(window(one), None).endswith("  sent 4 MiB")
+    one["collectives_between_nodes"] = {"shard": 0, "replicate": 1 << 20, "other": 0}
+    assert profile_line(window(one), None).endswith("  sent 4 MiB, 1 MiB between nodes")
+
+
 def test_trackers_get_every_number_and_no_word() -> None:
     numbers = tracker_numbers(window(on_gpu(1, 1.0)))
     assert numbers["profile/mfu"] == 0.3135 and numbers["profile/seconds/backward"] == 0.6
