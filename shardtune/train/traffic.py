@@ -46,7 +46,7 @@ def traffic_of(sizes: ModelBytes, config: RunConfig, mesh: Mesh) -> Traffic:
             nodes=sorted(mesh.nodes),
             micro_batches=config.train.gradient_accumulation_steps,
             reshard_after_forward=bool(config.parallel.reshard_after_forward),
-            reduce_every_micro_batch=config.parallel.offload_params and mesh.device_type == "cuda",
+            offload_params=config.parallel.offload_params and mesh.device_type == "cuda",
             adapters="sharded" if mesh.splits_adapters_only else "replicated",
         )
 
