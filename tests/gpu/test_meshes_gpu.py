@@ -21,7 +21,6 @@ WIDE: dict[str, object] = {"hidden_size": 256, "intermediate_size": 512, "num_at
                            "num_key_value_heads": 4, "head_dim": 64, "vocab_size": 128}  # fmt: skip
 MODELS: dict[str, tuple[str, dict[str, object], dict[str, dict[str, object]]]] = {
     "dense, float32": ("llama", WIDE, {"model": {"torch_dtype": "float32"}}),
-    "dense, bf16": ("llama", WIDE, {}),
     "fp8 base": ("llama", WIDE, {"model": {"base_precision": "fp8"}}),
     "expert lora": (
         "mixtral",
@@ -52,7 +51,8 @@ def trained(folder: Path, data: Path, model: Path, mesh: str, settings: dict[str
         "lora": {"target_modules": ["q_proj", "v_proj"], "lora_dropout": 0.0},
         "data": {"val_split": "validation"},
         "train": {"max_steps": 4, "per_device_train_batch_size": 1, "gradient_accumulation_steps": 8 // world,
-                  "learning_rate": 0.01, "eval_steps": 2, "samples": 0, "debug_freq": 1},
+                  "learning_rate": 0.01, "eval_steps": 2, "samples": 0, "debug_freq": 1,
+                  "compile": False},
     }  # fmt: skip
     for name, section in settings.items():
         sections[name] = {**sections.get(name, {}), **section}
