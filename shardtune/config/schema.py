@@ -110,11 +110,12 @@ class ModelSection(Section):
         "device, to measure speed and memory. An adapter trained on them is worthless, and every "
         "output says so.",
     )
-    load: Literal["auto", "read-all", "rank0-broadcast"] = Field(
+    load: Literal["auto", "read-all", "read-once", "rank0-broadcast"] = Field(
         default="auto",
-        description="How the weights are read. `read-all` = every rank reads its own slices from disk. "
-        "`rank0-broadcast` = rank 0 reads and sends each rank its slices. `auto` = read-all where "
-        "every rank sees the files.",
+        description="How the weights are read. `read-all` = every rank reads its own slices from disk. `read-once` = "
+        "replicas divide the reading and send each other what they read. `rank0-broadcast` = rank 0 reads and sends "
+        "each rank its slices. `auto` = replicas divide it within a node, and between nodes where that is faster "
+        "(measured); rank0-broadcast where a rank has no files.",
     )
     ignore_tensors: list[str] = Field(
         default_factory=list,

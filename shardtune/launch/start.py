@@ -100,7 +100,8 @@ def _prepare(
     resolved = load_config(config, overrides, accelerate_config, environ)
     if evaluation is None:  # a loss is the same on any number of processes
         refuse_lone_machine(resolved, environ, options, config)
-    needs_model = node.node_rank == 0 or resolved.config.model.load == "read-all"  # others may get it from rank 0
+    # With other values it may come from rank 0.
+    needs_model = node.node_rank == 0 or resolved.config.model.load in ("read-all", "read-once")
     check_inputs(resolved.config, model=needs_model)
     if evaluation is not None and evaluation.adapter is not None and node.node_rank == 0:
         adapter_folder(evaluation.adapter)

@@ -66,12 +66,12 @@ def build_mesh(processes: Processes, shards: int | None = None, *, shard_adapter
     ranks = sorted(range(world), key=lambda rank: (processes.nodes[rank], rank))
     table = torch.tensor(ranks).view(-1, shards)
     # Not `init_device_mesh`: its groups have torch's own timeout, which may end a run before the watchdog says why.
-    groups = [_own_group(table.T.tolist(), processes), _own_group(table.tolist(), processes)]
+    groups = [own_group(table.T.tolist(), processes), own_group(table.tolist(), processes)]
     base = DeviceMesh.from_group(groups, kind, mesh=table, mesh_dim_names=(REPLICATE, SHARD))
     return Mesh(world // shards, shards, processes.nodes, base, everyone if shard_adapters else base)
 
 
-def _own_group(groups: list[list[int]], processes: Processes) -> dist.ProcessGroup:
+def own_group(groups: list[list[int]], processes: Processes) -> dist.ProcessGroup:
     """The one that this rank is in; every rank has to open all of them, in the same order."""
     opened = [dist.new_group(ranks, timeout=processes.timeout) for ranks in groups]
     own: dist.ProcessGroup = opened[next(n for n, ranks in enumerate(groups) if processes.rank in ranks)]

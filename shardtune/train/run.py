@@ -141,6 +141,7 @@ def _load_weights(context: RunContext, setup: Setup, watchdog: Watchdog) -> None
             setup.meta_model,
             setup.strategy,
             context.processes,
+            setup.sharding.mesh,
             setup.config.train.seed,
             moved,
             on_host=offloads_params(setup.config.parallel, context.processes.device),

@@ -150,11 +150,13 @@ def weights_lines(loaded: LoadStats, meta_model: MetaModel) -> list[str]:
     """What was read by this rank, how fast, and what was left where it is."""
     if loaded.strategy == "random":
         return [f"RANDOM, {size(loaded.local_bytes)} drawn here in {loaded.seconds:.1f} s"]
-    speed = f"{size(loaded.bytes_read / max(loaded.seconds, 1e-9))}/s"
+    speed = f"{size((loaded.bytes_read + loaded.bytes_received) / max(loaded.seconds, 1e-9))}/s"
+    received = f" and {size(loaded.bytes_received)} received" if loaded.readers > 1 else ""
     lines = [
-        f"{size(loaded.bytes_read)} read in {loaded.seconds:.1f} s ({speed}), {size(loaded.local_bytes)} held here; "
-        f"host memory peaked at {size(loaded.peak_host_bytes)}"
+        f"{size(loaded.bytes_read)} read{received} in {loaded.seconds:.1f} s ({speed}), "
+        f"{size(loaded.local_bytes)} held here; host memory peaked at {size(loaded.peak_host_bytes)}"
     ]
+    lines[0] += _who_read(loaded)
     if loaded.strategy == "rank0-broadcast":
         lines[0] += "; rank 0 read for all ranks"
     if meta_model.wrapper is not None:
@@ -173,6 +175,19 @@ def weights_lines(loaded: LoadStats, meta_model: MetaModel) -> list[str]:
             f"the difference over norm of the weights), worst {loaded.worst_quantised}"
         )
     return lines
+
+
+def _who_read(loaded: LoadStats) -> str:
+    """With replicas: how many divided the reading, and what that was decided by."""
+    measured = [
+        f"{name} {size(rate)}/s"
+        for name, rate in (("disk", loaded.disk_rate), ("network", loaded.link_rate))
+        if rate is not None
+    ]
+    if loaded.readers == 1 and not measured:
+        return ""
+    who = f"{loaded.readers} replicas divided the reading" if loaded.readers > 1 else "every node read all of it"
+    return f"; {who}" + (f" (measured: {', '.join(measured)})" if measured else "")
 
 
 def coverage_line(coverage: Coverage) -> str:

@@ -23,24 +23,24 @@ from shardtune.model.safetensors_headers import StoredTensor, read_headers
 from shardtune.model.shard_reader import ShardReader
 from shardtune.model.weight_loading import (
     LocalShard,
-    load_shards,
     local_shards,
     materialize,
     read_and_send,
-    read_jobs,
     receive_shards,
 )
 from shardtune.observe.host_meter import host_peak_bytes
 from shardtune.parallel.exchange import dtype_name, dtype_of, tensor_from_spec, tensor_spec
 from shardtune.parallel.processes import Processes
+from shardtune.train.divided_reading import Readers, choose_readers, read_divided, split
 
 if TYPE_CHECKING:
     from peft import PeftModel
 
     from shardtune.model.meta_model import MetaModel
     from shardtune.model.new_tokens import NewTokens
+    from shardtune.parallel.mesh import Mesh
 
-LoadStrategy = Literal["read-all", "rank0-broadcast", "random"]
+LoadStrategy = Literal["auto", "read-all", "read-once", "rank0-broadcast", "random"]
 _SMALL_FILE = 64 << 20
 _SMALL = (".json", ".jinja", ".txt", ".model", ".py", ".tiktoken")
 _MESSAGE = 256 << 20  # gloo sends are cut to this
@@ -48,7 +48,7 @@ _MESSAGE = 256 << 20  # gloo sends are cut to this
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Where the model's files are for this rank, their tensors, and which ranks read them."""
+    """Where the model's files are for this rank, their tensors, and which ranks read them (`auto`: not known yet)."""
 
     folder: Path
     stored: Mapping[str, StoredTensor]
@@ -57,13 +57,23 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class LoadStats:
-    """What loading cost on this rank."""
+    """What loading cost on this rank.
+
+    Attributes:
+        readers: Ranks that divided the reading of this rank's rows; 1 = it read them all itself.
+        bytes_received: From those ranks.
+        disk_rate, link_rate: Bytes per second, where they were measured to choose the readers.
+    """
 
     strategy: LoadStrategy
     bytes_read: int
     seconds: float
     local_bytes: int
     peak_host_bytes: int
+    readers: int = 1
+    bytes_received: int = 0
+    disk_rate: float | None = None
+    link_rate: float | None = None
     quantisation_error: float | None = None
     worst_quantised: str = ""
 
@@ -72,7 +82,7 @@ def find_checkpoint(section: ModelSection, processes: Processes) -> Checkpoint:
     """Look for the checkpoint on every rank, and choose which ranks read it.
 
     Raises:
-        UserInputError: rank 0 does not have it, or another rank does not and `model.load` is read-all.
+        UserInputError: rank 0 does not have it, or another rank does not and `model.load` says that it reads.
         ShardtuneError: the ranks have different checkpoints.
     """
     missing: UserInputError | None = None
@@ -89,9 +99,9 @@ def find_checkpoint(section: ModelSection, processes: Processes) -> Checkpoint:
             fix="See rank 0's own message; its node needs the files whatever model.load is.",
         )
     lacking = processes.agree(missing is not None)
-    if lacking and section.load == "read-all":
+    if lacking and section.load in ("read-all", "read-once"):
         raise missing or UserInputError(
-            "A rank cannot read the model's files, and model.load is read-all.",
+            f"A rank cannot read the model's files, and model.load is {section.load}.",
             fix="Make the files available on every node, or set model.load to auto or rank0-broadcast.",
         )
     if lacking or section.load == "rank0-broadcast":
@@ -104,7 +114,7 @@ def find_checkpoint(section: ModelSection, processes: Processes) -> Checkpoint:
             why=f"Rank {processes.rank} has {len(stored)} tensors in '{folder}' (fingerprint {mine}).",
             fix="Copy the same files to every node, or set model.load: rank0-broadcast.",
         )
-    return Checkpoint(folder, stored, "read-all")
+    return Checkpoint(folder, stored, section.load)
 
 
 def load_sharded_weights(
@@ -112,6 +122,7 @@ def load_sharded_weights(
     meta_model: MetaModel,
     strategy: LoadStrategy,
     processes: Processes,
+    mesh: Mesh,
     seed: int,
     on_progress: Callable[[int, int], None],
     *,
@@ -121,7 +132,7 @@ def load_sharded_weights(
     """Give a sharded model on the meta device its memory, its weights, its buffers and its adapters.
 
     Args:
-        on_progress: Called with bytes read and bytes to read, from reading threads.
+        on_progress: Called with bytes that are here and bytes to come here, also from reading threads.
         on_host: Parameters are kept in host memory although the device is a GPU (`parallel.offload_params`).
         new_tokens: Tokens whose rows train.
     """
@@ -131,14 +142,20 @@ def load_sharded_weights(
     if strategy == "random":
         return _init_random(model, meta_model, processes, seed, began, new_tokens)
     own = local_shards(model, meta_model.mapping)
-    total = 0
+    total, received, readers = 0, 0, Readers((processes.rank,), None)
     with ShardReader(meta_model.mapping, on_progress=lambda done: on_progress(done, total)) as reader:
-        if strategy == "read-all":
-            total = sum(job.nbytes for job in read_jobs(own, reader))
-            load_shards(own, reader)
-        else:
+        if strategy == "rank0-broadcast":
             total = meta_model.mapping.bytes
             _load_from_rank0(own, reader, processes)
+        else:
+            parts = split(own, reader)
+            total = sum(part.nbytes for part in parts)
+            if strategy != "read-all":
+                readers = choose_readers(parts, reader, mesh, processes, measure=strategy == "auto")
+            strategy = "read-once" if len(readers.ranks) > 1 else "read-all"
+            received = read_divided(
+                parts, reader, readers, processes, lambda others: on_progress(reader.progress.bytes + others, total)
+            )
     _init_adapters(model, seed, new_tokens, processes)
     if processes.device.type == "cuda":
         torch.cuda.synchronize(processes.device)
@@ -149,6 +166,10 @@ def load_sharded_weights(
         seconds=time.perf_counter() - began,
         local_bytes=sum(t.nbytes for shard in own for t in (shard.into, shard.scale_into) if t is not None),
         peak_host_bytes=host_peak_bytes(),
+        readers=len(readers.ranks),
+        bytes_received=received,
+        disk_rate=readers.disk_rate,
+        link_rate=readers.link_rate,
         quantisation_error=error.relative if error.size else None,
         worst_quantised=f"{error.worst[1]} ({error.worst[0]:.2%})" if error.size else "",
     )
