@@ -3,14 +3,17 @@
     sudo python benchmarks/network.py [--quick] [--json out.json]
 
 A toy with a frozen base and small adapters is trained by `shardtune train --nnodes 3`, with `parallel.shard` replicate
-and full on one process per node, and replicate, hybrid and full on two. The links are limited while it trains: not at
-all, to what 100, 10 and 1 Gbit/s are for the reference (below), and not at all again; so every ratio is of one run.
+and full on one process per node, and replicate, hybrid and full on two. Full and hybrid gather a layer for each pass of
+each micro-batch, as a base that has to be sharded does; `full-kept` gathers once a step and keeps what it has gathered
+(`reshard_after_forward: false`), which needs the memory of `replicate`. The links are limited while it trains, round by
+round: not at all, then to what 100, 10 and 1 Gbit/s are for the reference (below). So every ratio is of one run.
 
 What is counted:
 - steps/s: from the median of `seconds.step` in rank 0's `profile` events, of the steps that lie within a phase; the
   first steps are warm-up. Where none ends within the phase (full sharding over a slow link takes minutes for one), from
   the bytes that left the nodes in it, over the bytes of a step; such a figure is marked `~`.
-- over no limit: over the same run's steps/s without a limit, before and after; drift: a step after over one before.
+- over no limit: over the steps/s without a limit in the same round; the median of the rounds. How far these steps
+  differ between rounds (`s/step`) tells how much else the machine had to do.
 - over replicate: over the steps/s of `replicate` at the same limit and the same number of processes.
 - MB/step: bytes that leave a node in a step, mean of the nodes, from the counters of its interface, in steps without a
   limit: all of the run's traffic, with headers and acknowledgements.
@@ -23,7 +26,8 @@ computing time of a micro-batch is that of `replicate` without a limit, which se
 The limit is the kernel's token bucket (`tc qdisc … tbf`) on what a node sends and on what it receives; where there is
 none, a process that all packets pass through (network_switch.py). Latency is not imitated. All processes share this
 machine's cores, so absolute figures say nothing, and full sharding looks better over no limit than it is: even then its
-gathers take time, because the cores that compute copy them.
+gathers take time, because the cores that compute copy them. `replicate` looks worse: gloo's reduce-scatter is an
+all-reduce and sends twice what NCCL's does, and beside adapters this small messages for metrics and heartbeats count.
 """
 
 from __future__ import annotations
@@ -48,12 +52,19 @@ from faults.cluster import Cluster, environment_of_tests, why_no_namespaces, why
 from network_switch import SwitchedCluster  # noqa: E402
 
 NODES = 3
-LAYOUTS = {1: ("replicate", "full"), 2: ("replicate", "hybrid", "full")}  # processes per node: modes, replicate first
+SETTINGS = {  # the section `parallel`
+    "replicate": {"shard": "replicate"},
+    "hybrid": {"shard": "hybrid", "reshard_after_forward": True},
+    "full": {"shard": "full", "reshard_after_forward": True},
+    "full-kept": {"shard": "full", "reshard_after_forward": False},
+}
+LAYOUTS = {1: ("replicate", "full", "full-kept"), 2: ("replicate", "hybrid", "full")}  # processes per node: modes
 GIGABITS = (100, 10, 1)
 LAYERS, HIDDEN, INTERMEDIATE, RANK, TOKENS, ACCUMULATION = 3, 512, 928, 6, 128, 8
 WARM_UP = 3  # steps
-START_SECONDS = 300
-POLL = 0.05
+START_SECONDS = 300  # until the first steps are done
+MIN_SECONDS, WINDOW = 8.0, 3  # a limit is looked at for so long, and for so many steps without a limit, but no longer
+POLL = 0.05  # seconds
 
 
 @dataclass(frozen=True)
@@ -160,9 +171,10 @@ def sent_bytes(pid: int) -> int:
 
 @dataclass(frozen=True)
 class Rate:
-    """How a mode fares on a link."""
+    """How a mode fares on a link: medians of the rounds."""
 
     steps_per_second: float
+    over_no_limit: float
     steps: int  # that were timed; 0: from the bytes sent
 
 
@@ -170,20 +182,16 @@ class Rate:
 class Measured:
     """One mode, in one run."""
 
-    step_seconds: float  # without a limit
-    drift: float  # the same at the end over the same at the start
+    step_seconds: list[float]  # without a limit, by round
     bytes_per_step: list[float]  # that leave each node
     rates: dict[int, Rate]  # by Gbit/s
-
-    def ratio(self, gigabits: int) -> float:
-        return self.rates[gigabits].steps_per_second * self.step_seconds
 
 
 @dataclass(frozen=True)
 class Options:
     cluster: type[Cluster]
-    steps: int  # to time at each limit
-    seconds: float  # after which a limit has been looked at long enough
+    rounds: int
+    steps: int  # to time at each limit in a round
 
 
 def make_toy(folder: Path) -> Workload:
@@ -217,8 +225,10 @@ def start(cluster: Cluster, folder: Path, mode: str, processes: int) -> Watch:
     name = f"{mode}-{NODES}x{processes}"
     for machine in cluster.machines:
         words = ["train", folder / "run.yaml", "--run-id", name, "--nnodes", NODES, "--node-rank", machine.number,
-                 "--master-addr", cluster.address, "--master-port", cluster.port, "--nproc", processes,
-                 "-o", f"parallel.shard={mode}"]  # fmt: skip
+                 "--master-addr", cluster.address, "--master-port", cluster.port, "--nproc", processes]  # fmt: skip
+        words += [
+            word for key, value in SETTINGS[mode].items() for word in ("-o", f"parallel.{key}={json.dumps(value)}")
+        ]
         caches = {"HF_HOME": str(folder / "hf"), "SHARDTUNE_CACHE": str(folder / "cache")}
         environment = {**environment_of_tests(), **caches, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
         machine.start([sys.executable, "-m", "shardtune", *map(str, words)], environment)
@@ -227,27 +237,37 @@ def start(cluster: Cluster, folder: Path, mode: str, processes: int) -> Watch:
 
 def measure(folder: Path, mode: str, processes: int, toy: Workload, options: Options) -> tuple[Measured, Workload]:
     """One run, its link limited to one rate after the other. The first of a layout tells how long the toy computes."""
+    rounds: list[tuple[Phase, dict[int, Phase]]] = []
     with options.cluster(NODES, namespaces=True) as cluster:
         watch = start(cluster, folder, mode, processes)
         watch.warm_up()
-        before = watch.observe(options.steps, START_SECONDS)
-        if math.isnan(toy.seconds):
-            toy = replace(toy, seconds=statistics.median(before.steps) / ACCUMULATION)
-        phases = {}
-        for gigabits in GIGABITS:
-            cluster.limit(equivalent(gigabits * 1e9, toy))
-            phases[gigabits] = watch.observe(options.steps, options.seconds)
-        cluster.limit(None)
-        after = watch.observe(options.steps, START_SECONDS)
-    if not (before.steps and after.steps):
-        raise SystemExit(f"{mode}: no step within {START_SECONDS} s, without any limit")
-    per_step = [sent / len(before.steps) for sent in before.sent]
-    rates = {
-        gigabits: Rate(phase.steps_per_second(statistics.mean(per_step)), len(phase.steps))
-        for gigabits, phase in phases.items()
-    }
-    drift = statistics.median(after.steps) / statistics.median(before.steps)
-    return Measured(statistics.median(before.steps + after.steps), drift, per_step, rates), toy
+        for _ in range(options.rounds):
+            cluster.limit(None)
+            unlimited = watch.observe(options.steps, START_SECONDS)
+            if not unlimited.steps:
+                raise SystemExit(f"{mode}: no step within {START_SECONDS} s, without any limit")
+            if math.isnan(toy.seconds):
+                toy = replace(toy, seconds=statistics.median(unlimited.steps) / ACCUMULATION)
+            limited, window = {}, max(MIN_SECONDS, WINDOW * statistics.median(unlimited.steps))
+            for gigabits in GIGABITS:
+                cluster.limit(equivalent(gigabits * 1e9, toy))
+                limited[gigabits] = watch.observe(options.steps, window)
+            rounds.append((unlimited, limited))
+    return summary(rounds), toy
+
+
+def summary(rounds: list[tuple[Phase, dict[int, Phase]]]) -> Measured:
+    timed = sum(len(unlimited.steps) for unlimited, _ in rounds)
+    by_node = zip(*(unlimited.sent for unlimited, _ in rounds), strict=True)
+    bytes_per_step = [sum(sent) / timed for sent in by_node]
+    rates = {}
+    for gigabits in GIGABITS:
+        phases = [limited[gigabits] for _, limited in rounds]
+        seen = [phase.steps_per_second(statistics.mean(bytes_per_step)) for phase in phases]
+        ratios = [now * statistics.median(unlimited.steps) for now, (unlimited, _) in zip(seen, rounds, strict=True)]
+        steps = sum(len(phase.steps) for phase in phases)
+        rates[gigabits] = Rate(statistics.median(seen), statistics.median(ratios), steps)
+    return Measured([statistics.median(unlimited.steps) for unlimited, _ in rounds], bytes_per_step, rates)
 
 
 def scaling(toy: Workload) -> list[str]:
@@ -271,18 +291,19 @@ def table(measured: dict[str, Measured]) -> list[str]:
     replicate = measured["replicate"]
     head = "".join(f"{f'{gigabits} Gbit/s':>12}" for gigabits in GIGABITS)
     lines = [
-        f"  {'':<10}{'':>9}{'steps/s over no limit':^36}{'':>7}  {'steps/s over replicate':^48}",
-        f"  {'':<10}{'MB/step':>9}{head}{'drift':>7}  {'no limit':>12}{head}",
+        f"  {'':<10}{'':>9}{'steps/s over no limit':^36}  {'steps/s over replicate':^48}{'unlimited':>13}",
+        f"  {'':<10}{'MB/step':>9}{head}  {'no limit':>12}{head}{'s/step':>13}",
     ]
     for mode, now in measured.items():
-        own, against = "", f"{replicate.step_seconds / now.step_seconds:>12.3f}"
+        seconds = statistics.median(now.step_seconds)
+        own, against = "", f"{statistics.median(replicate.step_seconds) / seconds:>12.3f}"
         for gigabits, rate in now.rates.items():
             mark = "" if rate.steps else "~"
-            own += f"{f'{mark}{now.ratio(gigabits):.3f}':>12}"
+            own += f"{f'{mark}{rate.over_no_limit:.3f}':>12}"
             others = rate.steps_per_second / replicate.rates[gigabits].steps_per_second
             against += f"{f'{mark}{others:.4f}':>12}"
-        megabytes = statistics.mean(now.bytes_per_step) / 1e6
-        lines.append(f"  {mode:<10}{megabytes:>9.3f}{own}{now.drift:>7.2f}  {against}")
+        spread = f"{min(now.step_seconds):.2f}–{max(now.step_seconds):.2f}"
+        lines.append(f"  {mode:<10}{statistics.mean(now.bytes_per_step) / 1e6:>9.3f}{own}  {against}{spread:>13}")
     return lines
 
 
@@ -301,7 +322,7 @@ def measure_layout(folder: Path, processes: int, sizes: Workload, options: Optio
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="3 steps or 20 s at each limit, instead of 8 or 90 s")
+    parser.add_argument("--quick", action="store_true", help="2 rounds instead of 7")
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
     if (reason := why_no_namespaces()) is not None:
@@ -310,14 +331,14 @@ def main() -> None:
     no_bucket = why_no_token_bucket()
     limited_by = "tc (tbf)" if no_bucket is None else f"network_switch.py, because {no_bucket}"
     load, cluster = os.getloadavg()[0], Cluster if no_bucket is None else SwitchedCluster
-    options = Options(cluster, 3, 20.0) if asked.quick else Options(cluster, 8, 90.0)
+    options = Options(cluster, rounds=2 if asked.quick else 7, steps=2)
     print(f"links limited by {limited_by}; {os.cpu_count()} cores, load {load:.1f} before the start")
     print(f"{ACCUMULATION} micro-batches of {TOKENS} tokens per process and step")
     with tempfile.TemporaryDirectory() as folder:
         sizes = make_toy(Path(folder))
         layouts = [measure_layout(Path(folder), processes, sizes, options) for processes in LAYOUTS]
     if asked.json:
-        found = {"limited_by": limited_by, "load": load, "reference": asdict(REFERENCE), "layouts": layouts}
+        found = {"limited_by": limited_by, "load_before": load, "reference": asdict(REFERENCE), "layouts": layouts}
         asked.json.write_text(json.dumps(found, indent=2))
 
 

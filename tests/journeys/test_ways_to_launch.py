@@ -84,6 +84,7 @@ def test_a_copied_fsdp1_file_trains_with_offload_and_anothers_layer_class(here: 
     done = here.shardtune("train", "--config", "run.yaml", "--accelerate-config", "fsdp.yaml")
     said = " ".join(done.stdout.split())
     assert "MistralDecoderLayer is read as LlamaDecoderLayer" in said
+    assert "no effect" in said and "fsdp_state_dict_type" in said
     run = check_two_processes(here, toy_model)
     assert read_events(run, "plan")[0]["sharding"]["layer_class"] == "LlamaDecoderLayer"
 

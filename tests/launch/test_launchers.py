@@ -97,16 +97,6 @@ def test_accelerate_launch_starts_workers_and_its_file_is_honoured(config: Path,
 
 
 @pytest.mark.slow
-def test_accelerates_file_given_to_train_does_the_same(config: Path, shardtune: Command) -> None:
-    file = config.parent / "fsdp.yaml"
-    file.write_text(ACCELERATE_FILE)
-    result = shardtune("train", config, "--accelerate-config", file)
-    assert result.returncode == 0, result.stderr
-    assert "no effect" in result.stdout and "fsdp_state_dict_type" in result.stdout
-    assert len(losses(config.parent)) == 2
-
-
-@pytest.mark.slow
 def test_two_pods_of_a_trainjob_become_two_nodes(
     config: Path, environment: dict[str, str], expected: list[float]
 ) -> None:

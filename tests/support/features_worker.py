@@ -12,7 +12,7 @@ from train.interrupted import run
 
 
 def main(folder: str, sessions: str) -> None:
-    for name, model, overrides in json.loads(sessions):
+    for name, model, overrides in json.loads(sessions)[os.environ["WORLD_SIZE"]]:
         config = Path(folder) / f"{model}.yaml"
         if name.endswith("resumed"):
             _meet(Path(folder) / f"{name}-1.port")

@@ -51,8 +51,8 @@ def runs(shared_environment: dict[str, str], tmp_path_factory: pytest.TempPathFa
         )  # fmt: skip
         made.rename(folder / f"{model}.yaml")
     worker = Path(__file__).parent / "features_worker.py"
-    for world, how in ((1, PLAIN_RUN), (2, DISTURBED_RUN)):
-        on_ranks(shared_environment, worker, world, folder, json.dumps(sessions(how)), timeout=590)
+    asked = {1: sessions(PLAIN_RUN), 2: sessions(DISTURBED_RUN)}
+    on_ranks(shared_environment, worker, list(asked), folder, json.dumps(asked), timeout=590)
     return folder / "runs"
 
 

@@ -21,6 +21,7 @@ from shardtune.run.folder import FOLDER_VARIABLE
 from shardtune.train.loop import TrainingLoop
 from shardtune.train.run import train
 
+Sessions = dict[int, list[dict[str, Any]]]  # by how many processes they have
 NUMBERS = ("step", "epoch", "loss", "grad_norm", "learning_rate", "tokens", "entropy", "token_accuracy")
 
 
@@ -48,12 +49,27 @@ def run(
 def whole_cut_and_alone(environment: dict[str, str], config: Path) -> Path:
     """Three runs of batches of four rows, and where they are: `whole` undisturbed on two processes; `cut`, which breaks
     down there after step 4 (with its evaluation and checkpoint) and goes on; `alone` on one process."""
-    worker = Path(__file__).parent / "resume_worker.py"
     cut = [{"run_id": "cut", "crash_at": 4}, {"run_id": "cut"}]
-    for nproc, wanted in ((2, [{"run_id": "whole"}, *cut]), (1, [{"run_id": "alone"}])):
-        asked = [{**one, "overrides": [f"train.per_device_train_batch_size={4 // nproc}"]} for one in wanted]
-        on_ranks(environment, worker, nproc, config, json.dumps(free_ports(len(asked))), json.dumps(asked), timeout=300)
+    on_processes(environment, config, four_rows({2: [{"run_id": "whole"}, *cut], 1: [{"run_id": "alone"}]}))
     return config.parent / "runs"
+
+
+def four_rows(sessions: Sessions) -> Sessions:
+    """In each step, on any number of processes."""
+    return {
+        nproc: [{**one, "overrides": [f"train.per_device_train_batch_size={4 // nproc}"]} for one in wanted]
+        for nproc, wanted in sessions.items()
+    }
+
+
+def on_processes(environment: dict[str, str], config: Path, sessions: Sessions) -> None:
+    """Runs one after the other; each is what `run` is called with."""
+    asked = {
+        nproc: [{**one, "port": port} for one, port in zip(wanted, free_ports(len(wanted)), strict=True)]
+        for nproc, wanted in sessions.items()
+    }
+    worker = Path(__file__).parent / "resume_worker.py"
+    on_ranks(environment, worker, list(asked), config, json.dumps(asked), timeout=400)
 
 
 @contextmanager
