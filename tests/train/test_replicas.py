@@ -9,8 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from ranks import free_ports, on_ranks
 from running import events
+from safetensors.torch import load_file
 from toys import toy_config
 
 from shardtune.train.replicas import Difference, differences
@@ -32,11 +34,16 @@ def other_model(model: Path, folder: Path) -> Path:
     return folder
 
 
+def run_config(folder: Path, model: Path, data: Path) -> Path:
+    """The model's path is relative: a rank may find another one there."""
+    shutil.copytree(model, folder / "model")
+    train = {"max_steps": 4, "per_device_train_batch_size": 1, "packing": False}
+    return toy_config(folder, Path("model"), data, train=train)
+
+
 @pytest.fixture
 def config(tmp_path: Path, toy_model: Path, toy_data: Path) -> Path:
-    shutil.copytree(toy_model, tmp_path / "model")
-    train = {"max_steps": 4, "per_device_train_batch_size": 1, "packing": False}
-    return toy_config(tmp_path, Path("model"), toy_data, train=train)
+    return run_config(tmp_path, toy_model, toy_data)
 
 
 def outcomes(environment: dict[str, str], config: Path, world: int, cases: dict) -> dict[str, list[dict]]:
@@ -49,21 +56,31 @@ def outcomes(environment: dict[str, str], config: Path, world: int, cases: dict)
     }
 
 
-def test_the_odd_one_of_three_replicas_is_named(
-    environment: dict[str, str], config: Path, toy_model: Path, tmp_path: Path
-) -> None:
+@pytest.fixture(scope="module")
+def three(
+    shared_environment: dict[str, str], toy_model: Path, toy_data: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, dict[str, list[dict]]]:
+    """Where runs on three ranks are, and how each rank ended."""
+    folder = tmp_path_factory.mktemp("three")
     replicate, often = "parallel.shard=replicate", "guards.replica_check_steps=2"
-    file = {"overrides": [replicate], "folders": {"2": str(other_model(toy_model, tmp_path / "other"))}}
-    memory = {"overrides": [replicate], "flip": {"rank": 1, "name": WEIGHT, "step": 0}}
-    later = {"overrides": [replicate, often], "flip": {"rank": 1, "name": WEIGHT, "step": 3}}
-    unseen = {"overrides": [replicate], "flip": {"rank": 1, "name": WEIGHT, "step": 3}}
-    scale = {
-        "overrides": [replicate, "model.base_precision=fp8"],
-        "flip": {"rank": 1, "name": "layers.1.mlp.down_proj.weight_scale_inv", "step": 0},
+    memory, later = {"rank": 1, "name": WEIGHT, "step": 0}, {"rank": 1, "name": WEIGHT, "step": 3}
+    scale = {"rank": 1, "name": f"{WEIGHT.removeprefix('model.')}_scale_inv", "step": 0}
+    tokens = ["model.new_tokens=[<|x|>]", "train.learning_rate=1e-12"]
+    cases = {
+        "file": {"overrides": [replicate], "folders": {"2": str(other_model(toy_model, folder / "other"))}},
+        "memory": {"overrides": [replicate], "flip": memory},
+        "later": {"overrides": [replicate, often], "flip": later},
+        "unseen": {"overrides": [replicate], "flip": later},
+        "scale": {"overrides": [replicate, "model.base_precision=fp8"], "flip": scale},
+        "random": {"overrides": [replicate, "model.weights=random"]},
+        "tokens": {"overrides": [replicate, *tokens]},
+        "tokens-sharded": {"overrides": ["parallel.shard=full", *tokens]},
     }
-    random = {"overrides": [replicate, "model.weights=random"]}
-    cases = {"file": file, "memory": memory, "later": later, "unseen": unseen, "scale": scale, "random": random}
-    ended = outcomes(environment, config, 3, cases)
+    return folder, outcomes(shared_environment, run_config(folder, toy_model, toy_data), 3, cases)
+
+
+def test_the_odd_one_of_three_replicas_is_named(three: tuple[Path, dict[str, list[dict]]]) -> None:
+    folder, ended = three
     for name in ("file", "memory", "later"):
         assert ended[name][0] == ended[name][1] == ended[name][2]  # all ranks stop together
         assert f"'{WEIGHT}'" in ended[name][0]["what"]
@@ -73,7 +90,7 @@ def test_the_odd_one_of_three_replicas_is_named(
     assert said["what"].startswith("Replicas differ before the first step: rank 2 (node 2, ")
     assert "The files of the model have different values" in said["why"]
     assert "sha256" in said["fix"] and "rank 2 (node 2" in said["fix"] and "rank0-broadcast" in said["fix"]
-    assert events(tmp_path / "runs" / "file", "guard")[0]["ranks"] == [2]
+    assert events(folder / "runs" / "file", "guard")[0]["ranks"] == [2]
 
     said = ended["memory"][0]
     assert said["kind"] == "MachineError"
@@ -86,6 +103,22 @@ def test_the_odd_one_of_three_replicas_is_named(
     assert ended["unseen"] == [{"kind": "done"}] * 3
     assert "the memory of rank 1 (node 1, " in ended["scale"][0]["why"]  # quantised while it was read, and read again
     assert ended["random"] == [{"kind": "done"}] * 3  # drawn alike
+
+
+def test_new_tokens_start_from_the_same_rows_however_many_replicas_there_are(
+    three: tuple[Path, dict[str, list[dict]]],
+) -> None:
+    """As the mean of all rows, of which every replica has all."""
+    folder, ended = three
+    assert ended["tokens"] == ended["tokens-sharded"] == [{"kind": "done"}] * 3
+    rows = [
+        [tensor for name, tensor in adapter.items() if "trainable_tokens_delta" in name]
+        for run in ("tokens", "tokens-sharded")
+        if (adapter := load_file(folder / "runs" / run / "final" / "adapter_model.safetensors"))
+    ]
+    assert len(rows[0]) > 0
+    for replicated, sharded in zip(*rows, strict=True):
+        torch.testing.assert_close(replicated, sharded)
 
 
 def test_one_of_two_replicas_is_named_by_its_file_and_both_for_what_no_file_has(
