@@ -28,6 +28,7 @@ from shardtune.parallel.processes import Processes, join
 from shardtune.parallel.shard import shard_model
 from shardtune.train import divided_reading
 from shardtune.train.build import fp8_blocks
+from shardtune.train.divided_reading import Part, Readers
 from shardtune.train.weights import find_checkpoint, load_sharded_weights
 
 
@@ -55,7 +56,7 @@ def bring_in_case(case: dict, section: ParallelSection, processes: Processes) ->
     mesh = build_mesh(processes, case.get("shards"), shard_adapters=case.get("shards") == 1)
     shard_model(model, section, mesh, None)
     progress: list[tuple[int, int]] = []
-    with slow_disk(case.get("disk_bytes_per_second")):
+    with slow_disk(case.get("disk_bytes_per_second")), slow_network(case.get("network_bytes_per_second")):
         loaded = load_sharded_weights(
             model, meta_model, checkpoint.strategy, processes, mesh, 7,
             lambda done, total: progress.append((done, total)), on_host=False,
@@ -89,6 +90,22 @@ def slow_disk(rate: float | None) -> Iterator[None]:
         read(reader, stored, skip, into)
 
     with mock.patch.object(ShardReader, "_read", slowly), mock.patch.object(divided_reading, "_SOON", 0.0):
+        yield
+
+
+@contextmanager
+def slow_network(rate: float | None) -> Iterator[None]:
+    """Broadcasts among all replicas seem to be this slow; those within a node are as they are."""
+    if rate is None:
+        yield
+        return
+    measured = divided_reading._time_broadcast
+
+    def slower(parts: list[Part], readers: Readers, processes: Processes) -> float:
+        seen = measured(parts, readers, processes)
+        return seen if readers.temporary else rate
+
+    with mock.patch.object(divided_reading, "_time_broadcast", slower):
         yield
 
 

@@ -114,8 +114,8 @@ class ModelSection(Section):
         default="auto",
         description="How the weights are read. `read-all` = every rank reads its own slices from disk. `read-once` = "
         "replicas divide the reading and send each other what they read. `rank0-broadcast` = rank 0 reads and sends "
-        "each rank its slices. `auto` = replicas divide it within a node, and between nodes where that is faster "
-        "(measured); rank0-broadcast where a rank has no files.",
+        "each rank its slices. `auto` = read-all, or read-once within or between nodes where that is measured to be "
+        "faster; rank0-broadcast where a rank has no files.",
     )
     ignore_tensors: list[str] = Field(
         default_factory=list,

@@ -43,7 +43,7 @@ class Readers:
         group: None where this rank reads everything itself.
         temporary: The group serves nothing else.
         sampled: Indices of the parts that were read to measure the disk.
-        disk_rate, link_rate: Bytes per second of the slowest node's disk and of the slowest broadcast between nodes.
+        disk_rate, link_rate: Bytes per second of the slowest node's disk, and of the slowest broadcast among replicas.
     """
 
     ranks: tuple[int, ...]
@@ -95,54 +95,65 @@ def choose_readers(
     """Who divides the reading; all ranks come to the same. A collective.
 
     Args:
-        measure: Ranks of one node divide it in any case, since they share a disk; nodes only where that is faster,
-            by the measured rates of the disks and of the network. False: all replicas divide it.
+        measure: Choose what is fastest by the measured rates of disks and broadcasts: every rank reads everything, the
+            ranks of a node divide it, or those of all nodes. False: all replicas divide it.
     """
     group = mesh.replica_group
     if group is None:
         return Readers((processes.rank,), None)
-    everyone = tuple(dist.get_process_group_ranks(group))
-    if not measure or len(set(mesh.nodes)) == 1:
-        return Readers(everyone, group)
+    everyone = Readers(tuple(dist.get_process_group_ranks(group)), group)
+    if not measure:
+        return everyone
+    owners = assign(parts, len(everyone.ranks))
+    sampled = _sample(parts, owners, everyone.ranks.index(processes.rank))
+    here = sum(mesh.nodes[rank] == mesh.nodes[processes.rank] for rank in everyone.ranks)
+    dist.barrier(group=processes.control)  # a disk that ranks share is measured under the load of all of them
+    own_disk, own_cache = (_time_reading([parts[index] for index in sampled], reader) for _ in range(2))
+    measured = processes.all_gather([own_disk * here, own_cache, here, sum(part.nbytes for part in parts)])
+    disk, cache, fewest, _ = map(min, zip(*measured, strict=True))
+    nbytes = max(rank[3] for rank in measured)
 
-    owners = assign(parts, len(everyone))
-    sampled = _sample(parts, owners, everyone.index(processes.rank))
-    here = sum(mesh.nodes[rank] == mesh.nodes[processes.rank] for rank in everyone)
-    dist.barrier(group=processes.control)  # disks that nodes share are measured under the load of all of them
-    own_rate = _time_reading([parts[index] for index in sampled], reader)
-    measured = processes.all_gather([own_rate, here, sum(part.nbytes for part in parts)])
-    disk = min(rate * ranks for rate, ranks, _ in measured)
-    fewest, whole = min(ranks for _, ranks, _ in measured), max(nbytes for *_, nbytes in measured)
-    link = None
-    if whole / disk >= _SOON:
-        first = [parts[index] for index in _sample(parts, owners, 0)]
-        link = min(processes.all_gather(_time_broadcast(first, everyone[0], group, processes)))
-        if pays_between_nodes(whole, disk, link, nodes=len(everyone) / fewest):
-            return Readers(everyone, group, False, frozenset(sampled), disk, link)
-    return replace(_readers_on_this_node(mesh, processes), sampled=frozenset(sampled), disk_rate=disk, link_rate=link)
+    best, seconds, link = Readers((processes.rank,), None), seconds_alone(nbytes, disk, cache), None
+    options = _divisions(everyone, mesh, processes) if seconds >= _SOON else []
+    for readers in options:
+        sample = [parts[index] for index in _sample(parts, owners, everyone.ranks.index(readers.ranks[0]))]
+        link = min(processes.all_gather(_time_broadcast(sample, readers, processes)))
+        nodes = 1 if readers.temporary else len(everyone.ranks) / fewest
+        if (divided := seconds_divided(nbytes, disk, link, nodes)) < seconds:
+            best, seconds = readers, divided
+    for readers in options:
+        if readers.temporary and readers is not best:
+            dist.destroy_process_group(readers.group)
+    return replace(best, sampled=frozenset(sampled), disk_rate=disk, link_rate=link)
 
 
-def pays_between_nodes(nbytes: float, disk: float, link: float, nodes: float) -> bool:
-    """Whether nodes that read a part each and send it to each other are done before one that reads everything itself.
+def seconds_alone(nbytes: float, disk: float, cache: float) -> float:
+    """Of ranks that all read everything: ranks of a node get from its page cache what one of them has read.
 
     Args:
-        disk, link: Bytes per second.
+        disk: Bytes per second of a node.
+        cache: Bytes per second at which a rank reads what the page cache has.
     """
-    return nbytes / (nodes * disk) + nbytes / link < nbytes / disk
+    return nbytes / min(disk, cache)
 
 
-def _readers_on_this_node(mesh: Mesh, processes: Processes) -> Readers:
-    """The ranks of this node that hold the same rows as this one."""
+def seconds_divided(nbytes: float, disk: float, link: float, nodes: float) -> float:
+    """Of nodes that read a part each, and then broadcast it."""
+    return nbytes / (nodes * disk) + nbytes / link
+
+
+def _divisions(everyone: Readers, mesh: Mesh, processes: Processes) -> list[Readers]:
+    """Who could divide the reading: the replicas on a node, where nodes have several and there are others; or all."""
     groups = [
         ranks
         for column in mesh.base.mesh.T.tolist()
         for node in sorted(set(mesh.nodes))
         if (ranks := [rank for rank in column if mesh.nodes[rank] == node])
     ]
-    if max(map(len, groups)) == 1:
-        return Readers((processes.rank,), None)
+    if len(set(mesh.nodes)) == 1 or max(map(len, groups)) == 1:
+        return [everyone]
     group = own_group(groups, processes)
-    return Readers(tuple(dist.get_process_group_ranks(group)), group, temporary=True)
+    return [Readers(tuple(dist.get_process_group_ranks(group)), group, temporary=True), everyone]
 
 
 def _sample(parts: Sequence[Part], owners: Sequence[int], reader: int) -> list[int]:
@@ -162,13 +173,17 @@ def _time_reading(parts: Sequence[Part], reader: ShardReader) -> float:
     return _rate(reader.progress.bytes - before, time.perf_counter() - began)
 
 
-def _time_broadcast(parts: Sequence[Part], source: int, group: dist.ProcessGroup, processes: Processes) -> float:
-    """Bytes per second of what `source` has read; infinite for nothing. The first, small one opens the connections."""
-    _broadcast([part.shard.into.view(-1)[:1] for part in parts[:1]], source, group)
+def _time_broadcast(parts: Sequence[Part], readers: Readers, processes: Processes) -> float:
+    """Bytes per second of what the first of them has read; infinite for nothing. The first, small one connects them."""
+    assert readers.group is not None
+    if len(readers.ranks) == 1:
+        parts = []
+    tensors = [tensor for part in parts for tensor in part.tensors]
+    _broadcast([tensor.view(-1)[:1] for tensor in tensors[:1]], readers.ranks[0], readers.group)
     dist.barrier(group=processes.control)
     began = time.perf_counter()
-    _broadcast([tensor for part in parts for tensor in part.tensors], source, group)
-    return _rate(sum(tensor.nbytes for part in parts for tensor in part.tensors), time.perf_counter() - began)
+    _broadcast(tensors, readers.ranks[0], readers.group)
+    return _rate(sum(tensor.nbytes for tensor in tensors), time.perf_counter() - began)
 
 
 def _rate(nbytes: int, seconds: float) -> float:

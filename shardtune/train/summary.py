@@ -186,7 +186,7 @@ def _who_read(loaded: LoadStats) -> str:
     ]
     if loaded.readers == 1 and not measured:
         return ""
-    who = f"{loaded.readers} replicas divided the reading" if loaded.readers > 1 else "every node read all of it"
+    who = f"{loaded.readers} replicas divided the reading" if loaded.readers > 1 else "every rank read all it holds"
     return f"; {who}" + (f" (measured: {', '.join(measured)})" if measured else "")
 
 

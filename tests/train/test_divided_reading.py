@@ -11,7 +11,7 @@ from fp8_toys import to_fp8
 from ranks import on_ranks
 from toys import toy_llama, toy_mistral4, toy_mixtral
 
-from shardtune.train.divided_reading import pays_between_nodes
+from shardtune.train.divided_reading import seconds_alone, seconds_divided
 
 WORKER = Path(__file__).parent.parent / "weights_worker.py"
 CASES = ("experts", "dequantised", "kept", "quantised")
@@ -59,7 +59,7 @@ def test_replicas_that_divide_the_reading_hold_what_each_would_have_read(
         for load in ("read-all", "read-once")
         for name, case in cases(folder, shards=shards, model={"load": load}).items()
     }
-    asked["auto"] = cases(folder, shards=shards, model={"load": "auto"})["kept"]
+    asked["auto"] = cases(folder, shards=shards, model={"load": "auto"}, disk_bytes_per_second=2e4)["kept"]
     seen = load(environment, tmp_path / "out", world, asked)
     for name in CASES:
         alone = seen[f"read-all {name}"]
@@ -73,36 +73,45 @@ def test_replicas_that_divide_the_reading_hold_what_each_would_have_read(
             assert mine["progress"][0] == pytest.approx(mine["progress"][1], rel=0.02)  # grids of scales are shared
         read = sum(rank["bytes_read"] for rank in divided)
         assert read == pytest.approx(sum(rank["bytes_read"] for rank in alone) / replicas, rel=0.02)
-    # They are on one node, and share its disk.
+    # Each of them reads slowly, and they send each other much more in the same time.
     assert [rank["readers"] for rank in seen["auto"]] == [replicas] * world
     assert [rank["shards"] for rank in seen["auto"]] == [rank["shards"] for rank in seen["read-all kept"]]
 
 
-def test_nodes_divide_the_reading_where_their_disks_are_slow(
+def test_ranks_divide_the_reading_with_whom_it_is_faster(
     folder: Path, environment: dict[str, str], tmp_path: Path
 ) -> None:
-    """Ranks 0 and 1 are on one node, 2 on another."""
+    """Two nodes of two ranks."""
     model = {"model_name_or_path": str(folder / "llama"), "torch_dtype": "float32"}
     asked = {
         "fast": {"model": model, "shards": 1},
-        "slow": {"model": model, "shards": 1, "disk_bytes_per_second": 300_000.0},
+        "slow": {"model": model, "shards": 1, "disk_bytes_per_second": 3e4},
+        "node": {"model": model, "shards": 1, "disk_bytes_per_second": 3e4, "network_bytes_per_second": 1e3},
     }
-    seen = load(environment, tmp_path / "out", 3, asked, nodes="0,0,1")
-    assert [rank["readers"] for rank in seen["fast"]] == [2, 2, 1]
-    assert [rank["way"] for rank in seen["fast"]] == ["read-once", "read-once", "read-all"]
-    assert [rank["readers"] for rank in seen["slow"]] == [3, 3, 3]
+    seen = load(environment, tmp_path / "out", 4, asked, nodes="0,0,1,1")
+    assert [rank["way"] for rank in seen["fast"]] == ["read-all"] * 4  # so little is not worth a message
+    assert [rank["readers"] for rank in seen["slow"]] == [4] * 4
+    assert [rank["readers"] for rank in seen["node"]] == [2] * 4
+    assert [rank["shards"] for rank in seen["node"]] == [rank["shards"] for rank in seen["fast"]]
     assert [rank["shards"] for rank in seen["slow"]] == [rank["shards"] for rank in seen["fast"]]
     disk, link = seen["slow"][0]["rates"]
-    assert disk < 600_000 < link
+    assert 0 < disk < 1e5 < link
     assert all(rank["rates"] == [disk, link] for rank in seen["slow"])
-    assert seen["fast"][0]["rates"][1] is None  # so little needs no measurement of the network
+    assert seen["fast"][0]["rates"][1] is None
 
 
 @pytest.mark.parametrize(
-    ("disk", "link", "nodes", "pays"),
-    [(1e9, 1e10, 3, True), (1e9, 1e9, 3, False), (1e9, 2e9, 2, False), (1e9, 2.1e9, 2, True), (6e9, 1e9, 8, False)],
+    ("disk", "cache", "link", "nodes", "pays"),
+    [
+        (1e9, 4e9, 1e10, 3, True),  # nodes with slow disks and a fast network
+        (1e9, 4e9, 1e9, 3, False),
+        (1e9, 4e9, 1.9e9, 2, False),
+        (1e9, 4e9, 2.1e9, 2, True),
+        (1e9, 4e9, 1e11, 1, False),  # ranks of one node: its page cache has what another rank has read
+        (32e9, 4e9, 1e11, 1, True),  # eight ranks whose files are in the page cache, linked faster than each reads
+    ],
 )
-def test_sending_between_nodes_pays_where_the_network_is_faster_than_the_disks(
-    disk: float, link: float, nodes: int, pays: bool
+def test_dividing_pays_where_broadcasts_are_faster_than_reading(
+    disk: float, cache: float, link: float, nodes: int, pays: bool
 ) -> None:
-    assert pays_between_nodes(10**11, disk, link, nodes) is pays
+    assert (seconds_divided(1e11, disk, link, nodes) < seconds_alone(1e11, disk, cache)) is pays
