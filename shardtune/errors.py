@@ -27,6 +27,10 @@ class ShardtuneError(Exception):
         return "\n".join(part for part in (self.what, self.why, self.fix) if part)
 
 
+class MachineError(ShardtuneError):
+    """A machine has computed or stored something wrong: a restart of the run may well succeed."""
+
+
 class UserInputError(ShardtuneError):
     """The config, a path or an option is wrong: nothing was started (exit code 2)."""
 

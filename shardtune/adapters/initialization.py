@@ -60,7 +60,7 @@ def init_adapters(model: PeftModel, seed: int) -> str:
     return fingerprint.hexdigest()
 
 
-def init_new_tokens(model: PeftModel, new: NewTokens, group: dist.ProcessGroup) -> None:
+def init_new_tokens(model: PeftModel, new: NewTokens, group: dist.ProcessGroup, replicas: int) -> None:
     """Give the rows of new tokens their first values, in a model whose weights are there. A collective.
 
     A token that the model does not know starts as the mean of those it does (as transformers does it): neither
@@ -69,6 +69,7 @@ def init_new_tokens(model: PeftModel, new: NewTokens, group: dist.ProcessGroup) 
 
     Args:
         group: Of all ranks, for tensors on the CPU.
+        replicas: Copies of the embedding that they hold together.
     """
     for layer in model.modules():
         if not isinstance(layer, TrainableTokensLayer) or layer.tied_adapter is not None:
@@ -81,6 +82,7 @@ def init_new_tokens(model: PeftModel, new: NewTokens, group: dist.ProcessGroup) 
             if first <= number < end and not new.is_unknown(token):
                 sums[index] = local[number - first].double()
         dist.all_reduce(sums, group=group)
+        sums /= replicas
         mean, rows = (sums[0] / new.known).float(), sums[1:].float()
         rows[[new.is_unknown(token) for token in new.numbers]] = mean
         local[max(0, new.stored - first) :] = mean.to(local)  # rows that no file has

@@ -198,6 +198,7 @@ VERDICTS: dict[str, Verdict] = {
     "guards.data_starvation": _GUARD,
     "guards.data_starvation_share": _GUARD,
     "guards.throttling": _GUARD,
+    "guards.replica_check_steps": _GUARD,
     "guards.max_skips": _GUARD,
     "guards.max_rollbacks": _GUARD,
     "cluster.target": _FREE,

@@ -97,6 +97,10 @@ def sharding(config: RunConfig) -> Iterator[Finding]:
         what = "no effect: with shard: replicate no frozen weight is gathered"
         fix = "remove it, or set shard: auto, full or hybrid"
         yield Finding(("parallel.reshard_after_forward", "parallel.shard"), what, fix)
+    if config.guards.replica_check_steps and parallel.shard == "full":
+        what = "no effect: with shard: full there is one replica of the base"
+        fix = "remove it, or set shard: auto, hybrid or replicate"
+        yield Finding(("guards.replica_check_steps", "parallel.shard"), what, fix)
 
 
 def patterns_compile(config: RunConfig) -> Iterator[Finding]:

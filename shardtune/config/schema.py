@@ -788,6 +788,12 @@ class GuardsSection(Section):
         description="A GPU lowers its clocks because of heat or a power brake (NVML); the ordinary power limit does "
         "not count.",
     )
+    replica_check_steps: Int = Field(
+        default=0,
+        ge=0,
+        description="Compare the weights of replicas (parallel.shard: replicate or hybrid) by checksum every so many "
+        "steps, and stop the run if they differ; 0 = at the start only.",
+    )
     max_skips: Int = Field(default=5, ge=1, description="The run ends after more skipped steps in a row than this.")
     max_rollbacks: Int = Field(default=3, ge=1, description="The run ends after more rollbacks than this.")
 

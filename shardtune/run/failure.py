@@ -8,7 +8,7 @@ import threading
 import time
 import traceback
 
-from shardtune.errors import ShardtuneError, UserInputError
+from shardtune.errors import MachineError, ShardtuneError, UserInputError
 from shardtune.run.channel import Channel, put_message, read_message
 from shardtune.run.exit_codes import FAILED
 from shardtune.terminal import fitted
@@ -55,9 +55,12 @@ def report_failure(error: BaseException, rank: int, doing: str = "") -> int:
 
 
 def kind_of(error: BaseException) -> str:
-    """`user_error`, `known_error` (a ShardtuneError), `peer_lost` (caused by another rank's end), or `error`."""
+    """`user_error`, `machine_error`, `known_error` (any other ShardtuneError), `peer_lost` (follows from another
+    rank's end), or `error`."""
     if isinstance(error, UserInputError):
         return "user_error"
+    if isinstance(error, MachineError):
+        return "machine_error"
     if isinstance(error, ShardtuneError):
         return "known_error"
     message = str(error).lower()

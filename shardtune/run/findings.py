@@ -13,7 +13,7 @@ from shardtune.run.failure import three_parts
 # Which kind is the cause, in this order; within a line, the earliest. A rank that was killed or stopped, or
 # raised its own exception, explains those that waited for it; never the other way round.
 _CAUSES = (
-    ("user_error", "known_error", "error", "killed", "stopped", "exited"),
+    ("user_error", "known_error", "machine_error", "error", "killed", "stopped", "exited"),
     ("stalled", "silent"),
     ("lost",),
     ("waiting",),
@@ -26,9 +26,10 @@ _FINAL = ("user_error", "known_error")  # a restart would end the same way
 class Finding:
     """What a launcher knows about the failure of one rank, or (rank None) of a whole node.
 
-    `kind`: user_error, known_error, error, peer_lost (see failure.kind_of); killed (by a signal) and exited (with a
-    code and no record); stopped (by SIGSTOP or a debugger), silent (its process does not even run its watchdog),
-    stalled (its deadline passed during its own work), waiting (… while it waited for other ranks), lost (a node).
+    `kind`: user_error, known_error, machine_error, error, peer_lost (see failure.kind_of); killed (by a signal) and
+    exited (with a code and no record); stopped (by SIGSTOP or a debugger), silent (its process does not even run its
+    watchdog), stalled (its deadline passed during its own work), waiting (… while it waited for other ranks), lost (a
+    node).
     """
 
     kind: str
@@ -76,7 +77,7 @@ def _code(finding: Finding) -> int:
 def _describe(first: Finding, others: Sequence[Finding], nnodes: int) -> str:
     who = _who(first, nnodes)
     doing = f" while {first.doing}" if first.doing else ""
-    if first.kind in ("user_error", "known_error"):
+    if first.kind in (*_FINAL, "machine_error"):
         return first.text
     if first.kind == "error":
         alone = all(other.text == first.text for other in others) and nnodes == 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -41,6 +41,7 @@ class Readers:
 
     Attributes:
         group: None where this rank reads everything itself.
+        temporary: The group serves nothing else.
         sampled: Indices of the parts that were read to measure the disk.
         disk_rate, link_rate: Bytes per second of the slowest node's disk and of the slowest broadcast between nodes.
     """
@@ -118,8 +119,7 @@ def choose_readers(
         link = min(processes.all_gather(_time_broadcast(first, everyone[0], group, processes)))
         if pays_between_nodes(whole, disk, link, nodes=len(everyone) / fewest):
             return Readers(everyone, group, False, frozenset(sampled), disk, link)
-    ranks, own, temporary = _on_this_node(mesh, processes)
-    return Readers(ranks, own, temporary, frozenset(sampled), disk, link)
+    return replace(_readers_on_this_node(mesh, processes), sampled=frozenset(sampled), disk_rate=disk, link_rate=link)
 
 
 def pays_between_nodes(nbytes: float, disk: float, link: float, nodes: float) -> bool:
@@ -131,8 +131,8 @@ def pays_between_nodes(nbytes: float, disk: float, link: float, nodes: float) ->
     return nbytes / (nodes * disk) + nbytes / link < nbytes / disk
 
 
-def _on_this_node(mesh: Mesh, processes: Processes) -> tuple[tuple[int, ...], dist.ProcessGroup | None, bool]:
-    """The ranks of this node that hold the same rows as this one, and a group of theirs if they are several."""
+def _readers_on_this_node(mesh: Mesh, processes: Processes) -> Readers:
+    """The ranks of this node that hold the same rows as this one."""
     groups = [
         ranks
         for column in mesh.base.mesh.T.tolist()
@@ -140,9 +140,9 @@ def _on_this_node(mesh: Mesh, processes: Processes) -> tuple[tuple[int, ...], di
         if (ranks := [rank for rank in column if mesh.nodes[rank] == node])
     ]
     if max(map(len, groups)) == 1:
-        return (processes.rank,), None, False
+        return Readers((processes.rank,), None)
     group = own_group(groups, processes)
-    return tuple(dist.get_process_group_ranks(group)), group, True
+    return Readers(tuple(dist.get_process_group_ranks(group)), group, temporary=True)
 
 
 def _sample(parts: Sequence[Part], owners: Sequence[int], reader: int) -> list[int]:
@@ -164,7 +164,7 @@ def _time_reading(parts: Sequence[Part], reader: ShardReader) -> float:
 
 def _time_broadcast(parts: Sequence[Part], source: int, group: dist.ProcessGroup, processes: Processes) -> float:
     """Bytes per second of what `source` has read; infinite for nothing. The first, small one opens the connections."""
-    _broadcast([part.tensors[0][:1] for part in parts[:1]], source, group)
+    _broadcast([part.shard.into.view(-1)[:1] for part in parts[:1]], source, group)
     dist.barrier(group=processes.control)
     began = time.perf_counter()
     _broadcast([tensor for part in parts for tensor in part.tensors], source, group)

@@ -44,6 +44,7 @@ from shardtune.train.memory import ledger as memory
 from shardtune.train.metrics import Metrics, StepTotals
 from shardtune.train.optimizers import build_optimizer
 from shardtune.train.proof import ProofOfTraining
+from shardtune.train.replicas import ReplicaCheck
 from shardtune.train.resume import missed_evaluation, restore_loop, seed_rank
 from shardtune.train.shards import clip_gradients
 from shardtune.train.validation import EvaluationStopped, Validation, validate
@@ -60,7 +61,8 @@ class TrainingLoop:
 
     What hangs on a step, each called by name in `train_step`: the watchdog (does this rank make progress?), the memory
     ledger (what is allocated in which phase?), guards (is a number wrong?), the proof (does what should train?),
-    callbacks (the profiler, trackers, the user's own), progress lines, checkpoints, requests to stop.
+    replicas (do they hold the same?), callbacks (the profiler, trackers, the user's own), progress lines, checkpoints,
+    requests to stop.
 
     Attributes:
         state, control: As transformers' callbacks know them.
@@ -90,6 +92,7 @@ class TrainingLoop:
         self.guards = Guards(self.config.guards, self.console, self.events, self.processes, health)
         self.guards.attach(self)
         self.proof = ProofOfTraining(self.console, self.events, self.processes)
+        self.replicas = ReplicaCheck(setup, self.processes, self.events)
         self.progress = ProgressLines(self.console, self.events)
         self.profiler = LLMStepProfiler(
             train.debug_freq, self.config.data.max_length, console=self.console, events=self.events
@@ -191,6 +194,7 @@ class TrainingLoop:
 
         self.state.global_step, self.state.epoch = step, self._epoch_after(step)
         self.ledger.enter(memory.DATA)
+        self.replicas.end_step(step)
         self.guards.end_step(step, moving=not self.guards.left_out and self.learning_rate > 0)
         self.progress.end_step(self.state)
         self._check_grace_period(step, time.monotonic() - began)
@@ -358,6 +362,7 @@ class TrainingLoop:
         self.ledger.begin(self.optimizer)
         self.guards.begin()
         self.proof.begin(self.model, step + 1)
+        self.replicas.begin(self.proof.frozen, step)
         self._call("on_train_begin")
         self.progress.begin(self.state, tokens=point.tokens if point is not None else 0, paused=self.paused_seconds)
         if train.eval_on_start if point is None else missed_evaluation(self):

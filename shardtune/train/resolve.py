@@ -71,7 +71,7 @@ def resolve(asked: ResolvedConfig, facts: Facts) -> ResolvedRun:
     for step in _STEPS:
         for choice in step(settings, facts):
             settings = settings.with_auto(*choice)
-    return ResolvedRun(settings, tuple(_notices(asked, facts)))
+    return ResolvedRun(settings, tuple(_notices(asked, settings.config, facts)))
 
 
 def _place(resolved: ResolvedConfig, facts: Facts) -> Iterator[Choice]:
@@ -271,13 +271,15 @@ def _adapters_are_wider(config: RunConfig, facts: Facts) -> bool:
     return facts.dtype == "bfloat16" and not config.train.bf16
 
 
-def _notices(asked: ResolvedConfig, facts: Facts) -> Iterator[Notice]:
+def _notices(asked: ResolvedConfig, config: RunConfig, facts: Facts) -> Iterator[Notice]:
     if facts.machine.lacks_bf16 and facts.dtype == "bfloat16":
         text = "model.torch_dtype is bfloat16, but this CPU has no bfloat16 units: expect steps many times slower. "
         yield Notice("config", text + "Set model.torch_dtype: float32.")
     if facts.layer_class in facts.module_classes and (copied := _copied(_layer_classes(asked), facts)):
         meant = f"{facts.layer_class}, the decoder layer of {facts.model_class}"
         yield Notice("sharding", f"{_where(asked)}: {', '.join(copied)} is read as {meant}.")
+    if config.guards.replica_check_steps and (config.parallel.shard == "full" or facts.machine.world_size == 1):
+        yield Notice("sharding", "guards.replica_check_steps has no effect: there is one replica of the base.")
     if facts.unused_router_loss is not None:
         yield Notice("loss", facts.unused_router_loss)
 

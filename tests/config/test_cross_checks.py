@@ -20,6 +20,11 @@ def test_fp16_alone_is_refused_because_it_needs_loss_scaling(report: Report) -> 
     assert "use bf16: true" in said
 
 
+def test_replicas_are_only_compared_where_there_are_several(report: Report) -> None:
+    said = report(SMALLEST + "parallel: {shard: full}\nguards: {replica_check_steps: 10}\n")
+    assert "guards.replica_check_steps no effect: with shard: full there is one replica of the base" in said
+
+
 @pytest.mark.parametrize(("word", "told"), [("none", "none"), ("false", "none"), ("selective", "selective")])
 def test_inputs_are_only_moved_where_layers_are_computed_again(report: Report, word: str, told: str) -> None:
     said = report(SMALLEST + f"train: {{offload_activations: true, gradient_checkpointing: {word}}}\n")

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from shardtune.errors import ShardtuneError, UserInputError
+from shardtune.errors import MachineError, ShardtuneError, UserInputError
 from shardtune.run.channel import CHANNEL_VARIABLE, Channel, read_message
 from shardtune.run.failure import kind_of, record_failure, render, report_failure
 
@@ -73,6 +73,7 @@ def test_with_a_launcher_the_worker_is_silent_and_the_launcher_tells(
     [
         (MISTAKE, "user_error"),
         (ShardtuneError("the loss is nan"), "known_error"),
+        (MachineError("replicas differ"), "machine_error"),
         (ValueError("boom"), "error"),
         (RuntimeError("boom"), "error"),
         (OSError("connection refused"), "error"),

@@ -28,6 +28,12 @@ def test_a_mistake_all_ranks_see_is_told_once_as_it_is_and_not_tried_again() -> 
     assert (cause.text, cause.code, cause.restartable) == ("error: No such file.", 2, False)
 
 
+def test_a_machine_at_fault_is_told_as_it_is_and_tried_again() -> None:
+    same = [found("machine_error", rank, 1.0 + rank, text="error: Replicas differ.") for rank in range(3)]
+    cause = cause_of(same, 3)
+    assert (cause.text, cause.code, cause.restartable) == ("error: Replicas differ.", 1, True)
+
+
 @pytest.mark.parametrize(
     ("kind", "code", "words"),
     [

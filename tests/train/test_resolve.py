@@ -166,6 +166,13 @@ def test_bfloat16_on_a_cpu_without_units_for_it_is_a_notice(resolved: Resolve) -
     assert resolved(LLAMA).notices == ()
 
 
+@pytest.mark.parametrize(("gib", "notices"), [(16, 1), (999, 0)])
+def test_comparing_replicas_where_auto_came_to_one_is_a_notice(resolved: Resolve, gib: int, notices: int) -> None:
+    two_nodes = replace(LLAMA, machine=Machine("cpu", gib * GIB, 1, (1, 1)))
+    found = resolved(two_nodes, "guards.replica_check_steps=5").notices
+    assert ["guards.replica_check_steps has no effect" in notice.text for notice in found] == [True] * notices
+
+
 @pytest.mark.parametrize(
     ("kind", "asked", "why"),
     [
