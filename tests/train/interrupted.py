@@ -6,7 +6,7 @@ import gc
 import json
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -45,14 +45,26 @@ def run(
             gc.collect()  # the files a dead process would have let go of
 
 
+def run_on_ranks(
+    environment: dict[str, str], config: Path, sessions: Mapping[int, Sequence[dict[str, Any]]], timeout: float = 300
+) -> None:
+    """Calls of `run`, with `overrides` as a list, by the number of ranks that each is called on. Ranks but 0 find no
+    checkpoints on their disk."""
+    ports = iter(free_ports(sum(map(len, sessions.values()))))
+    asked = {world: [{**session, "port": next(ports)} for session in some] for world, some in sessions.items()}
+    worker = Path(__file__).parent / "resume_worker.py"
+    on_ranks(environment, worker, list(sessions), config, json.dumps(asked), timeout=timeout)
+
+
 def whole_cut_and_alone(environment: dict[str, str], config: Path) -> Path:
     """Three runs of batches of four rows, and where they are: `whole` undisturbed on two processes; `cut`, which breaks
     down there after step 4 (with its evaluation and checkpoint) and goes on; `alone` on one process."""
-    worker = Path(__file__).parent / "resume_worker.py"
     cut = [{"run_id": "cut", "crash_at": 4}, {"run_id": "cut"}]
-    for nproc, wanted in ((2, [{"run_id": "whole"}, *cut]), (1, [{"run_id": "alone"}])):
-        asked = [{**one, "overrides": [f"train.per_device_train_batch_size={4 // nproc}"]} for one in wanted]
-        on_ranks(environment, worker, nproc, config, json.dumps(free_ports(len(asked))), json.dumps(asked), timeout=300)
+    wanted: dict[int, list[dict[str, Any]]] = {2: [{"run_id": "whole"}, *cut], 1: [{"run_id": "alone"}]}
+    for nproc, sessions in wanted.items():
+        for session in sessions:
+            session["overrides"] = [f"train.per_device_train_batch_size={4 // nproc}"]
+    run_on_ranks(environment, config, wanted)
     return config.parent / "runs"
 
 

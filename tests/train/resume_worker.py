@@ -1,4 +1,4 @@
-"""Run on ranks by test_resume_processes.py: several runs one after the other, each in a process group of its own."""
+"""Run on ranks by `interrupted.run_on_ranks`: several runs one after the other, each in a process group of its own."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ def _own_disk_only(event: str, args: tuple[Any, ...]) -> None:
         raise AssertionError(f"rank {os.environ['RANK']} reads {args[0]}")
 
 
-def main(config: str, ports: str, sessions: str) -> None:
+def main(config: str, sessions: str) -> None:
     if os.environ["RANK"] != "0":
         sys.addaudithook(_own_disk_only)
-    for port, session in zip(json.loads(ports), json.loads(sessions), strict=True):
-        os.environ["MASTER_PORT"] = str(port)
+    for session in json.loads(sessions)[os.environ["WORLD_SIZE"]]:
+        os.environ["MASTER_PORT"] = str(session.pop("port"))
         code = run(Path(config), *session.pop("overrides", ()), **session)
         assert code == (None if "crash_at" in session else 75 if "stop_at" in session else 0), (session, code)

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from ranks import free_ports, on_ranks
+from interrupted import run_on_ranks
 from running import events
 from safetensors.torch import load_file
 from toys import plain_eval_loss, save_toy, toy_config, toy_text_config
 
-WORKER = Path(__file__).parent / "resume_worker.py"
 LORA: dict[str, dict[str, Any]] = {
     "dora": {"use_dora": True, "target_modules": "all-linear", "init_lora_weights": "gaussian"},
     "in-full": {"target_modules": "attention", "modules_to_save": ["embed_tokens", "lm_head", "norm", "input_layernorm"]},
@@ -42,10 +40,9 @@ def runs(
         lora=LORA[request.param],
         train={"max_steps": 4, "eval_steps": 2, "save_strategy": "steps", "save_steps": 2},
     )  # fmt: skip
-    for nproc, wanted in ((1, [{"run_id": "alone"}]), (2, [{"run_id": "two", "crash_at": 2}, {"run_id": "two"}])):
-        asked = [{**one, "overrides": [f"train.per_device_train_batch_size={4 // nproc}"]} for one in wanted]
-        ports = json.dumps(free_ports(len(asked)))
-        on_ranks(shared_environment, WORKER, nproc, config, ports, json.dumps(asked), timeout=300)
+    alone, two = (["train.per_device_train_batch_size=" + rows] for rows in "42")
+    crash = [{"run_id": "two", "overrides": two, "crash_at": 2}, {"run_id": "two", "overrides": two}]
+    run_on_ranks(shared_environment, config, {1: [{"run_id": "alone", "overrides": alone}], 2: crash})
     return config.parent / "runs"
 
 

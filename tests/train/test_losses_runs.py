@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from ranks import free_ports, on_ranks
+from interrupted import run_on_ranks
 from running import Command, events
 from toys import mixtral_config, qwen3_moe_config, save_toy, toy_config
 
-RESUME_WORKER = Path(__file__).parent / "resume_worker.py"
 COEFFICIENT = 0.5  # large, so that nothing that leaves it out passes for rounding
 OBJECTIVES = {
     "nll": ("mixtral", []),
@@ -53,14 +52,15 @@ def runs(
         folder, model, toy_data, data={"val_split": "validation"}, lora={"target_modules": "all-linear"},
         train={"max_steps": 3, "eval_steps": 3, "packing": False},
     )  # fmt: skip
-    for nproc, accumulation in ((1, 2), (2, 1)):
-        sessions = [
+    sessions = {
+        nproc: [
             {"run_id": f"{kernels}-{nproc}",
              "overrides": [f"train.gradient_accumulation_steps={accumulation}", f"train.kernels={kernels}", *objective]}
             for kernels in ("auto", "eager")
-        ]  # fmt: skip
-        ports = json.dumps(free_ports(len(sessions)))
-        on_ranks(shared_environment, RESUME_WORKER, nproc, config, ports, json.dumps(sessions), timeout=300)
+        ]
+        for nproc, accumulation in ((1, 2), (2, 1))
+    }  # fmt: skip
+    run_on_ranks(shared_environment, config, sessions)
     return folder
 
 

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from interrupted import evaluations, final_weights, lines
-from ranks import free_ports, on_ranks
+from interrupted import evaluations, final_weights, lines, run_on_ranks
 from running import Command, events
 from safetensors.torch import load_file
 from toys import toy_config
 
-WORKER = Path(__file__).parent / "resume_worker.py"
 # 12 packed rows a step on 3, 2 and 4 processes
 SHAPES = {3: (2, 2), 2: (2, 3), 4: (1, 3)}
 
@@ -26,11 +22,6 @@ def overrides(nproc: int, *more: str) -> list[str]:
     per_device, accumulation = SHAPES[nproc]
     batch = f"train.per_device_train_batch_size={per_device}", f"train.gradient_accumulation_steps={accumulation}"
     return [*batch, *more]
-
-
-def sessions(environment: dict[str, str], nproc: int, config: Path, *wanted: dict[str, Any]) -> None:
-    ports, asked = json.dumps(free_ports(len(wanted))), json.dumps(wanted)
-    on_ranks(environment, WORKER, nproc, config, ports, asked, timeout=240)
 
 
 @pytest.fixture(scope="module")
@@ -47,15 +38,15 @@ def config(tmp_path_factory: pytest.TempPathFactory, toy_model: Path, toy_data: 
 def three(config: Path, shared_environment: dict[str, str]) -> Path:
     """With dropout: one run undisturbed, one stopped and broken down. Without: one undisturbed, one stopped at step 3."""
     with_dropout, without = overrides(3), overrides(3, "lora.lora_dropout=0")
-    sessions(
-        shared_environment, 3, config,
+    wanted = [
         {"run_id": "whole", "overrides": with_dropout},
         {"run_id": "cut", "overrides": with_dropout, "stop_at": 2},
         {"run_id": "cut", "overrides": with_dropout, "crash_at": 5},
         {"run_id": "cut", "overrides": with_dropout},
         {"run_id": "chain-whole", "overrides": without},
         {"run_id": "chain", "overrides": without, "stop_at": 3},
-    )  # fmt: skip
+    ]
+    run_on_ranks(shared_environment, config, {3: wanted})
     return config.parent / "runs"
 
 
@@ -93,8 +84,8 @@ def test_another_number_of_processes_goes_on_with_the_rows_that_were_not_seen(
     three: Path, config: Path, environment: dict[str, str]
 ) -> None:
     without = "lora.lora_dropout=0"
-    sessions(environment, 2, config, {"run_id": "chain", "overrides": overrides(2, without), "stop_at": 5})
-    sessions(environment, 4, config, {"run_id": "chain", "overrides": overrides(4, without)})
+    first = {"run_id": "chain", "overrides": overrides(2, without), "stop_at": 5}
+    run_on_ranks(environment, config, {2: [first], 4: [{"run_id": "chain", "overrides": overrides(4, without)}]})
     chain, whole = lines(three / "chain"), lines(three / "chain-whole")
     assert list(chain) == list(whole) == [1, 3, 6, 8]
     for step, numbers in whole.items():
