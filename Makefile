@@ -33,11 +33,13 @@ browser:
 
 # tests/conftest.py says how tests are dealt out to the workers.
 WORKERS ?= 2
-PYTEST := $(OFFLINE) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS)
+PYTEST = $(OFFLINE) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS)
 
 test: lint types namespaces browser
 	$(PYTEST) -m "not slow and not gpu"
 
+# Slow tests wait a lot (for a node that is gone, for a rank that hangs): three workers keep two cores busy.
+slow: WORKERS = 3
 slow: $(VENV)/.weights namespaces browser
 	$(PYTEST) -m "slow and not gpu"
 

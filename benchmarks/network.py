@@ -3,7 +3,9 @@
     sudo python benchmarks/network.py [--quick] [--json out.json]
 
 A toy with a frozen base and small adapters is trained by `shardtune train --nnodes 3`, with `parallel.shard` replicate
-and full on one process per node, and replicate, hybrid and full on two. The links are limited while it trains: not at
+and full on one process per node, and replicate, hybrid and full on two. Full and hybrid gather a layer for each pass of
+each micro-batch, as a base that has to be sharded does; `full-kept` gathers once a step and keeps what it has gathered
+(`reshard_after_forward: false`), which needs the memory of `replicate`. The links are limited while it trains: not at
 all, to what 100, 10 and 1 Gbit/s are for the reference (below), and not at all again; so every ratio is of one run.
 
 What is counted:
@@ -23,7 +25,8 @@ computing time of a micro-batch is that of `replicate` without a limit, which se
 The limit is the kernel's token bucket (`tc qdisc … tbf`) on what a node sends and on what it receives; where there is
 none, a process that all packets pass through (network_switch.py). Latency is not imitated. All processes share this
 machine's cores, so absolute figures say nothing, and full sharding looks better over no limit than it is: even then its
-gathers take time, because the cores that compute copy them.
+gathers take time, because the cores that compute copy them. `replicate` looks worse: gloo's reduce-scatter is an
+all-reduce and sends twice what NCCL's does, and beside adapters this small messages for metrics and heartbeats count.
 """
 
 from __future__ import annotations
@@ -48,7 +51,13 @@ from faults.cluster import Cluster, environment_of_tests, why_no_namespaces, why
 from network_switch import SwitchedCluster  # noqa: E402
 
 NODES = 3
-LAYOUTS = {1: ("replicate", "full"), 2: ("replicate", "hybrid", "full")}  # processes per node: modes, replicate first
+SETTINGS = {  # the section `parallel`
+    "replicate": {"shard": "replicate"},
+    "hybrid": {"shard": "hybrid", "reshard_after_forward": True},
+    "full": {"shard": "full", "reshard_after_forward": True},
+    "full-kept": {"shard": "full", "reshard_after_forward": False},
+}
+LAYOUTS = {1: ("replicate", "full", "full-kept"), 2: ("replicate", "hybrid", "full")}  # processes per node: modes
 GIGABITS = (100, 10, 1)
 LAYERS, HIDDEN, INTERMEDIATE, RANK, TOKENS, ACCUMULATION = 3, 512, 928, 6, 128, 8
 WARM_UP = 3  # steps
@@ -217,8 +226,10 @@ def start(cluster: Cluster, folder: Path, mode: str, processes: int) -> Watch:
     name = f"{mode}-{NODES}x{processes}"
     for machine in cluster.machines:
         words = ["train", folder / "run.yaml", "--run-id", name, "--nnodes", NODES, "--node-rank", machine.number,
-                 "--master-addr", cluster.address, "--master-port", cluster.port, "--nproc", processes,
-                 "-o", f"parallel.shard={mode}"]  # fmt: skip
+                 "--master-addr", cluster.address, "--master-port", cluster.port, "--nproc", processes]  # fmt: skip
+        words += [
+            word for key, value in SETTINGS[mode].items() for word in ("-o", f"parallel.{key}={json.dumps(value)}")
+        ]
         caches = {"HF_HOME": str(folder / "hf"), "SHARDTUNE_CACHE": str(folder / "cache")}
         environment = {**environment_of_tests(), **caches, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
         machine.start([sys.executable, "-m", "shardtune", *map(str, words)], environment)
@@ -301,7 +312,7 @@ def measure_layout(folder: Path, processes: int, sizes: Workload, options: Optio
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="3 steps or 20 s at each limit, instead of 8 or 90 s")
+    parser.add_argument("--quick", action="store_true", help="5 steps or 20 s at each limit, instead of 10 or 90 s")
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
     if (reason := why_no_namespaces()) is not None:
@@ -310,14 +321,14 @@ def main() -> None:
     no_bucket = why_no_token_bucket()
     limited_by = "tc (tbf)" if no_bucket is None else f"network_switch.py, because {no_bucket}"
     load, cluster = os.getloadavg()[0], Cluster if no_bucket is None else SwitchedCluster
-    options = Options(cluster, 3, 20.0) if asked.quick else Options(cluster, 8, 90.0)
+    options = Options(cluster, 5, 20.0) if asked.quick else Options(cluster, 10, 90.0)
     print(f"links limited by {limited_by}; {os.cpu_count()} cores, load {load:.1f} before the start")
     print(f"{ACCUMULATION} micro-batches of {TOKENS} tokens per process and step")
     with tempfile.TemporaryDirectory() as folder:
         sizes = make_toy(Path(folder))
         layouts = [measure_layout(Path(folder), processes, sizes, options) for processes in LAYOUTS]
     if asked.json:
-        found = {"limited_by": limited_by, "load": load, "reference": asdict(REFERENCE), "layouts": layouts}
+        found = {"limited_by": limited_by, "load_before": load, "reference": asdict(REFERENCE), "layouts": layouts}
         asked.json.write_text(json.dumps(found, indent=2))
 
 

@@ -37,7 +37,7 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 
 # These start processes that import torch and train. They come first: a long file that begins last would leave the other
 # worker of pytest-xdist without work.
-_HEAVY = ("faults", "train", "launch", "parallel", "quickstart", "cli")
+_HEAVY = ("quickstart", "faults", "train", "launch", "parallel", "cli")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

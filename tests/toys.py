@@ -218,7 +218,7 @@ def toy_config(folder: Path, model_folder: Path, data_folder: Path, **sections: 
             "output_dir": str(folder / "runs"), "max_steps": 4, "per_device_train_batch_size": 2, "logging_steps": 1,
             "learning_rate": 1e-2, "save_strategy": "no", "warmup_ratio": 0.0,
         },
-        "parallel": {"device": "cpu"},
+        "parallel": {"device": "cpu", "shard": "full"},
     }  # fmt: skip
     for name, section in sections.items():
         values.setdefault(name, {}).update(section)

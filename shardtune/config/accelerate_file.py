@@ -11,6 +11,7 @@ import difflib
 import re
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field, replace
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -345,6 +346,7 @@ def _translate(entries: list[_Entry], problems: list[_Problem], running: int | N
     sources: dict[str, str] = {}
     overridden_by: dict[_Problem, tuple[str, str]] = {}
     verdicts: list[Verdict] = []
+    implied: list[tuple[_Entry, str, Any]] = []
     problems = list(problems)
     winners = _winners(entries, situation)
     for entry in entries:
@@ -361,8 +363,46 @@ def _translate(entries: list[_Entry], problems: list[_Problem], running: int | N
         elif meaning.path:
             values.setdefault(meaning.path, meaning.value)
             sources.setdefault(meaning.path, entry.label)
+            if meaning.also is not None:
+                implied.append((entry, *meaning.also))
         verdicts.append(_verdict(entry, meaning, situation))
-    return Translation(values, tuple(verdicts), tuple(problems), sources, overridden_by)
+    for entry, path, value in implied:
+        values.setdefault(path, value)
+        sources.setdefault(path, entry.label)
+    problems += _wrong_product(entries, situation)
+    return _without_moot(Translation(values, tuple(verdicts), tuple(problems), sources, overridden_by), values)
+
+
+def _wrong_product(entries: list[_Entry], situation: _Situation) -> Iterator[_Problem]:
+    """Replicas × shards must be all processes, as in accelerate."""
+    sizes = {entry.key.name.rpartition("config_")[2]: entry for entry in entries if "_dp_" in entry.key.name}
+    numbers = [_whole_number(entry.value) for entry in sizes.values()]
+    if len(numbers) == 2 and None not in numbers and situation.processes:
+        product = prod(number for number in numbers if number is not None)
+        if product != situation.processes:
+            what = f"dp_replicate_size × dp_shard_size is {product}, and num_processes is {situation.processes}."
+            yield sizes["dp_shard_size"].label, what, "Make the product of the two num_processes."
+
+
+def _without_moot(translation: Translation, settings: Mapping[str, Any]) -> Translation:
+    """Without what has no effect in the mode of sharding that `settings` has."""
+    shard = settings.get("parallel.shard")
+    unused = {"parallel.shard_size"} if shard in ("auto", "full", "replicate") else set()
+    if shard == "replicate":
+        unused.add("parallel.reshard_after_forward")
+    moot = unused & set(translation.values)
+    verdicts = [
+        replace(verdict, verdict="no effect", why=f"It does nothing with parallel.shard: {shard}.", sets="")
+        if verdict.sets.partition(" = ")[0] in moot
+        else verdict
+        for verdict in translation.verdicts
+    ]
+    return replace(
+        translation,
+        values={path: value for path, value in translation.values.items() if path not in moot},
+        verdicts=tuple(verdicts),
+        sources={path: key for path, key in translation.sources.items() if path not in moot},
+    )
 
 
 def _verdict(entry: _Entry, meaning: Meaning, situation: _Situation) -> Verdict:
@@ -371,6 +411,8 @@ def _verdict(entry: _Entry, meaning: Meaning, situation: _Situation) -> Verdict:
     if situation.machines > 1:
         reasons.append(entry.key.many_machines.format_map(situation.launch))
     sets = f"{meaning.path} = {_show(meaning.value)}" if meaning.path else ""
+    if meaning.also is not None:
+        sets += f", {meaning.also[0]} = {_show(meaning.also[1])}"
     return Verdict(entry.label, _show(entry.value), meaning.verdict, " ".join(filter(None, reasons)), sets)
 
 
@@ -477,6 +519,7 @@ def resolve_conflicts(translation: Translation, explicitly_set: dict[str, Any]) 
     and `sources`. Where they agree nothing changes. A problem the user's own setting makes moot (`mixed_precision:
     fp16` with an explicit train.bf16) becomes a conflict too.
     """
+    translation = _without_moot(translation, explicitly_set)
     lost = {
         path: explicitly_set[path]
         for path, value in translation.values.items()
@@ -670,6 +713,8 @@ def _page_cells(keys: list[Key], values: list[str], meaning: Meaning) -> tuple[s
         value = "its value" if meaning.value is FROM_FILE else _show(meaning.value)
         share = " / num_machines" if meaning.path == "parallel.nproc" else ""
         becomes = f"`{meaning.path}` = {value}{share}"
+        if meaning.also is not None:
+            becomes += f", `{meaning.also[0]}` = {_show(meaning.also[1])}"
     more = ""
     if meaning.path == "cluster.nodes":
         more = " " + keys[0].many_machines.format(nodes="N", address="HOST", port="PORT")

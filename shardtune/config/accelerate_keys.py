@@ -33,13 +33,17 @@ FROM_FILE = _FromFile()
 
 @dataclass(frozen=True)
 class Meaning:
-    """What one value of one key becomes: a verdict and maybe a shardtune setting, or a problem that stops the run."""
+    """What one value of one key becomes: a verdict and maybe a shardtune setting, or a problem that stops the run.
+
+    `also` is a second setting that it implies, unless another key decides it.
+    """
 
     verdict: VerdictName | Literal["problem"]
     why: str
     path: str = ""
     value: Any = None
     change: str = ""
+    also: tuple[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -72,8 +76,8 @@ class Key:
         return "true or false" if self.kind == "switch" else ", ".join(v for v in self.values if v not in (ANY, EMPTY))
 
 
-def _honoured(why: str, path: str = "", value: Any = None) -> Meaning:
-    return Meaning("honoured", why, path, value)
+def _honoured(why: str, path: str = "", value: Any = None, also: tuple[str, Any] | None = None) -> Meaning:
+    return Meaning("honoured", why, path, value, also=also)
 
 
 def _implied(why: str) -> Meaning:
@@ -88,24 +92,18 @@ def _problem(why: str, change: str) -> Meaning:
     return Meaning("problem", why, change=change)
 
 
-_RESHARD = "parallel.reshard_after_forward"
+_SHARD, _SHARD_SIZE, _RESHARD = "parallel.shard", "parallel.shard_size", "parallel.reshard_after_forward"
 _RESHARD_TRUE = "A layer's gathered weights are freed after its forward pass."
 _RESHARD_FALSE = "Gathered weights are kept from forward to backward: less traffic, more memory."
-_NO_HYBRID = _problem(
-    "hybrid sharding (shards inside a machine, copies across machines) is not supported",
-    "Use FULL_SHARD (or fsdp_reshard_after_forward: true): shards over all processes, least memory.",
-)
+_HYBRID = "The base is sharded inside each machine and replicated between machines."
 # Both keys take these words: today's `accelerate config` writes FSDP1's under fsdp_reshard_after_forward, where
 # `accelerate launch` then overrules them with its default FULL_SHARD.
 _STRATEGIES = {
-    "FULL_SHARD": _honoured(_RESHARD_TRUE, _RESHARD, True),
-    "SHARD_GRAD_OP": _honoured(_RESHARD_FALSE, _RESHARD, False),
-    "NO_SHARD": _problem(
-        "FSDP2 has no mode that keeps the full weights on each process",
-        "Use SHARD_GRAD_OP (or fsdp_reshard_after_forward: false): the closest mode, with the same results.",
-    ),
-    "HYBRID_SHARD": _NO_HYBRID,
-    "HYBRID_SHARD_ZERO2": _NO_HYBRID,
+    "FULL_SHARD": _honoured(_RESHARD_TRUE, _RESHARD, True, also=(_SHARD, "full")),
+    "SHARD_GRAD_OP": _honoured(_RESHARD_FALSE, _RESHARD, False, also=(_SHARD, "full")),
+    "NO_SHARD": _honoured("Every process holds the whole base; only adapters are communicated.", _SHARD, "replicate"),
+    "HYBRID_SHARD": _honoured(f"{_HYBRID} {_RESHARD_TRUE}", _SHARD, "hybrid", also=(_RESHARD, True)),
+    "HYBRID_SHARD_ZERO2": _honoured(f"{_HYBRID} {_RESHARD_FALSE}", _SHARD, "hybrid", also=(_RESHARD, False)),
 }
 _STRATEGY_NUMBERS = {str(number): name for number, name in enumerate(_STRATEGIES, start=1)}
 
@@ -136,7 +134,7 @@ _FSDP_KEYS = (
             "false": _honoured(_RESHARD_FALSE, _RESHARD, False),
             **_STRATEGIES,
         },
-        expects="true or false (or FSDP1's FULL_SHARD, SHARD_GRAD_OP)",
+        expects="true or false (or FSDP1's FULL_SHARD, SHARD_GRAD_OP, HYBRID_SHARD, NO_SHARD)",
     ),
     Key(
         "fsdp_auto_wrap_policy",
@@ -312,17 +310,24 @@ def _degree(name: str, what: str) -> Key:
 
 
 _PARALLELISM_KEYS = (
-    _degree("dp_replicate_size", "replicating the shards (hybrid sharding)"),
+    Key(
+        "parallelism_config_dp_replicate_size",
+        "number",
+        {
+            "1": _no_effect("1 means off."),
+            ALL_PROCESSES: _honoured("Every process holds the whole base.", _SHARD, "replicate"),
+            ANY: _honoured("That many replicas of the base.", _SHARD, "hybrid"),
+        },
+        expects="a whole number from 1",
+        minimum=1,
+    ),
     Key(
         "parallelism_config_dp_shard_size",
         "number",
         {
-            "1": _no_effect("The model is sharded over all processes, however many there are."),
-            ALL_PROCESSES: _honoured("The model is sharded over all processes."),
-            ANY: _problem(
-                "the model is always sharded over all processes, and this is a different number",
-                "Set it to num_processes, or remove parallelism_config.",
-            ),
+            "1": _no_effect("1 means off."),
+            ALL_PROCESSES: _honoured("The base is sharded over all processes.", _SHARD, "full"),
+            ANY: _honoured("Processes that share one replica.", _SHARD_SIZE, FROM_FILE, also=(_SHARD, "hybrid")),
         },
         expects="a whole number from 1",
         minimum=1,

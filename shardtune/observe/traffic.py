@@ -135,7 +135,8 @@ class TrafficCounter:
 
 def nodes_of_ranks(device: torch.device) -> list[int]:
     """A number for the node of each rank, by global rank. A collective."""
-    name = os.environ.get("GROUP_RANK") or socket.gethostname()  # launchers say which node it is; else its name
+    # The launcher's number and the host: launchers may share a host, and not every launcher numbers its nodes.
+    name = f"{os.environ.get('GROUP_RANK', '')}@{socket.gethostname()}"
     digest = hashlib.blake2b(name.encode(), digest_size=7).digest()  # a positive int64
     mine = torch.tensor([int.from_bytes(digest, "big")], device=device)
     everyone = [torch.empty_like(mine) for _ in range(dist.get_world_size())]

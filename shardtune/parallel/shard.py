@@ -112,6 +112,15 @@ def can_split_adapters(model: nn.Module, compute_dtype: torch.dtype | None, sect
     return all(p.requires_grad or _stays_as_it_is(name, p, compute_dtype) for name, p in model.named_parameters())
 
 
+def gathered_bytes(module: nn.Module, compute_dtype: torch.dtype | None) -> int:
+    """Bytes of its frozen weights when FSDP2 gathers them: cast to the compute dtype, but for FP8."""
+    frozen = [(name, p) for name, p in module.named_parameters() if not p.requires_grad]
+    return sum(
+        p.numel() * (p.dtype if _stays_as_it_is(name, p, compute_dtype) else compute_dtype or p.dtype).itemsize
+        for name, p in frozen
+    )
+
+
 def frees_after_forward(section: ParallelSection, mesh: Mesh) -> bool:
     """Gathered adapters alone are small: they stay for the whole step."""
     return bool(section.reshard_after_forward) and not mesh.splits_adapters_only

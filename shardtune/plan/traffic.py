@@ -22,7 +22,7 @@ class ModelBytes:
 
     Args:
         layers: Bytes of the layers' frozen weights as they are gathered: 2 per parameter in bf16; in FP8 1, and scales.
-        root: Of embeddings, final norm and head, likewise: gathered once per micro-batch, and kept until backward.
+        root: Of embeddings, final norm and head, likewise: they stay gathered from forward to backward.
         trained: Trained parameters, all of them in the layers.
         gathered: Bytes per trained parameter in an all-gather: those of the compute dtype.
         reduced: Bytes per gradient in a reduction: those of `parallel.reduce_dtype`.
@@ -66,17 +66,17 @@ def step_traffic(
     nodes: Sequence[int],
     micro_batches: int = 1,
     reshard_after_forward: bool = True,
-    reduce_every_micro_batch: bool = False,
+    offload_params: bool = False,
     adapters: Adapters = "sharded",
 ) -> StepTraffic:
-    """What a step sends on a mesh of (replicas × shards), ranks in the order of `nodes`.
+    """What a step sends on a mesh of (replicas × shards).
 
     Args:
         replicas: Copies of the base; each is sharded over the other dimension. 1: full sharding.
-        nodes: The node of every rank, by global rank.
+        nodes: The node of every rank, in the order of the mesh: the shards of a replica are next to each other.
         micro_batches: Per step (gradient accumulation).
         reshard_after_forward: Layers are gathered again in backward; otherwise everything is gathered once per step.
-        reduce_every_micro_batch: Gradients are reduced there (offloaded parameters), not once per step.
+        offload_params: Gradients are reduced for each micro-batch, and nothing stays gathered for the next one.
         adapters: Where each rank holds the whole base (as many replicas as ranks): whether what trains is sharded over
             all ranks, gathered once per step, or replicated too.
     """
@@ -84,14 +84,13 @@ def step_traffic(
     shards, rest = divmod(world, replicas)
     if rest:
         raise ValueError(f"{world} ranks are not {replicas} replicas of the same size")
-    reductions = micro_batches if reduce_every_micro_batch else 1
-    reduced = model.trained * model.reduced * reductions
+    reduced = model.trained * model.reduced * (micro_batches if offload_params else 1)
     if shards == 1 and adapters == "sharded":
         return _sent(model.trained * model.gathered + reduced, 0, shards=world, replicas=1, nodes=nodes)
     layers = (model.layers + model.trained * model.gathered) * (2 if reshard_after_forward else 1)
     # What is kept from forward to backward is kept until the step's last backward pass.
-    gathered = (layers + model.root) * (micro_batches if reshard_after_forward or reduce_every_micro_batch else 1)
-    return _sent(gathered + reduced, reduced, shards=shards, replicas=replicas, nodes=nodes)
+    times = micro_batches if reshard_after_forward or offload_params else 1
+    return _sent((layers + model.root) * times + reduced, reduced, shards=shards, replicas=replicas, nodes=nodes)
 
 
 def adapter_layout(model: ModelBytes, ranks: int) -> AdapterLayout:

@@ -122,6 +122,7 @@ def report_plan(context: RunContext, setup: Setup) -> None:
         "eval": summary.data_line(prepared.val.counts) if prepared.val else "none (data.val_split is null)",
         "packing": summary.packing_line(setup.data, setup.run),
         "sharding": summary.sharding_line(setup.sharding, context.processes, setup.run),
+        "traffic": summary.traffic_line(setup.traffic, setup.sharding.mesh),
         "kernels": summary.kernels_line(setup.run, setup.built.fused),
         "memory": summary.checkpointing_line(config.train, context.processes.device.type),
         "batch": batch,
@@ -129,10 +130,12 @@ def report_plan(context: RunContext, setup: Setup) -> None:
         "trains": summary.coverage_line(coverage),
     }
     for label, text in lines.items():
+        if text is None:
+            continue
         (terminal.detail if label == "kernels" else terminal.say)(context.console, label, text)
     if len(coverage.rows) > 1 or terminal.is_verbose():
         context.console.print(Padding(summary.adapter_table(coverage), (0, 0, 0, 10), expand=False))
-    sharding = summary.sharding_facts(setup.sharding)
+    sharding = {**summary.sharding_facts(setup.sharding), "traffic": asdict(setup.traffic.sent)}
     context.events.write("plan", math=asdict(setup.math), adapters=asdict(coverage), sharding=sharding)
 
 

@@ -22,12 +22,14 @@ from shardtune.observe.preparing import PreparingProgress
 from shardtune.parallel.mesh import build_mesh
 from shardtune.parallel.shard import can_split_adapters, shard_model
 from shardtune.plan.steps import TrainingMath, training_math
+from shardtune.plan.traffic import adapter_layout
 from shardtune.train.account import report_loss, report_notices, report_plan, write_config
 from shardtune.train.build import build_model
 from shardtune.train.context import Data, RunContext, refuse_different_data
 from shardtune.train.evaluation import GivenAdapter, read_given
 from shardtune.train.facts import Machine, gather_facts, machine_of
 from shardtune.train.resolve import FLAT_ATTENTION, NEARLY_FULL, Notice, resolve
+from shardtune.train.traffic import Traffic, model_bytes, traffic_of
 from shardtune.train.watchdog import LOADING
 from shardtune.train.weights import find_checkpoint
 
@@ -69,6 +71,7 @@ class Setup:
     data: Data
     math: TrainingMath
     sharding: Sharding
+    traffic: Traffic
 
     @property
     def config(self) -> RunConfig:
@@ -120,8 +123,10 @@ def set_up(context: RunContext, asked: ResolvedConfig, watchdog: Watchdog, evalu
     data = _lay_out(run.config, prepared, tokenizer)
     math = training_math(run.config.train, rows=len(data.train), tokens=data.tokens, processes=processes.world_size)
     set_numerics(run.config.train)
-    sharding = _shard(run.config, built.model, meta_model, processes)
-    setup = Setup(run, meta_model, checkpoint.strategy, tokenizer, built, adapter, prepared, data, math, sharding)
+    sharding, traffic = _shard(run.config, built.model, meta_model, processes)
+    setup = Setup(
+        run, meta_model, checkpoint.strategy, tokenizer, built, adapter, prepared, data, math, sharding, traffic
+    )
     if evaluation is None:
         report_plan(context, setup)
     return setup
@@ -201,11 +206,17 @@ def _lay_out(config: RunConfig, prepared: PreparedSet, tokenizer: PreTrainedToke
     )
 
 
-def _shard(config: RunConfig, model: PeftModel, meta_model: MetaModel, processes: Processes) -> Sharding:
+def _shard(
+    config: RunConfig, model: PeftModel, meta_model: MetaModel, processes: Processes
+) -> tuple[Sharding, Traffic]:
     parallel, dtype = config.parallel, torch.bfloat16 if config.train.bf16 else None
     shards = {"full": processes.world_size, "hybrid": parallel.shard_size, "replicate": 1}[parallel.shard]
-    mesh = build_mesh(processes, shards, shard_adapters=shards == 1 and can_split_adapters(model, dtype, parallel))
-    return shard_model(
+    sizes = model_bytes(model, config, meta_model.layer_class)
+    split = shards == 1 and can_split_adapters(model, dtype, parallel)
+    if split:
+        split = adapter_layout(sizes, processes.world_size).adapters == "sharded"
+    mesh = build_mesh(processes, shards, shard_adapters=split)
+    sharding = shard_model(
         model,
         parallel,
         mesh,
@@ -214,3 +225,4 @@ def _shard(config: RunConfig, model: PeftModel, meta_model: MetaModel, processes
         selective=config.train.gradient_checkpointing == "selective",
         compiled=config.train.compile is True,
     )
+    return sharding, traffic_of(sizes, config, mesh)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 from rich.text import Text
 
+from shardtune.plan.traffic import traffic_sentence
 from shardtune.terminal import count, percent, size
 
 if TYPE_CHECKING:
@@ -14,12 +15,14 @@ if TYPE_CHECKING:
     from shardtune.config.schema import TrainSection
     from shardtune.data.prepared import PreparedCounts
     from shardtune.model.meta_model import MetaModel
+    from shardtune.parallel.mesh import Mesh
     from shardtune.parallel.processes import Processes
     from shardtune.parallel.shard import Sharding
     from shardtune.plan.steps import TrainingMath
     from shardtune.train.build import Fused
     from shardtune.train.context import Data
     from shardtune.train.resolve import ResolvedRun
+    from shardtune.train.traffic import Traffic
     from shardtune.train.weights import LoadStats
 
 
@@ -74,7 +77,7 @@ def sharding_line(sharding: Sharding, processes: Processes, run: ResolvedRun) ->
     if mesh.size == 1:
         how = f"one process on {device}, {units}"
     elif mesh.shards == 1:
-        how = f"replicated: the whole base on each of {mesh.size} processes on {device}"
+        how = f"replicate: the whole base on each of {mesh.size} processes on {device}"
     elif mesh.replicas == 1:
         how = f"FSDP2 over {mesh.size} processes on {device}, {units}"
     else:
@@ -84,7 +87,17 @@ def sharding_line(sharding: Sharding, processes: Processes, run: ResolvedRun) ->
     return f"{text} ({why})" if why is not None else text
 
 
-def sharding_facts(sharding: Sharding) -> dict[str, str | int]:
+def traffic_line(traffic: Traffic, mesh: Mesh) -> str | None:
+    """What a step sends; None where there is nobody to send to."""
+    if mesh.size == 1:
+        return None
+    text = traffic_sentence(traffic.sent, traffic.full)
+    if mesh.shards == 1:
+        text += f"; adapters are {'sharded over all processes' if mesh.splits_adapters_only else 'replicated too'}"
+    return text
+
+
+def sharding_facts(sharding: Sharding) -> dict[str, Any]:
     """For the event log."""
     return {
         "replicas": sharding.mesh.replicas,

@@ -67,6 +67,7 @@ def test_an_fsdp1_file_from_an_article_is_translated_whole() -> None:
         "parallel.forward_prefetch": 0,
         "parallel.offload_params": True,
         "parallel.reshard_after_forward": False,
+        "parallel.shard": "full",
         "parallel.transformer_layer_cls_to_wrap": "LlamaDecoderLayer",
         "parallel.nproc": 2,
         "train.bf16": True,
@@ -201,6 +202,11 @@ def test_the_numbers_of_old_files_mean_what_torchs_enums_say() -> None:
         ("sharding_strategy", "full_shard", "parallel.reshard_after_forward", True),
         ("fsdp_reshard_after_forward", "no", "parallel.reshard_after_forward", False),
         ("fsdp_reshard_after_forward", "SHARD_GRAD_OP", "parallel.reshard_after_forward", False),
+        ("fsdp_sharding_strategy", "FULL_SHARD", "parallel.shard", "full"),
+        ("fsdp_sharding_strategy", "HYBRID_SHARD", "parallel.shard", "hybrid"),
+        ("fsdp_sharding_strategy", "HYBRID_SHARD", "parallel.reshard_after_forward", True),
+        ("fsdp_reshard_after_forward", "HYBRID_SHARD_ZERO2", "parallel.reshard_after_forward", False),
+        ("fsdp_sharding_strategy", "NO_SHARD", "parallel.shard", "replicate"),
         ("fsdp_forward_prefetch", "True", "parallel.forward_prefetch", 1),
         ("fsdp_forward_prefetch", False, "parallel.forward_prefetch", 0),
         ("fsdp_backward_prefetch", "BACKWARD_POST", "parallel.backward_prefetch", 0),
@@ -217,10 +223,10 @@ def test_an_fsdp_value_becomes_the_setting_that_means_it(
 ) -> None:
     translation = fsdp(tmp_path, **{key: value})
     assert translation.problems == ()
-    assert translation.values == {path: becomes}
-    assert translation.sources == {path: key}
+    assert translation.values[path] == becomes
+    assert set(translation.sources.values()) == {key}
     assert verdict(translation, key).verdict == "honoured"
-    assert verdict(translation, key).sets.startswith(f"{path} = ")
+    assert f"{path} = " in verdict(translation, key).sets
 
 
 @pytest.mark.parametrize(
@@ -229,9 +235,6 @@ def test_an_fsdp_value_becomes_the_setting_that_means_it(
         ("fsdp_reshard_after_forward", "maybe", "Allowed: true or false"),
         ("fsdp_sharding_strategy", "ZERO_3", "Allowed: FULL_SHARD, SHARD_GRAD_OP"),
         ("fsdp_sharding_strategy", True, "Allowed: FULL_SHARD"),
-        ("fsdp_sharding_strategy", "NO_SHARD", "Use SHARD_GRAD_OP"),
-        ("fsdp_sharding_strategy", "HYBRID_SHARD", "is not supported"),
-        ("fsdp_reshard_after_forward", "HYBRID_SHARD_ZERO2", "is not supported"),
         ("fsdp_version", 3, "Allowed: 1, 2"),
         ("fsdp_version", True, "Allowed: 1, 2"),
         ("fsdp_offload_params", "gpu", "Allowed: true or false"),
@@ -329,8 +332,8 @@ def test_two_keys_that_disagree_are_settled_as_accelerate_would_and_said(
     translation = fsdp(
         tmp_path, fsdp_version=version, fsdp_sharding_strategy="FULL_SHARD", fsdp_reshard_after_forward=False
     )
-    assert translation.values == {"parallel.reshard_after_forward": value}
-    assert translation.sources == {"parallel.reshard_after_forward": wins}
+    assert translation.values["parallel.reshard_after_forward"] is value
+    assert translation.sources["parallel.reshard_after_forward"] == wins
     assert verdict(translation, wins).verdict == "honoured"
     assert verdict(translation, loses).verdict == "conflicts"
     assert wins in verdict(translation, loses).why
@@ -344,25 +347,40 @@ def test_a_key_given_in_two_spellings_or_twice_is_a_problem(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("keys", "stops"),
+    ("keys", "becomes"),
     [
-        ({"dp_shard_size": 4}, False),
-        ({"dp_shard_size": 2}, True),
-        ({"dp_shard_size": 4, "tp_size": 1, "cp_size": 1}, False),
-        ({"dp_shard_size": 4, "tp_size": 2}, True),
-        ({"dp_replicate_size": 2}, True),
+        ({"dp_shard_size": 4}, {"parallel.shard": "full"}),
+        ({"dp_shard_size": 4, "tp_size": 1, "cp_size": 1}, {"parallel.shard": "full"}),
+        ({"dp_shard_size": 2, "dp_replicate_size": 2}, {"parallel.shard": "hybrid", "parallel.shard_size": 2}),
+        ({"dp_shard_size": 2}, {"parallel.shard": "hybrid", "parallel.shard_size": 2}),
+        ({"dp_replicate_size": 2}, {"parallel.shard": "hybrid"}),
+        ({"dp_replicate_size": 4, "dp_shard_size": 1}, {"parallel.shard": "replicate"}),
+        ({"dp_replicate_size": 2, "dp_shard_size": 4}, "dp_replicate_size × dp_shard_size is 8"),
+        ({"dp_shard_size": 4, "tp_size": 2}, "tensor parallelism is not supported"),
     ],
 )
-def test_parallelism_beyond_sharding_over_all_processes_stops(
-    tmp_path: Path, keys: dict[str, int], stops: bool
+def test_replicas_and_shards_of_a_parallelism_config_become_the_mesh(
+    tmp_path: Path, keys: dict[str, int], becomes: dict[str, Any] | str
 ) -> None:
     section = {f"parallelism_config_{name}": value for name, value in keys.items()}
     translation = translate(tmp_path, {"num_processes": 4, "parallelism_config": section})
-    assert bool(translation.problems) is stops
+    if isinstance(becomes, str):
+        assert [what for _, what, _ in translation.problems if becomes in what]
+    else:
+        assert not translation.problems
+        assert {path: v for path, v in translation.values.items() if path != "parallel.nproc"} == becomes
     assert {v.key for v in translation.verdicts} | {key for key, _, _ in translation.problems} == {
         "num_processes",
         *section,
     }
+
+
+def test_what_a_replicated_base_does_not_read_has_no_effect(tmp_path: Path) -> None:
+    translation = fsdp(tmp_path, fsdp_sharding_strategy="NO_SHARD", fsdp_reshard_after_forward=True)
+    assert translation.values == {"parallel.shard": "replicate"}
+    assert verdict(translation, "fsdp_reshard_after_forward").verdict == "no effect"
+    own = resolve_conflicts(fsdp(tmp_path, fsdp_sharding_strategy="FULL_SHARD"), {"parallel.shard": "replicate"})
+    assert own.values == {}
 
 
 def test_gpu_ids_are_not_dropped_without_a_word(tmp_path: Path) -> None:
@@ -472,11 +490,13 @@ def test_accelerate_launch_hands_its_workers_the_same_settings_as_the_file(
     assert by_environment is not None
     assert by_environment.problems == ()
     expected = with_defaults(by_file.values)
-    # The processes run already on the other road; and an explicit `forward_prefetch: false` reads there like silence.
+    # The processes run already on the other road; and the launcher's own defaults read there like silence.
     expected["parallel.nproc"], expected["cluster.nodes"] = "auto", 1
     if by_file.values.get("parallel.forward_prefetch") == 0:
         expected["parallel.forward_prefetch"] = 1
         assert "set parallel.forward_prefetch yourself" in verdict(by_environment, "FSDP_FORWARD_PREFETCH").why
+    if by_file.values.get("parallel.reshard_after_forward") is True:
+        expected["parallel.reshard_after_forward"] = "auto"
     assert with_defaults(by_environment.values) == expected
     assert len(by_environment.values) >= 3
 
@@ -522,12 +542,12 @@ def test_mixed_precision_and_cpu_are_taken_from_a_launch_without_fsdp() -> None:
     assert translation.sources["train.bf16"] == "ACCELERATE_MIXED_PRECISION"
 
 
-@pytest.mark.parametrize(("shards", "stops"), [("4", False), ("2", True)])
-def test_a_launch_that_shards_over_some_of_the_processes_only_is_refused(shards: str, stops: bool) -> None:
+@pytest.mark.parametrize(("shards", "becomes"), [("4", "full"), ("2", "hybrid")])
+def test_a_launch_that_shards_over_some_of_the_processes_is_hybrid(shards: str, becomes: str) -> None:
     launched = {"ACCELERATE_USE_FSDP": "true", "ACCELERATE_USE_PARALLELISM_CONFIG": "true", "WORLD_SIZE": "4"}
     translation = translate_environment({**launched, "PARALLELISM_CONFIG_DP_SHARD_SIZE": shards})
-    assert translation is not None
-    assert bool(translation.problems) is stops
+    assert translation is not None and not translation.problems
+    assert translation.values["parallel.shard"] == becomes
 
 
 def test_a_deepspeed_launch_is_refused() -> None:

@@ -1,8 +1,8 @@
 """Many faults on one run: `python tests/faults/soak.py --faults 200 --seed 1`. In the end it must be as if none had been.
 
 Three nodes work with restarts on. Again and again a fault drawn from the seed hits one of them; every time the run must
-come back and get further. The result is compared with that of a run nobody disturbed, and the table printed. `--toy`
-uses the toy worker (restarts begin at step 0); otherwise a real training goes on from its checkpoints.
+come back from its checkpoints and get further. The result is compared with that of a run nobody disturbed, and the table
+printed.
 
 How fast the machine is must not matter: a fault comes when the run has done some steps since the last one, the run is
 told to go on for ever, and when it has come back from the last fault it is stopped by a signal and finished a few steps
@@ -18,7 +18,6 @@ import random
 import signal
 import sys
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,66 +35,11 @@ MORE_STEPS = 5  # after the stop
 BACK_SECONDS = 240  # a run that has not come back by then is lost: the soak has failed
 
 
-class Job(ABC):
-    """What the nodes work on."""
-
-    def __init__(self, cluster: Cluster, restarts: int) -> None:
-        self.cluster, self.restarts = cluster, restarts
-
-    @abstractmethod
-    def start(self, node: int) -> None: ...
-
-    @abstractmethod
-    def now(self) -> float:
-        """A mark that `is_back` is asked with, taken just before a fault."""
-
-    @abstractmethod
-    def is_back(self, since: float) -> bool:
-        """Has an attempt that was started after the mark done a step?"""
-
-    @abstractmethod
-    def work_a_while(self, rng: random.Random) -> None: ...
-
-    @abstractmethod
-    def finish(self) -> bytes:
-        """Wait for the end; what was computed."""
-
-    def start_all(self) -> None:
-        for node in range(NODES):
-            self.start(node)
-
-    def end_with(self, code: int) -> None:
-        codes = [self.cluster.ended(node, 900) for node in range(NODES)]
-        if codes != [code] * NODES:
-            raise AssertionError(f"the nodes ended with {codes} instead of {code}")
-
-
-class ToyJob(Job):
-    def start(self, node: int) -> None:
-        self.cluster.start_toy(node, env={"TOY_STEPS": "400"}, max_restarts=self.restarts)
-
-    def now(self) -> float:
-        return time.time()
-
-    def is_back(self, since: float) -> bool:
-        files = [self.cluster.folder / "run" / f"step-{rank}" for rank in range(NODES)]
-        # Steps that were under way when the fault came do not count as being back.
-        return all(file.exists() and file.stat().st_mtime > since + 3 for file in files)
-
-    def work_a_while(self, rng: random.Random) -> None:
-        time.sleep(rng.uniform(0.5, 4.0))
-
-    def finish(self) -> bytes:
-        self.end_with(0)
-        return b" ".join((self.cluster.folder / "run" / f"total-{rank}").read_bytes() for rank in range(NODES))
-
-
-class TrainJob(Job):
-    """A toy model that learns, with a checkpoint every few steps, until `steps`."""
+class Job:
+    """What the nodes work on: a toy model that learns, with a checkpoint every few steps, until `steps`."""
 
     def __init__(self, cluster: Cluster, restarts: int, steps: int = FOR_EVER) -> None:
-        super().__init__(cluster, restarts)
-        folder = cluster.folder
+        self.cluster, folder = cluster, cluster.folder
         self.run, self.steps = folder / "runs" / "soak", steps
         train = {"lr_scheduler_type": "constant", "save_strategy": "steps", "save_steps": 4}
         self.config = toy_config(
@@ -114,10 +58,21 @@ class TrainJob(Job):
         environment = {**environment_of_tests(), "HF_HOME": str(self.cluster.folder / "hf"), "OMP_NUM_THREADS": "1"}
         self.cluster.machines[node].start([sys.executable, "-m", "shardtune", *map(str, words)], environment)
 
-    def now(self) -> float:
+    def start_all(self) -> None:
+        for node in range(NODES):
+            self.start(node)
+
+    def end_with(self, code: int) -> None:
+        codes = [self.cluster.ended(node, 900) for node in range(NODES)]
+        if codes != [code] * NODES:
+            raise AssertionError(f"the nodes ended with {codes} instead of {code}")
+
+    def now(self) -> int:
+        """A mark that `is_back` is asked with, taken just before a fault."""
         return self._log.read().attempts
 
-    def is_back(self, since: float) -> bool:
+    def is_back(self, since: int) -> bool:
+        """Has an attempt that was started after the mark done a step?"""
         log = self._log.read()
         return log.attempts > since and log.steps_of_attempt > 0
 
@@ -126,6 +81,7 @@ class TrainJob(Job):
         self.cluster.wait(lambda: self._log.read().steps_of_attempt > more, BACK_SECONDS, f"{more} more steps")
 
     def finish(self) -> bytes:
+        """Wait for the end; what was learnt."""
         if self.steps == FOR_EVER:
             launcher = self.cluster.machines[NODES - 1].process
             assert launcher is not None
@@ -247,21 +203,20 @@ def main(words: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--faults", type=int, default=10)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--toy", action="store_true", help="the toy worker instead of a training")
     asked = parser.parse_args(words)
     reason = why_no_namespaces()
     if reason is not None:
         print(f"on loopback, so the network is never cut: {reason}")
-    kind, restarts = ToyJob if asked.toy else TrainJob, 3 * asked.faults + 5
-    disturbed, rows, job = run_once(lambda cluster: kind(cluster, restarts), asked.faults, asked.seed, reason is None)
-    length = {"steps": job.steps} if isinstance(job, TrainJob) else {}
-    undisturbed, _, _ = run_once(lambda cluster: kind(cluster, restarts, **length), 0, asked.seed, reason is None)
+    restarts = 3 * asked.faults + 5
+    disturbed, rows, job = run_once(lambda cluster: Job(cluster, restarts), asked.faults, asked.seed, reason is None)
+    undisturbed, _, _ = run_once(lambda cluster: Job(cluster, restarts, job.steps), 0, asked.seed, reason is None)
     same = undisturbed == disturbed
     for name in sorted({row.fault for row in rows}):
         seconds = [row.seconds for row in rows if row.fault == name]
         print(f"{name:<14} {len(seconds):>4} times, back after {min(seconds):.1f} to {max(seconds):.1f} s")
-    told = f", {job.steps} steps" if isinstance(job, TrainJob) else ""
-    print(f"seed {asked.seed}, {len(rows)} faults{told}: the result is {'the same' if same else 'DIFFERENT'}")
+    print(
+        f"seed {asked.seed}, {len(rows)} faults, {job.steps} steps: the result is {'the same' if same else 'DIFFERENT'}"
+    )
     return 0 if same else 1
 
 

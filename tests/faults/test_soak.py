@@ -1,4 +1,4 @@
-"""Faults again and again, on the toy worker and on a real training: the result is that of a run without any."""
+"""Faults again and again on a training: the result is that of a run without any."""
 
 from __future__ import annotations
 
@@ -11,18 +11,14 @@ from faults.soak import Log, deal, main
 
 
 @pytest.mark.slow
-def test_a_run_that_was_hit_again_and_again_ends_as_if_nothing_had_been(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--toy", "--faults", "3", "--seed", "5"]) == 0
-    said = capsys.readouterr().out
-    assert "3 faults: the result is the same" in said
-
-
-@pytest.mark.slow
 @pytest.mark.timeout(1500)  # some minutes on two quiet cores; a fault may take four before it counts as lost
-def test_a_real_training_that_was_hit_ten_times_learns_the_same_weights(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--faults", "10", "--seed", "2"]) == 0
+def test_a_training_that_was_hit_by_every_kind_of_fault_learns_the_same_weights(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """With this seed most of them hit the master; `make soak` has more."""
+    assert main(["--faults", "5", "--seed", "24"]) == 0
     said = capsys.readouterr().out
-    assert "10 faults" in said and "the result is the same" in said
+    assert "5 faults" in said and "the result is the same" in said
     assert all(f"\n{kind} " in f"\n{said}" for kind in ("kill_worker", "stop_worker", "end_node"))
 
 

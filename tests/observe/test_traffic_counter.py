@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from ranks import on_ranks
+from traffic_counter_worker import CASES
 
 from shardtune.plan.traffic import ModelBytes, step_traffic
 
@@ -25,55 +26,41 @@ def seen(shared_environment: dict[str, str], tmp_path_factory: pytest.TempPathFa
     }
 
 
-def model_bytes(parameters: dict[str, int], element: int, reduced: int = 4) -> ModelBytes:
-    layers, root = parameters["layers"] * element, parameters["root"] * element
-    return ModelBytes(layers, root, parameters["trained"], gathered=element, reduced=reduced)
-
-
-@pytest.mark.parametrize(
-    ("case", "element", "reduced", "reshard", "micro_batches"),
-    [
-        ("float32", 4, 4, True, 1),
-        ("bf16", 2, 4, True, 2),
-        ("bf16 kept", 2, 2, False, 2),
-        ("compiled", 2, 4, True, 2),
-    ],
-)
-def test_a_fully_sharded_step_sends_what_the_plan_says(
-    seen: dict[int, Any], case: str, element: int, reduced: int, reshard: bool, micro_batches: int
-) -> None:
-    for rank in seen[2]:
-        model = model_bytes(rank[case]["sizes"], element, reduced)
+@pytest.mark.parametrize("name", CASES)
+def test_a_step_sends_what_the_plan_says(seen: dict[int, Any], name: str) -> None:
+    case = CASES[name]
+    nodes = [rank * 2 // case.world for rank in range(case.world)]
+    left = [0, 0]
+    for node, rank in zip(nodes, seen[case.world], strict=True):
         planned = step_traffic(
-            model, replicas=1, nodes=(0, 1), micro_batches=micro_batches, reshard_after_forward=reshard
+            ModelBytes(**rank[name]["sizes"]),
+            replicas=case.world // (case.shards or case.world),
+            nodes=nodes,
+            micro_batches=case.micro_batches,
+            reshard_after_forward=case.reshard,
+            adapters="sharded" if case.shard_adapters else "replicated",
         )
-        assert rank[case]["sent"] == {
-            "collectives": {"shard": planned.shard, "replicate": 0, "other": 0},
-            "collectives_between_nodes": {"shard": planned.between_nodes, "replicate": 0, "other": 0},
-        }
-        assert planned.shard > 10_000
+        sent, between_nodes = rank[name]["sent"]["collectives"], rank[name]["sent"]["collectives_between_nodes"]
+        assert sent == {"shard": planned.shard, "replicate": planned.replicate, "other": 0}
+        left[node] += sum(between_nodes.values())
+    assert left == [planned.between_nodes, planned.between_nodes] and planned.between_nodes > 1000
 
 
 def test_between_the_nodes_of_a_hybrid_mesh_go_only_the_adapters_gradients(seen: dict[int, Any]) -> None:
-    sent = [rank["hybrid"]["sent"] for rank in seen[4]]
-    parameters = seen[4][0]["hybrid"]["sizes"]
-    planned = step_traffic(model_bytes(parameters, 2), replicas=2, nodes=(0, 0, 1, 1))
-    for rank in sent:
-        assert rank["collectives"] == {"shard": planned.shard, "replicate": planned.replicate, "other": 0}
-        assert rank["collectives_between_nodes"] == {"shard": 0, "replicate": planned.replicate, "other": 0}
-    # Each rank all-reduces its half of the gradients, float32, with one other rank: a half of that, twice.
-    assert planned.replicate == parameters["trained"] * 4 // 2
-    assert sum(rank["collectives_between_nodes"]["replicate"] for rank in sent[:2]) == planned.between_nodes
+    for rank in seen[4]:
+        gradients = rank["hybrid"]["sizes"]["trained"] * 4
+        # Each rank all-reduces its half of them with one other rank: a half of that, twice.
+        assert rank["hybrid"]["sent"]["collectives_between_nodes"] == {
+            "shard": 0, "replicate": gradients // 2, "other": 0,
+        }  # fmt: skip
 
 
 def test_what_is_neither_weight_nor_gradient_is_counted_apart(seen: dict[int, Any]) -> None:
     for rank in seen[2]:
-        norms, tokens, flags = 4 * rank["float32"]["norms"], 8, 1
-        assert rank["float32"]["rest"] == {"shard": 0, "replicate": 0, "other": norms + tokens + flags}
+        norms, tokens, flags = 4 * rank["full"]["norms"], 8, 1
+        assert rank["full"]["rest"] == {"shard": 0, "replicate": 0, "other": norms + tokens + flags}
 
 
 def test_a_counter_that_is_closed_counts_nothing_and_leaves_nothing_behind(seen: dict[int, Any]) -> None:
-    for rank in (*seen[2], *seen[4]):
-        assert rank["restored"]
-    for rank in seen[2]:
-        assert rank["float32"]["after"] == {"shard": 0, "replicate": 0, "other": 0}
+    assert all(rank["restored"] for rank in (*seen[2], *seen[4]))
+    assert all(rank["full"]["after"] == {"shard": 0, "replicate": 0, "other": 0} for rank in seen[2])

@@ -1,30 +1,51 @@
-"""Run on ranks by test_traffic_counter.py: steps of a sharded toy; writes the bytes that each rank counted, and the sizes."""
+"""Run on ranks by test_traffic_counter.py: steps of a sharded toy; writes the bytes that each rank counted, and sizes."""
 
 from __future__ import annotations
 
 import json
 import os
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from peft import LoraConfig, PeftModel, get_peft_model
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from toys import toy_text_config
 from transformers import AutoModelForCausalLM
 
 from shardtune.config.schema import ParallelSection
 from shardtune.observe.traffic import _COLLECTIVES, TrafficCounter, nodes_of_ranks
+from shardtune.parallel.mesh import build_mesh
 from shardtune.parallel.processes import Processes, join
 from shardtune.parallel.shard import GradientSync, decoder_layers, shard_model
+from shardtune.plan.traffic import ModelBytes
 from shardtune.train.shards import clip_gradients
 
-FULL = {  # compute dtype, dtype of reductions, reshard_after_forward, micro-batches
-    "float32": (None, "float32", True, 1),
-    "bf16": (torch.bfloat16, "float32", True, 2),
-    "bf16 kept": (torch.bfloat16, "bfloat16", False, 2),
+
+class Case(NamedTuple):
+    """Args:
+    shards: Ranks per replica of the base; None = all.
+    """
+
+    world: int = 2
+    shards: int | None = None
+    shard_adapters: bool = False
+    compute: torch.dtype | None = torch.bfloat16
+    reduce_dtype: str = "float32"
+    reshard: bool = True
+    micro_batches: int = 2
+    compiled: bool = False
+
+
+CASES = {
+    "full": Case(),
+    "full in float32": Case(compute=None, micro_batches=1),
+    "full, kept": Case(reshard=False, reduce_dtype="bfloat16"),
+    "full, compiled": Case(compiled=True),
+    "hybrid": Case(world=4, shards=2),
+    "replicate, adapters sharded": Case(shards=1, shard_adapters=True, compute=None),
+    "replicate": Case(shards=1, compute=None),
 }
 
 
@@ -37,59 +58,50 @@ def toy() -> PeftModel:
     ).train()
 
 
-def sizes(model: PeftModel) -> dict[str, int]:
-    """Parameters, before they are sharded: frozen ones of the layers and of the rest, and those that train."""
+def sizes(model: PeftModel, case: Case) -> ModelBytes:
+    """Of a model that is not sharded yet."""
+    element = 4 if case.compute is None else 2
     found = {"layers": 0, "root": 0, "trained": 0}
     for name, parameter in model.named_parameters():
         found["trained" if parameter.requires_grad else "layers" if ".layers." in name else "root"] += parameter.numel()
-    return found
+    return ModelBytes(
+        layers=found["layers"] * element,
+        root=found["root"] * element,
+        trained=found["trained"],
+        gathered=element,
+        reduced=4 if case.reduce_dtype == "float32" else 2,
+    )
 
 
-def passes(model: PeftModel, sync: GradientSync | None = None, micro_batches: int = 1) -> None:
+def passes(model: PeftModel, sync: GradientSync, micro_batches: int) -> None:
     ids = torch.randint(3, 70, (2, 16))
     for number in range(micro_batches):
-        if sync is not None:
-            sync.before_micro_batch(last=number == micro_batches - 1)
+        sync.before_micro_batch(last=number == micro_batches - 1)
         model(input_ids=ids, labels=ids).loss.backward()
 
 
-def full(processes: Processes, case: str, *, compiled: bool = False) -> dict[str, Any]:
-    compute, reduce_dtype, reshard, micro_batches = FULL[case]
+def count(processes: Processes, case: Case) -> dict[str, Any]:
     model = toy()
-    counted = sizes(model)
-    if compiled:
+    expected = sizes(model, case)
+    if case.compiled:
         for layer in decoder_layers(model, None):
             layer.forward = torch.compile(layer.forward, backend="aot_eager")
-    section = ParallelSection(device="cpu", reduce_dtype=reduce_dtype, reshard_after_forward=reshard)
-    shard_model(model, section, processes.mesh, compute)
-    sync = GradientSync(model, section, processes.mesh, micro_batches)
+    section = ParallelSection(device="cpu", reduce_dtype=case.reduce_dtype, reshard_after_forward=case.reshard)
+    mesh = build_mesh(processes, case.shards, shard_adapters=case.shard_adapters)
+    shard_model(model, section, mesh, case.compute)
+    sync = GradientSync(model, section, mesh, case.micro_batches)
     counter = TrafficCounter(model, nodes_of_ranks(processes.device), lambda: True)
-    passes(model, sync, micro_batches)
-    weights = counter.take()
+    passes(model, sync, case.micro_batches)
+    sent = counter.take()
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     clip_gradients(trained, 1.0)
     dist.all_reduce(torch.tensor(1))  # as tokens are counted
     processes.agree(True)
     rest = counter.take()["collectives"]
     counter.close()
-    passes(model)
+    passes(model, sync, case.micro_batches)
     after = counter.take()["collectives"]
-    return {"sizes": counted, "sent": weights, "rest": rest, "after": after, "norms": len(trained)}
-
-
-def hybrid(processes: Processes) -> dict[str, Any]:
-    """Two replicas of two shards, as FSDP2 shards over a mesh of two dimensions."""
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
-    model, precision = toy(), MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    counted = sizes(model)
-    for layer in decoder_layers(model, None):
-        fully_shard(layer, mesh=mesh, mp_policy=precision, reshard_after_forward=True)
-    fully_shard(model, mesh=mesh, mp_policy=precision)
-    counter = TrafficCounter(model, nodes_of_ranks(processes.device), lambda: True)
-    passes(model)
-    sent = counter.take()
-    counter.close()
-    return {"sizes": counted, "sent": sent}
+    return {"sizes": asdict(expected), "sent": sent, "rest": rest, "after": after, "norms": len(trained)}
 
 
 def main(out: str) -> None:
@@ -98,10 +110,6 @@ def main(out: str) -> None:
     names = [collective.name for collective in _COLLECTIVES if hasattr(dist, collective.name)]
     before = [getattr(dist, name) for name in names]
     with join(ParallelSection(device="cpu")) as processes:
-        if world == 2:
-            seen = {case: full(processes, case) for case in FULL}
-            seen["compiled"] = full(processes, "bf16", compiled=True)
-        else:
-            seen = {"hybrid": hybrid(processes)}
-    seen["restored"] = [getattr(dist, name) for name in names] == before  # type: ignore[assignment]
+        seen: dict[str, Any] = {n: count(processes, case) for n, case in CASES.items() if case.world == world}
+    seen["restored"] = [getattr(dist, name) for name in names] == before
     (Path(out) / f"rank{rank}of{world}.json").write_text(json.dumps(seen))

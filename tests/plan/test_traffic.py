@@ -27,15 +27,19 @@ def test_full_sharding_gathers_layers_twice_and_the_root_once_per_micro_batch() 
     assert sent == StepTraffic(shard=1728 + 24, replicate=0, between_nodes=1752)
 
 
-def test_layers_that_stay_gathered_are_sent_once_per_micro_batch() -> None:
+def test_layers_that_stay_gathered_are_sent_once_per_step() -> None:
     sent = step_traffic(MODEL, replicas=1, nodes=(0, 1), micro_batches=2, reshard_after_forward=False)
-    assert sent.shard == (800 + 24 + 80) + 24
+    assert sent.shard == (800 + 24 + 80 + 48) // 2
 
 
-def test_gradients_are_reduced_once_per_step_or_with_every_micro_batch() -> None:
+def test_offloaded_parameters_are_gathered_and_their_gradients_reduced_for_every_micro_batch() -> None:
     once = step_traffic(MODEL, replicas=1, nodes=(0, 1), micro_batches=3)
-    every = step_traffic(MODEL, replicas=1, nodes=(0, 1), micro_batches=3, reduce_every_micro_batch=True)
+    every = step_traffic(MODEL, replicas=1, nodes=(0, 1), micro_batches=3, offload_params=True)
     assert every.shard - once.shard == 2 * 24
+    kept = step_traffic(
+        MODEL, replicas=1, nodes=(0, 1), micro_batches=3, reshard_after_forward=False, offload_params=True
+    )
+    assert kept.shard == 3 * (800 + 24 + 80 + 48) // 2
 
 
 def test_between_nodes_of_a_hybrid_mesh_go_only_gradients() -> None:

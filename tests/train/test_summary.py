@@ -11,9 +11,12 @@ from rich.console import Console
 from shardtune.adapters.coverage import Coverage, TargetRow
 from shardtune.config.schema import TrainSection
 from shardtune.data.prepared import PreparedCounts
+from shardtune.parallel.shard import Sharding
 from shardtune.plan.steps import training_math
+from shardtune.plan.traffic import StepTraffic
 from shardtune.terminal import say, size
-from shardtune.train.summary import adapter_table, coverage_line, data_line, math_lines, sharding_line
+from shardtune.train.summary import adapter_table, coverage_line, data_line, math_lines, sharding_line, traffic_line
+from shardtune.train.traffic import Traffic
 
 
 def printed(thing: Any, width: int = 100) -> str:
@@ -57,11 +60,32 @@ def test_the_training_math_shows_how_it_was_counted() -> None:
     assert steps == "10 (2 epochs of 100 rows / 24), 1 for warm-up, about 10,000 tokens"
 
 
-def test_the_sharding_line_tells_what_this_rank_holds() -> None:
-    sharding: Any = SimpleNamespace(layer_class="LlamaDecoderLayer", units=2, local_bytes=3 << 19, total_bytes=3 << 20)
-    processes: Any = SimpleNamespace(world_size=2, device=SimpleNamespace(type="cpu"))
-    line = sharding_line(sharding, processes)
-    assert line == "FSDP2 over 2 processes on cpu, 2 × LlamaDecoderLayer; this rank holds 1.5 MiB of 3 MiB"
+@pytest.mark.parametrize(
+    ("replicas", "shards", "begins"),
+    [
+        (1, 1, "one process on cpu, 2 × LlamaDecoderLayer; "),
+        (1, 2, "FSDP2 over 2 processes on cpu, 2 × LlamaDecoderLayer; "),
+        (3, 1, "replicate: the whole base on each of 3 processes on cpu; "),
+        (3, 2, "hybrid: 3 replicas of the base, each over 2 processes on cpu, 2 × LlamaDecoderLayer; "),
+    ],
+)
+def test_the_sharding_line_tells_what_this_rank_holds_and_why(replicas: int, shards: int, begins: str) -> None:
+    mesh: Any = SimpleNamespace(replicas=replicas, shards=shards, size=replicas * shards)
+    sharding = Sharding(mesh, "LlamaDecoderLayer", 2, local_bytes=3 << 19, total_bytes=3 << 20)
+    processes: Any = SimpleNamespace(device=SimpleNamespace(type="cpu"))
+    run: Any = SimpleNamespace(reason=lambda _: "it fits" if shards == 1 else None)
+    line = sharding_line(sharding, processes, run)
+    why = " (it fits)" if mesh.size > 1 and shards == 1 else ""
+    assert line == f"{begins}this rank holds 1.5 MiB of 3 MiB{why}"
+
+
+def test_the_traffic_line_says_what_crosses_the_network() -> None:
+    sent, full = StepTraffic(110 << 20, 0, 110 << 20), StepTraffic(9 << 30, 0, 9 << 30)
+    mesh: Any = SimpleNamespace(size=3, shards=1, splits_adapters_only=True)
+    assert traffic_line(Traffic(sent, full), mesh) == (
+        "a step sends 110 MiB between nodes (full sharding would send 9 GiB); adapters are sharded over all processes"
+    )
+    assert traffic_line(Traffic(full, full), SimpleNamespace(size=1)) is None  # type: ignore[arg-type]
 
 
 def test_the_adapter_table_has_a_line_for_each_pattern_as_it_was_written() -> None:
