@@ -278,6 +278,8 @@ def _notices(asked: ResolvedConfig, facts: Facts) -> Iterator[Notice]:
     if facts.layer_class in facts.module_classes and (copied := _copied(_layer_classes(asked), facts)):
         meant = f"{facts.layer_class}, the decoder layer of {facts.model_class}"
         yield Notice("sharding", f"{_where(asked)}: {', '.join(copied)} is read as {meant}.")
+    if (hybrid := sharding.hybrid_notice(asked.config, facts)) is not None:
+        yield Notice("sharding", hybrid)
     if facts.unused_router_loss is not None:
         yield Notice("loss", facts.unused_router_loss)
 
@@ -285,6 +287,6 @@ def _notices(asked: ResolvedConfig, facts: Facts) -> Iterator[Notice]:
 # What is chosen further down depends on what is chosen above it. Whether rows are packed is asked after everything that
 # could be refused, because the data may have to be prepared for it.
 _STEPS = (
-    _place, _evaluation, _dtype, _base_precision, sharding.choices, _layer_class, _router_loss, _fp8_compute, _kernels,
+    _place, _evaluation, _dtype, _base_precision, _layer_class, _router_loss, _fp8_compute, _kernels, sharding.choices,
     _packing, _attention,
 )  # fmt: skip
