@@ -60,7 +60,7 @@ def init_adapters(model: PeftModel, seed: int) -> str:
     return fingerprint.hexdigest()
 
 
-def init_new_tokens(model: PeftModel, new: NewTokens, group: dist.ProcessGroup, replicas: int) -> None:
+def init_new_tokens(model: PeftModel, new: NewTokens, group: dist.ProcessGroup) -> None:
     """Give the rows of new tokens their first values, in a model whose weights are there. A collective.
 
     A token that the model does not know starts as the mean of those it does (as transformers does it): neither
@@ -69,34 +69,36 @@ def init_new_tokens(model: PeftModel, new: NewTokens, group: dist.ProcessGroup, 
 
     Args:
         group: Of all ranks, for tensors on the CPU.
-        replicas: Copies of the embedding that they hold together.
     """
     for layer in model.modules():
         if not isinstance(layer, TrainableTokensLayer) or layer.tied_adapter is not None:
             continue  # a tied head has the embedding's
         (first, end), local = local_rows(layer.base_layer.weight)
-        sums = torch.zeros(1 + len(new.ids), local.shape[1], dtype=torch.float64)  # exact enough for any world size
+        # With the number of rows in a last column: replicas hold the same ones. Exact enough for any world size.
+        sums = torch.zeros(1 + len(new.ids), local.shape[1] + 1, dtype=torch.float64)
         for part in local[: max(0, new.known - first)].split(_PIECE):
-            sums[0] += part.double().sum(dim=0).cpu()
+            sums[0, :-1] += part.double().sum(dim=0).cpu()
+            sums[0, -1] += len(part)
         for index, (token, number) in enumerate(new.numbers.items(), start=1):
             if first <= number < end and not new.is_unknown(token):
-                sums[index] = local[number - first].double()
+                sums[index, :-1] = local[number - first].double()
+                sums[index, -1] = 1
         dist.all_reduce(sums, group=group)
-        sums /= replicas
-        mean, rows = (sums[0] / new.known).float(), sums[1:].float()
+        means = (sums[:, :-1] / sums[:, -1:].clamp(min=1)).float()
+        mean, rows = means[0], means[1:]
         rows[[new.is_unknown(token) for token in new.numbers]] = mean
         local[max(0, new.stored - first) :] = mean.to(local)  # rows that no file has
         _put(rows, layer.trainable_tokens_delta["default"])
 
 
 def _init_dora_magnitudes(model: PeftModel) -> None:
-    """DoRA begins as the model is: B is zero, so W + B·A is W. Magnitudes are cut as the rows of W are, so each rank
-    has what it needs. The norm is taken as PEFT's forward takes it, so that the two cancel."""
+    """DoRA begins as the model is: B is zero, so W + B·A is W. Magnitudes are sharded as the rows of W are, or further,
+    so each rank has what it needs. The norm is taken as PEFT's forward takes it, so that the two cancel."""
     for layer in model.modules():
         if isinstance(layer, LoraLayer) and layer.lora_magnitude_vector:
-            _, weight = local_rows(layer.get_base_layer().weight)
-            _, magnitude = local_rows(layer.lora_magnitude_vector["default"].weight)
-            magnitude.copy_(torch.linalg.norm(weight, dim=1))
+            (start, _), weight = local_rows(layer.get_base_layer().weight)
+            (first, end), magnitude = local_rows(layer.lora_magnitude_vector["default"].weight)
+            magnitude.copy_(torch.linalg.norm(weight[first - start : end - start], dim=1))
 
 
 def _put(whole: Tensor, parameter: Tensor) -> None:

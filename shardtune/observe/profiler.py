@@ -8,7 +8,7 @@ What each number counts is written in docs/profiling.md.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -64,6 +64,7 @@ class LLMStepProfiler(TrainerCallback):
         self._own: StandaloneRun | None = None
         self.is_attached = False
         self.recomputes_layers: bool | None = None  # None: as the Trainer's arguments say
+        self.nodes: Sequence[int] | None = None  # of every rank; None: ranks ask each other
         self._session: ProfilerSession | None = None
 
     def attach(self, trainer: Trainer) -> None:

@@ -66,7 +66,8 @@ class ProfilerSession:
         self.collectives = CollectiveTap(model, self._wait, on_cuda=self.on_cuda) if args.world_size > 1 else None
         self.traffic: TrafficCounter | None = None
         if self.collectives is not None and self.collectives.is_open:
-            self.traffic = TrafficCounter(model, nodes_of_ranks(args.device), lambda: self.timer.is_running)
+            nodes = profiler.nodes if profiler.nodes is not None else nodes_of_ranks(args.device)
+            self.traffic = TrafficCounter(model, nodes, lambda: self.timer.is_running)
         self.passes = PassHooks(model, self.timer, lambda: self.in_step, self._on_micro_batch)
         self.recorder: FlopRecorder | None = None
         recomputes = profiler.recomputes_layers

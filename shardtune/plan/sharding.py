@@ -11,8 +11,8 @@ from shardtune.terminal import size
 _CONTEXT = 1 << 30  # CUDA context and communication buffers; on a host Python and its libraries
 _USABLE = {"cuda": 0.94, "cpu": 0.8}  # of what is left: fragmentation, and what the estimate below does not see
 # Of the values that go into and come out of a layer's products, what all its operations keep for the backward pass:
-# 23.3 widths of the residual stream for a Llama of 18.6 (docs/activations.md). Compiled layers keep less.
-_KEPT = 1.25
+# 23.3 widths of the residual stream for a Llama of 18.6, and 18.1 compiled (docs/activations.md).
+_KEPT, _KEPT_COMPILED = 1.25, 1.0
 _LOSS_CHUNK = 512 << 20  # of the fused loss
 _STATE = 16  # bytes per trained parameter: value, gradient and two moments in float32
 _GATHERED = 8  # the same, gathered, with its gradient before it is reduced
@@ -49,6 +49,7 @@ class Work:
     tokens: int
     value_bytes: int
     recomputed: bool
+    compiled: bool
     fused_loss: bool
 
 
@@ -64,7 +65,8 @@ def memory_needed(model: ModelSize, work: Work, shards: int, ranks: int, *, pref
     if shards > 1:
         gathered = model.root + (2 + prefetched) * model.largest_layer if resharded else model.base
     state = _STATE * model.trained // (ranks if shards == 1 else shards) + _GATHERED * model.trained
-    kept = (model.layers * model.hidden + _KEPT * model.largest_width) if work.recomputed else _KEPT * model.width
+    share = _KEPT_COMPILED if work.compiled else _KEPT
+    kept = model.layers * model.hidden + share * model.largest_width if work.recomputed else share * model.width
     logits = work.tokens * model.vocabulary * (2 * 4 + work.value_bytes)
     loss = min(logits, _LOSS_CHUNK) if work.fused_loss else logits
     return model.base // shards + gathered + state + int(work.tokens * kept) * work.value_bytes + loss

@@ -40,11 +40,13 @@ class _Dense:
         return ModelBytes(layers=2 * frozen * self.layers, root=2 * root, trained=trained)
 
 
-_SMALL_4_ROOT = 2 * (2 * 131072 * 4096 + 4096)  # bytes: embeddings, head and norm stay in bf16
+# Mistral Small 4 as transformers builds it: float8 codes of the layers' matrices, norms and routers in bf16; and
+# embeddings, head and norm in bf16. Scales are left out: one per matrix.
+_SMALL_4_LAYERS, _SMALL_4_ROOT = 117_879_865_344 + 2 * 19_215_360, 2 * (2 * 131072 * 4096 + 4096)
 _MODELS = {
     "7B, bf16": _Dense(hidden=4096, intermediate=11008, layers=32, kv=4096, vocabulary=32000).sizes(),
     "70B, bf16": _Dense(hidden=8192, intermediate=28672, layers=80, kv=1024, vocabulary=128256).sizes(),
-    "119B, FP8": ModelBytes(layers=round(121.6 * 2**30) - _SMALL_4_ROOT, root=_SMALL_4_ROOT, trained=27_500_000),
+    "119B, FP8": ModelBytes(layers=_SMALL_4_LAYERS, root=_SMALL_4_ROOT, trained=27_500_000),
 }
 
 

@@ -98,6 +98,7 @@ class TrainingLoop:
             train.debug_freq, self.config.data.max_length, console=self.console, events=self.events
         )
         self.profiler.recomputes_layers = train.gradient_checkpointing is True
+        self.profiler.nodes = self.processes.nodes
         self.early_stopping: EarlyStopping | None = None
         if train.early_stopping_patience is not None:
             self.early_stopping = EarlyStopping(train.early_stopping_patience, train.early_stopping_threshold)

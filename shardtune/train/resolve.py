@@ -280,6 +280,12 @@ def _notices(asked: ResolvedConfig, config: RunConfig, facts: Facts) -> Iterator
         yield Notice("sharding", f"{_where(asked)}: {', '.join(copied)} is read as {meant}.")
     if config.guards.replica_check_steps and (config.parallel.shard == "full" or facts.machine.world_size == 1):
         yield Notice("sharding", "guards.replica_check_steps has no effect: there is one replica of the base.")
+    kept = asked.config.parallel.reshard_after_forward
+    if kept != "auto" and config.parallel.shard == "replicate" and facts.machine.world_size > 1:
+        text = "every process holds the whole base, and nothing of it is gathered (parallel.shard: auto)."
+        yield Notice("sharding", f"parallel.reshard_after_forward has no effect: {text}")
+    if (hybrid := sharding.hybrid_notice(asked.config, facts)) is not None:
+        yield Notice("sharding", hybrid)
     if facts.unused_router_loss is not None:
         yield Notice("loss", facts.unused_router_loss)
 
@@ -287,6 +293,6 @@ def _notices(asked: ResolvedConfig, config: RunConfig, facts: Facts) -> Iterator
 # What is chosen further down depends on what is chosen above it. Whether rows are packed is asked after everything that
 # could be refused, because the data may have to be prepared for it.
 _STEPS = (
-    _place, _evaluation, _dtype, _base_precision, sharding.choices, _layer_class, _router_loss, _fp8_compute, _kernels,
+    _place, _evaluation, _dtype, _base_precision, _layer_class, _router_loss, _fp8_compute, _kernels, sharding.choices,
     _packing, _attention,
 )  # fmt: skip

@@ -25,7 +25,7 @@ def ranks_of_a_replica(config: RunConfig, facts: Facts) -> int:
         inside = config.parallel.shard_size or sharding.within_a_node(nodes)
         return {"full": sum(nodes), "hybrid": inside, "replicate": 1}[asked]
     inside = sharding.within_a_node(nodes)
-    return inside if _needed(config, facts, inside, fp8=True) <= _usable(facts) else sum(nodes)
+    return inside if memory_needed(config, facts, inside, fp8=True) <= _usable(facts) else sum(nodes)
 
 
 def choices(resolved: ResolvedConfig, facts: Facts) -> Iterator[tuple[str, object, str]]:
@@ -34,8 +34,7 @@ def choices(resolved: ResolvedConfig, facts: Facts) -> Iterator[tuple[str, objec
     asked, ranks = config.parallel.shard, sum(nodes)
     shards = {"full": ranks, "replicate": 1}.get(asked)
     if asked == "hybrid":
-        shards = config.parallel.shard_size or sharding.within_a_node(nodes)
-        _refuse_group(shards, nodes)
+        shards = _group_size(config.parallel.shard_size, nodes)
         if config.parallel.shard_size is None:
             yield "parallel.shard_size", shards, "the processes of a node"
     elif asked == "auto":
@@ -62,35 +61,63 @@ def _least_sharding(config: RunConfig, facts: Facts) -> tuple[int, str]:
         return ranks, "parallel.offload_params keeps weights in host memory, which a node's processes share"
     sizes = list(sharding.group_sizes(nodes))
     for shards in sizes:
-        needed = _needed(config, facts, shards)
+        needed = memory_needed(config, facts, shards)
         if needed <= usable:
             why = f"it fits: {sharding.needs_text(needed, usable)}"
             if shards > 1:
                 fewer = sizes[sizes.index(shards) - 1]
-                over = sharding.needs_text(_needed(config, facts, fewer), usable)
+                over = sharding.needs_text(memory_needed(config, facts, fewer), usable)
                 why += f"; {count(fewer, 'process', 'es')} per replica would need {over}"
             return shards, why
-    return ranks, f"the least memory: {sharding.needs_text(_needed(config, facts, ranks), usable)}, which may not fit"
+    return (
+        ranks,
+        f"the least memory: {sharding.needs_text(memory_needed(config, facts, ranks), usable)}, which may not fit",
+    )
 
 
 def _reshard(config: RunConfig, facts: Facts, shards: int) -> tuple[bool, str]:
     offloaded = config.parallel.offload_params and facts.machine.device == "cuda"
     if shards == 1 or offloaded:
         return True, "no frozen weight is sent" if not offloaded else "parallel.offload_params is true"
-    needed, usable = _needed(config, facts, shards, resharded=False), _usable(facts)
+    needed, usable = memory_needed(config, facts, shards, resharded=False), _usable(facts)
     if needed <= usable:
         return False, f"the gathered base fits: {sharding.needs_text(needed, usable)}"
     return True, f"the gathered base would need {sharding.needs_text(needed, usable)}"
 
 
-def _refuse_group(shards: int, nodes: tuple[int, ...]) -> None:
-    if shards in sharding.group_sizes(nodes):
-        return
-    layout = " + ".join(map(str, nodes))
+def hybrid_notice(config: RunConfig, facts: Facts) -> str | None:
+    """What `hybrid` comes to where it is no mixture of replicas and shards."""
+    nodes, asked = facts.machine.nodes, config.parallel.shard_size
+    shards, ranks = asked or sharding.within_a_node(nodes), sum(nodes)
+    if config.parallel.shard != "hybrid" or 1 < shards < ranks:
+        return None
+    if ranks == 1:
+        why, what = "there is one process", "nothing is sharded"
+    elif shards == 1:
+        why = "parallel.shard_size is 1" if asked else "each node has one process"
+        what = "every process holds the whole base, as with replicate"
+    else:
+        why = f"parallel.shard_size is {shards}" if asked else "there is one node"
+        what = f"the base is sharded over all {ranks} processes, as with full"
+    return f"parallel.shard is hybrid, but {why}: {what}."
+
+
+def _group_size(asked: int | None, nodes: tuple[int, ...]) -> int:
+    """Of `hybrid`; refused where nodes cannot have it."""
+    if asked is None and len(set(nodes)) == 1:
+        return nodes[0]
+    possible = list(sharding.group_sizes(nodes))
+    if asked is not None and asked in possible:
+        return asked
+    groups = [size for size in possible if 1 < size < sum(nodes)]
+    layout, instead = " + ".join(map(str, nodes)), "parallel.shard: full or replicate"
+    processes = count(sum(nodes), "process", "es")
     raise UserInputError(
-        f"parallel.shard_size is {shards}, but the run has {count(sum(nodes), 'process', 'es')} ({layout} per node).",
+        f"parallel.shard is hybrid, but nodes have different numbers of processes ({layout})."
+        if asked is None
+        else f"parallel.shard_size is {asked}, but the run has {processes} ({layout} per node).",
         why="Groups must be of equal size, and lie within nodes or consist of whole nodes.",
-        fix=f"Set parallel.shard_size to {_either(sharding.group_sizes(nodes))}, or leave it out.",
+        fix=f"Set parallel.shard_size to {_either(groups)}, or {instead}." if groups else f"Set {instead}.",
     )
 
 
@@ -99,7 +126,7 @@ def _either(numbers: Iterable[int]) -> str:
     return f"{', '.join(most)} or {last}" if most else last
 
 
-def _needed(
+def memory_needed(
     config: RunConfig, facts: Facts, shards: int, *, fp8: bool | None = None, resharded: bool | None = None
 ) -> int:
     """Bytes a rank needs with `shards` ranks per replica. What is left open counts as what needs more memory."""
@@ -126,6 +153,7 @@ def _needed(
         tokens=train.per_device_train_batch_size * config.data.max_length,
         value_bytes=2 if train.bf16 is True or facts.dtype == "bfloat16" else 4,
         recomputed=train.gradient_checkpointing is True,
+        compiled=train.compile is True,
         fused_loss=train.fused_loss is not False and facts.loss_obstacle is None,
     )
     prefetched = max(config.parallel.forward_prefetch, config.parallel.backward_prefetch)

@@ -140,7 +140,7 @@ def load_sharded_weights(
     device = torch.device("cpu") if on_host else processes.device
     materialize(model, meta_model.model, device, buffers=processes.device)
     if strategy == "random":
-        return _init_random(model, meta_model, processes, mesh, seed, began, new_tokens)
+        return _init_random(model, meta_model, processes, seed, began, new_tokens)
     own = local_shards(model, meta_model.mapping)
     total, received, readers = 0, 0, Readers((processes.rank,), None)
     with ShardReader(meta_model.mapping, on_progress=lambda done: on_progress(done, total)) as reader:
@@ -156,7 +156,7 @@ def load_sharded_weights(
             received = read_divided(
                 parts, reader, readers, processes, lambda others: on_progress(reader.progress.bytes + others, total)
             )
-    _init_adapters(model, seed, new_tokens, processes, mesh)
+    _init_adapters(model, seed, new_tokens, processes)
     if processes.device.type == "cuda":
         torch.cuda.synchronize(processes.device)
     error = reader.error
@@ -175,23 +175,22 @@ def load_sharded_weights(
     )
 
 
-def _init_adapters(model: PeftModel, seed: int, new_tokens: NewTokens | None, processes: Processes, mesh: Mesh) -> None:
+def _init_adapters(model: PeftModel, seed: int, new_tokens: NewTokens | None, processes: Processes) -> None:
     _refuse_different_adapters(init_adapters(model, seed), processes)
     if new_tokens is not None:
-        init_new_tokens(model, new_tokens, processes.control, mesh.replicas)
+        init_new_tokens(model, new_tokens, processes.control)
 
 
 def _init_random(
     model: PeftModel,
     meta_model: MetaModel,
     processes: Processes,
-    mesh: Mesh,
     seed: int,
     began: float,
     new_tokens: NewTokens | None,
 ) -> LoadStats:
     local_bytes = init_random_base(model, seed, getattr(meta_model.model.config, "initializer_range", 0.02))
-    _init_adapters(model, seed, new_tokens, processes, mesh)
+    _init_adapters(model, seed, new_tokens, processes)
     if processes.device.type == "cuda":
         torch.cuda.synchronize(processes.device)
     return LoadStats("random", 0, time.perf_counter() - began, local_bytes, host_peak_bytes())

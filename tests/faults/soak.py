@@ -36,9 +36,10 @@ BACK_SECONDS = 240  # a run that has not come back by then is lost: the soak has
 
 
 class Job:
-    """What the nodes work on: a toy model that learns, with a checkpoint every few steps, until `steps`."""
+    """What the nodes work on: a toy model that learns, with a checkpoint every few steps, until `steps`. `parallel` are
+    settings of that section."""
 
-    def __init__(self, cluster: Cluster, restarts: int, steps: int = FOR_EVER) -> None:
+    def __init__(self, cluster: Cluster, restarts: int, steps: int = FOR_EVER, **parallel: object) -> None:
         self.cluster, folder = cluster, cluster.folder
         self.run, self.steps = folder / "runs" / "soak", steps
         train = {"lr_scheduler_type": "constant", "save_strategy": "steps", "save_steps": 4}
@@ -48,9 +49,10 @@ class Job:
                 # A stopped worker may stop in the middle of a save too, or while it comes back.
                 "step_timeout_minutes": 0.2, "checkpoint_timeout_minutes": 0.2, "load_timeout_minutes": 1.5,
                 "node_timeout_seconds": 6, "max_restarts": restarts, "nproc": 1,
+                **parallel,
             },
         )  # fmt: skip
-        self._log = Log(self.run / "events-rank0.jsonl")
+        self.log = Log(self.run / "events-rank0.jsonl")
 
     def start(self, node: int) -> None:
         words = ["train", self.config, "--run-id", "soak", "--nnodes", NODES, "--node-rank", node, "--master-addr",
@@ -69,16 +71,16 @@ class Job:
 
     def now(self) -> int:
         """A mark that `is_back` is asked with, taken just before a fault."""
-        return self._log.read().attempts
+        return self.log.read().attempts
 
     def is_back(self, since: int) -> bool:
         """Has an attempt that was started after the mark done a step?"""
-        log = self._log.read()
+        log = self.log.read()
         return log.attempts > since and log.steps_of_attempt > 0
 
     def work_a_while(self, rng: random.Random) -> None:
         more = rng.randint(2, 12)
-        self.cluster.wait(lambda: self._log.read().steps_of_attempt > more, BACK_SECONDS, f"{more} more steps")
+        self.cluster.wait(lambda: self.log.read().steps_of_attempt > more, BACK_SECONDS, f"{more} more steps")
 
     def finish(self) -> bytes:
         """Wait for the end; what was learnt."""

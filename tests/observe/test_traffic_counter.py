@@ -10,9 +10,11 @@ import pytest
 from ranks import on_ranks
 from traffic_counter_worker import CASES
 
+from shardtune.observe.schema import problems
 from shardtune.plan.traffic import ModelBytes, step_traffic
 
 WORKER = Path(__file__).parent / "traffic_counter_worker.py"
+HEAD = {"v": 2, "time": 1.5, "rank": 0}
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +55,14 @@ def test_between_the_nodes_of_a_hybrid_mesh_go_only_the_adapters_gradients(seen:
         assert rank["hybrid"]["sent"]["collectives_between_nodes"] == {
             "shard": 0, "replicate": gradients // 2, "other": 0,
         }  # fmt: skip
+
+
+def test_a_profile_has_what_its_step_sent_and_nothing_of_an_evaluation_before_it(seen: dict[int, Any]) -> None:
+    for rank in seen[2]:
+        model = ModelBytes(**rank["profiled"]["sizes"])
+        planned = step_traffic(model, replicas=1, nodes=(0, 1), micro_batches=CASES["full"].micro_batches)
+        assert [profile["collectives"]["shard"] for profile in rank["profiled"]["profiles"]] == [planned.shard] * 2
+        assert [problem for profile in rank["profiled"]["profiles"] for problem in problems({**HEAD, **profile})] == []
 
 
 def test_what_is_neither_weight_nor_gradient_is_counted_apart(seen: dict[int, Any]) -> None:

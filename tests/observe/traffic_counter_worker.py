@@ -6,19 +6,22 @@ import json
 import os
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from peft import LoraConfig, PeftModel, get_peft_model
+from rich.console import Console
 from toys import toy_text_config
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, TrainerState
 
 from shardtune.config.schema import ParallelSection
+from shardtune.observe.profiler import LLMStepProfiler
 from shardtune.observe.traffic import _COLLECTIVES, TrafficCounter, nodes_of_ranks
 from shardtune.parallel.mesh import build_mesh
 from shardtune.parallel.processes import Processes, join
-from shardtune.parallel.shard import GradientSync, decoder_layers, shard_model
+from shardtune.parallel.shard import GradientSync, decoder_layers, reshard_all, shard_model
 from shardtune.plan.traffic import ModelBytes
 from shardtune.train.shards import clip_gradients
 
@@ -104,6 +107,36 @@ def count(processes: Processes, case: Case) -> dict[str, Any]:
     return {"sizes": asdict(expected), "sent": sent, "rest": rest, "after": after, "norms": len(trained)}
 
 
+def profiled(processes: Processes) -> dict[str, Any]:
+    """Two steps under the profiler alone, each followed by an evaluation that is reported after its first batch."""
+    case = CASES["full"]
+    model, mesh = toy(), build_mesh(processes)
+    expected = sizes(model, case)
+    section = ParallelSection(device="cpu", reshard_after_forward=True)
+    shard_model(model, section, mesh, case.compute)
+    sync = GradientSync(model, section, mesh, case.micro_batches)
+    written: list[dict[str, Any]] = []
+    log = SimpleNamespace(write=lambda event, **fields: written.append({"event": event, **fields}))
+    profiler = LLMStepProfiler(console=Console(quiet=True), events=log)  # type: ignore[arg-type]
+    args: Any = SimpleNamespace(
+        process_index=processes.rank, world_size=processes.world_size, device=processes.device, report_to=[],
+        average_tokens_across_devices=True, gradient_accumulation_steps=case.micro_batches, gradient_checkpointing=False,
+    )  # fmt: skip
+    control: Any = None
+    profiler.on_train_begin(args, TrainerState(), control, model=model)
+    for step in (1, 2):
+        profiler.on_step_begin(args, TrainerState(), control)
+        passes(model, sync, case.micro_batches)
+        profiler.on_step_end(args, TrainerState(global_step=step), control)
+        with torch.no_grad():
+            model.eval()(input_ids=torch.ones(1, 4, dtype=torch.int64))
+        profiler.on_prediction_step(args, TrainerState(), control)
+        reshard_all(model)
+        model.train()
+    profiler.close()
+    return {"sizes": asdict(expected), "profiles": [event for event in written if event["event"] == "profile"]}
+
+
 def main(out: str) -> None:
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     os.environ["GROUP_RANK"] = str(rank * 2 // world)  # two nodes
@@ -111,5 +144,7 @@ def main(out: str) -> None:
     before = [getattr(dist, name) for name in names]
     with join(ParallelSection(device="cpu")) as processes:
         seen: dict[str, Any] = {n: count(processes, case) for n, case in CASES.items() if case.world == world}
+        if world == 2:
+            seen["profiled"] = profiled(processes)
     seen["restored"] = [getattr(dist, name) for name in names] == before
     (Path(out) / f"rank{rank}of{world}.json").write_text(json.dumps(seen))

@@ -107,6 +107,20 @@ def test_what_a_run_does_not_know_is_left_out(tmp_path: Path) -> None:
     assert "0" not in view["tiles"][1]["note"].replace("2.5000", "")
 
 
+def test_the_table_of_ranks_says_how_much_each_sends_and_how_much_of_it_to_other_nodes(tmp_path: Path) -> None:
+    run = FakeRun(tmp_path / "run", ranks=2)
+    run.begin(2)
+    for rank, between in ((0, 0), (1, 1 << 20)):
+        run.write(
+            "profile", rank, step=1, seconds={"step": 1.0},
+            collectives={"shard": 2 << 20, "replicate": 1 << 20, "other": 0},
+            collectives_between_nodes={"shard": 0, "replicate": between, "other": 0},
+        )  # fmt: skip
+    shown = run_view(history(run.folder), run.now)["rank_table"]
+    assert [head["name"] for head in shown["columns"]] == ["rank", "step time", "sent", "to other nodes"]
+    assert [row[2:] for row in shown["rows"]] == [["3 MiB", "0 B"], ["3 MiB", "1 MiB"]]
+
+
 def test_many_ranks_are_told_by_their_lowest_median_and_highest(tmp_path: Path) -> None:
     run = FakeRun(tmp_path / "wide", ranks=12)
     run.begin(20)

@@ -62,14 +62,14 @@ def four_rows(sessions: Sessions) -> Sessions:
     }
 
 
-def on_processes(environment: dict[str, str], config: Path, sessions: Sessions) -> None:
+def on_processes(environment: dict[str, str], config: Path, sessions: Sessions, timeout: float = 400) -> None:
     """Runs one after the other; each is what `run` is called with."""
     asked = {
         nproc: [{**one, "port": port} for one, port in zip(wanted, free_ports(len(wanted)), strict=True)]
         for nproc, wanted in sessions.items()
     }
     worker = Path(__file__).parent / "resume_worker.py"
-    on_ranks(environment, worker, list(asked), config, json.dumps(asked), timeout=400)
+    on_ranks(environment, worker, list(asked), config, json.dumps(asked), timeout=timeout)
 
 
 @contextmanager

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -19,7 +21,13 @@ from shardtune.train.guards.numbers import drop_if_not_finite
 from shardtune.train.shards import clip_shards, local_shard
 
 LAYERS = 3
-WORLDS = (1, 2, 3)
+WORLDS = (1, 2, 3, 4)
+
+
+@cache
+def mesh(processes: Processes) -> DeviceMesh:
+    """One replica on up to three ranks, two by two on four."""
+    return build_mesh(processes, 2 if processes.world_size == 4 else None).base
 
 
 def sharded(processes: Processes, dtype: torch.dtype = torch.float32, *, unused: bool = True) -> nn.Sequential:
@@ -30,8 +38,8 @@ def sharded(processes: Processes, dtype: torch.dtype = torch.float32, *, unused:
     if unused:
         model.register_parameter("unused", nn.Parameter(torch.ones(4, 2, dtype=dtype)))
     for layer in layers:
-        fully_shard(layer, mesh=build_mesh(processes).base, mp_policy=MixedPrecisionPolicy(reduce_dtype=torch.float32))
-    fully_shard(model, mesh=build_mesh(processes).base)
+        fully_shard(layer, mesh=mesh(processes), mp_policy=MixedPrecisionPolicy(reduce_dtype=torch.float32))
+    fully_shard(model, mesh=mesh(processes))
     return model
 
 

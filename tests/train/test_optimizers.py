@@ -1,4 +1,4 @@
-"""Every optimizer does to shards, on 1 to 3 ranks, what torch's own does to whole tensors, bit for bit."""
+"""Every optimizer does to shards, on 1 to 3 ranks and on two by two, what torch's own does to whole tensors, bit for bit."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ PROMISES = ("moved", "as torch on shards", "as torch unsharded", "on shards", "s
 
 
 def check_on_ranks(environment: dict[str, str], out: Path, cases: tuple[str, ...]) -> None:
-    on_ranks(environment, WORKER, (1, 2, 3, 1), out, *cases)  # each resumes what the one before has saved
-    for world in (1, 2, 3):
+    on_ranks(environment, WORKER, (1, 2, 3, 4, 1), out, *cases)  # each resumes what the one before has saved
+    for world in (1, 2, 3, 4):
         for rank in range(world):
             seen = json.loads((out / f"rank{rank}of{world}.json").read_text())
             promised = dict.fromkeys((*PROMISES, "saved by other ranks", "resumed on other ranks"), True)

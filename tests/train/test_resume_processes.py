@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,14 +15,15 @@ from running import Command, events
 from safetensors.torch import load_file
 from toys import toy_config
 
-# 12 packed rows a step on 3, 2 and 4 processes
-SHAPES = {3: (2, 2), 2: (2, 3), 4: (1, 3)}
+# 12 packed rows a step on 3, 4 and 1 processes, and how the base is sharded over them
+SHAPES = {3: (2, 2), 4: (1, 3), 1: (4, 3)}
+MESHES = {3: ["parallel.shard=replicate"], 4: ["parallel.shard=hybrid", "parallel.shard_size=2"], 1: []}
 
 
 def overrides(nproc: int, *more: str) -> list[str]:
     per_device, accumulation = SHAPES[nproc]
     batch = f"train.per_device_train_batch_size={per_device}", f"train.gradient_accumulation_steps={accumulation}"
-    return [*batch, *more]
+    return [*batch, *MESHES[nproc], *more]
 
 
 @pytest.fixture(scope="module")
@@ -35,26 +37,28 @@ def config(tmp_path_factory: pytest.TempPathFactory, toy_model: Path, toy_data: 
 
 
 @pytest.fixture(scope="module")
-def three(config: Path, shared_environment: dict[str, str]) -> Path:
-    """With dropout: one run undisturbed, one stopped and broken down. Without: one undisturbed, one stopped at step 3."""
-    with_dropout, without = overrides(3), overrides(3, "lora.lora_dropout=0")
-    wanted = [
-        {"run_id": "whole", "overrides": with_dropout},
-        {"run_id": "cut", "overrides": with_dropout, "stop_at": 2},
-        {"run_id": "cut", "overrides": with_dropout, "crash_at": 5},
-        {"run_id": "cut", "overrides": with_dropout},
+def runs(config: Path, shared_environment: dict[str, str]) -> Path:
+    """With dropout, on three replicas and on two by two processes: one run undisturbed, one stopped and broken down.
+    Without, on three: one undisturbed, one stopped at step 3."""
+    sessions: dict[int, list[dict[str, Any]]] = {3: [], 4: []}
+    for nproc, wanted in sessions.items():
+        for name, end in (("whole", {}), ("cut", {"stop_at": 2}), ("cut", {"crash_at": 5}), ("cut", {})):
+            wanted.append({"run_id": f"{name}-{nproc}", "overrides": overrides(nproc), **end})
+    without = overrides(3, "lora.lora_dropout=0")
+    sessions[3] += [
         {"run_id": "chain-whole", "overrides": without},
         {"run_id": "chain", "overrides": without, "stop_at": 3},
     ]
-    on_processes(shared_environment, config, {3: wanted})
+    on_processes(shared_environment, config, sessions)
     return config.parent / "runs"
 
 
 @pytest.mark.slow
-def test_three_processes_go_on_to_the_same_bits_and_only_rank_0_reads_checkpoints(three: Path) -> None:
-    whole, cut = three / "whole", three / "cut"
+@pytest.mark.parametrize("nproc", [3, 4])
+def test_a_mesh_goes_on_to_the_same_bits_and_only_rank_0_reads_checkpoints(runs: Path, nproc: int) -> None:
+    whole, cut = runs / f"whole-{nproc}", runs / f"cut-{nproc}"
     assert [event["step"] for event in events(cut, "resume")] == [2, 4]
-    for rank in range(3):
+    for rank in range(nproc):
         assert lines(cut, rank) == lines(whole, rank)
         assert len(lines(cut, rank)) == 4  # steps 1, 3, 6, 8: the stop at 2 and the save at 4 lie between lines
     assert evaluations(cut) == evaluations(whole)
@@ -62,9 +66,10 @@ def test_three_processes_go_on_to_the_same_bits_and_only_rank_0_reads_checkpoint
 
 
 @pytest.mark.slow
-def test_a_checkpoint_of_sharded_parameters_holds_every_trained_tensor_whole(three: Path) -> None:
+@pytest.mark.parametrize("nproc", [3, 4])
+def test_a_checkpoint_of_sharded_parameters_holds_every_trained_tensor_whole(runs: Path, nproc: int) -> None:
     """With activation checkpointing on: stock libraries write nothing, an empty adapter, or rank 0's slice."""
-    folder = three / "whole" / "checkpoints" / "step-000008"
+    folder = runs / f"whole-{nproc}" / "checkpoints" / "step-000008"
     adapter, state = load_file(folder / "adapter_model.safetensors"), load_file(folder / "optimizer.safetensors")
     assert {name: tuple(tensor.shape) for name, tensor in adapter.items() if ".0.self_attn.q" in name} == {
         "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight": (4, 32),
@@ -76,29 +81,39 @@ def test_a_checkpoint_of_sharded_parameters_holds_every_trained_tensor_whole(thr
     for name, tensor in state.items():
         if name.startswith("exp_avg_sq/"):
             assert all(row.abs().sum() > 0 for row in tensor), name
-    assert {path.name for path in folder.glob("rng-*")} == {f"rng-rank{rank}.safetensors" for rank in range(3)}
+    assert {path.name for path in folder.glob("rng-*")} == {f"rng-rank{rank}.safetensors" for rank in range(nproc)}
 
 
 @pytest.mark.slow
-def test_another_number_of_processes_goes_on_with_the_rows_that_were_not_seen(
-    three: Path, config: Path, environment: dict[str, str]
+def test_another_mesh_goes_on_with_the_rows_that_were_not_seen_and_says_what_changed(
+    runs: Path, config: Path, shared_environment: dict[str, str], shared_shardtune: Command
 ) -> None:
+    """Three replicas, two by two, and one process."""
     without = "lora.lora_dropout=0"
-    stopped = {"run_id": "chain", "overrides": overrides(2, without), "stop_at": 5}
-    on_processes(environment, config, {2: [stopped], 4: [{"run_id": "chain", "overrides": overrides(4, without)}]})
-    chain, whole = lines(three / "chain"), lines(three / "chain-whole")
+    on_processes(
+        shared_environment, config, {4: [{"run_id": "chain", "overrides": overrides(4, without), "stop_at": 5}]}
+    )
+    words = [word for setting in overrides(1, without) for word in ("-o", setting)]
+    last = shared_shardtune("train", config, "--run-id", "chain", *words)
+    assert last.returncode == 0, last.stderr
+    chain, whole = lines(runs / "chain"), lines(runs / "chain-whole")
     assert list(chain) == list(whole) == [1, 3, 6, 8]
     for step, numbers in whole.items():
         for one in (chain[step], numbers):
             one.pop("epoch")  # transformers counts micro-batches, of which the last step of an epoch has fewer
         assert chain[step] == pytest.approx(numbers, rel=2e-5), step
         assert chain[step]["tokens"] == numbers["tokens"]
-    assert evaluations(three / "chain") == pytest.approx(evaluations(three / "chain-whole"), rel=1e-5)
-    final = [load_file(three / name / "final" / "adapter_model.safetensors") for name in ("chain", "chain-whole")]
+    assert evaluations(runs / "chain") == pytest.approx(evaluations(runs / "chain-whole"), rel=1e-5)
+    final = [load_file(runs / name / "final" / "adapter_model.safetensors") for name in ("chain", "chain-whole")]
     for name, tensor in final[1].items():
         torch.testing.assert_close(final[0][name], tensor, rtol=1e-3, atol=1e-5)
-    told = [event["changes"] for event in events(three / "chain", "resume")]
-    assert [text[0][:17] for text in told] == ["processes: 3 → 2 ", "processes: 2 → 4 "]
+    first, second = (event["changes"] for event in events(runs / "chain", "resume"))
+    expected = ['parallel.shard: "replicate" → "hybrid"', "parallel.shard_size: null → 2", "processes: 3 → 4"]
+    assert [text.partition(" (")[0] for text in first] == expected
+    assert [line for line in last.stdout.splitlines() if line.startswith("changed ")] == [
+        f"changed   {text}" for text in second
+    ]
+    assert second[0].startswith('parallel.shard: "hybrid" → "replicate"')
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Clipping and dropping on shards give what torch gives for sharded tensors, bit for bit, on 1 to 3 ranks."""
+"""Clipping and dropping on shards give what torch gives for sharded tensors, bit for bit, on 1 to 4 ranks."""
 
 from __future__ import annotations
 

@@ -1,0 +1,179 @@
+"""The least sharding that fits: the arithmetic against memory that was measured, and what runs of real models choose."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    Mistral4Config,
+    Mistral4ForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+)
+
+from shardtune.config import ResolvedConfig, load_config
+from shardtune.errors import UserInputError
+from shardtune.model.families.registry import family_of
+from shardtune.model.meta_model import MetaModel
+from shardtune.model.weight_mapping import WeightMapping
+from shardtune.train import resolve_sharding
+from shardtune.train.facts import Facts, Machine, gather_facts
+from shardtune.train.resolve import ResolvedRun, resolve
+
+GIB = 1 << 30
+H200 = 143771 << 20
+MODELS = {
+    "7B": (
+        MistralForCausalLM,
+        MistralConfig(vocab_size=32768, intermediate_size=14336, num_key_value_heads=8),
+    ),
+    "70B": (
+        LlamaForCausalLM,
+        LlamaConfig(
+            vocab_size=128256, hidden_size=8192, intermediate_size=28672, num_hidden_layers=80, num_attention_heads=64,
+            num_key_value_heads=8,
+        ),
+    ),
+    "119B": (Mistral4ForCausalLM, Mistral4Config()),
+}  # fmt: skip
+
+
+@pytest.fixture
+def asked(tmp_path: Path) -> Any:
+    file = tmp_path / "run.yaml"
+    data = "data: {dataset_name_or_path: d, max_length: 4096}"
+    file.write_text(f"model: {{model_name_or_path: m}}\n{data}\nlora: {{r: 16}}\ntrain: {{packing: false}}\n")
+    return lambda *overrides: load_config(file, overrides, environ={})
+
+
+@cache
+def meta_model(name: str) -> MetaModel:
+    kind, config = MODELS[name]
+    with torch.device("meta"):
+        model = kind._from_config(config, dtype=torch.bfloat16)
+    return MetaModel(model, family_of(model), None, WeightMapping({}))
+
+
+def facts_of(name: str, asked: ResolvedConfig, nodes: tuple[int, ...] = (1,), memory: int = H200) -> Facts:
+    facts = gather_facts(asked.config, meta_model(name), Machine("cuda", memory, nodes[0], nodes), lambda: 1.0)
+    return replace(facts, quantised=sum(facts.layers)) if name == "119B" else facts
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides", "measured"),
+    [
+        ("7B", ["train.gradient_checkpointing=none", "train.compile=true"], 83.7),
+        ("7B", ["train.compile=true"], 20.7),
+        ("119B", ["model.base_precision=fp8", "train.compile=true"], 121.6),
+    ],
+)
+def test_the_estimate_is_near_what_was_measured(name: str, overrides: list[str], measured: float, asked: Any) -> None:
+    """The peaks of README's table, at 4 × 4096 tokens on one H200."""
+    config = asked("train.per_device_train_batch_size=4", "train.bf16=true", *overrides)
+    needed = resolve_sharding.memory_needed(config.config, facts_of(name, config), 1) / GIB
+    assert 0.95 * measured < needed < 1.35 * measured
+
+
+@pytest.mark.parametrize(
+    ("name", "nodes", "memory", "expected"),
+    [
+        ("119B", (1, 1, 1), H200, ("fp8", "replicate", None)),
+        ("119B", (1, 1, 1), 80 * GIB, ("fp8", "full", None)),
+        ("119B", (8, 8), H200, ("bf16", "hybrid", 4)),
+        ("70B", (8, 8), H200, ("bf16", "hybrid", 2)),
+        ("70B", (2,), H200, ("bf16", "full", None)),
+        ("70B", (1, 1, 1), H200, ("bf16", "full", None)),
+        ("7B", (8, 8), H200, ("bf16", "replicate", None)),
+        ("7B", (1,), H200, ("bf16", "replicate", None)),
+    ],
+)
+def test_auto_is_the_least_sharding_that_fits(
+    name: str, nodes: tuple[int, ...], memory: int, expected: tuple[str, str, int | None], asked: Any
+) -> None:
+    settings = asked("model.torch_dtype=auto")
+    run = resolve(settings, facts_of(name, settings, nodes, memory))
+    parallel = run.config.parallel
+    assert (run.config.model.base_precision, parallel.shard, parallel.shard_size) == expected
+    why = run.reason("parallel.shard") or ""
+    assert "one process" in why if sum(nodes) == 1 else "GiB usable" in why
+    if parallel.shard != "replicate":
+        assert "per replica would need" in why
+
+
+def test_what_fits_nowhere_is_sharded_over_everything_and_says_so(asked: Any) -> None:
+    settings = asked()
+    run = resolve(settings, facts_of("119B", settings, (1, 1), 40 * GIB))
+    assert run.config.parallel.shard == "full" and "may not fit" in (run.reason("parallel.shard") or "")
+
+
+def hybrid(asked: Any, nodes: tuple[int, ...], *overrides: str) -> ResolvedRun:
+    settings = asked("parallel.shard=hybrid", *overrides)
+    return resolve(settings, facts_of("7B", settings, nodes))
+
+
+@pytest.mark.parametrize(
+    ("nodes", "size", "what", "fix"),
+    [
+        ((4,), 3, "parallel.shard_size is 3, but the run has 4 processes (4 per node).", "Set parallel.shard_size to 2, or parallel.shard: full or replicate."),
+        ((2, 2, 2), 3, "6 processes (2 + 2 + 2 per node).", "Set parallel.shard_size to 2, or"),
+        ((2, 1), None, "parallel.shard is hybrid, but nodes have different numbers of processes (2 + 1).", "Set parallel.shard: full or replicate."),
+        ((4, 2), None, "different numbers of processes (4 + 2).", "Set parallel.shard_size to 2, or"),
+        ((4, 2), 3, "6 processes (4 + 2 per node).", "Set parallel.shard_size to 2, or"),
+    ],
+)  # fmt: skip
+def test_groups_that_nodes_cannot_have_are_refused_with_those_they_can(
+    nodes: tuple[int, ...], size: int | None, what: str, fix: str, asked: Any
+) -> None:
+    with pytest.raises(UserInputError) as caught:
+        hybrid(asked, nodes, *([f"parallel.shard_size={size}"] if size else []))
+    assert caught.value.what.endswith(what) and caught.value.fix.startswith(fix)
+    assert caught.value.exit_code == 2
+
+
+def test_groups_within_unequal_nodes_can_be_asked_for(asked: Any) -> None:
+    run = hybrid(asked, (4, 2), "parallel.shard_size=2")
+    assert run.config.parallel.shard_size == 2 and run.notices == ()
+
+
+@pytest.mark.parametrize(
+    ("nodes", "size", "text"),
+    [
+        ((1,), None, "there is one process: nothing is sharded."),
+        ((1, 1, 1), None, "each node has one process: every process holds the whole base, as with replicate."),
+        ((4,), None, "there is one node: the base is sharded over all 4 processes, as with full."),
+        ((2, 2), 1, "parallel.shard_size is 1: every process holds the whole base, as with replicate."),
+        ((2, 2), 4, "parallel.shard_size is 4: the base is sharded over all 4 processes, as with full."),
+        ((2, 2), None, None),
+    ],
+)
+def test_hybrid_says_where_it_comes_to_something_else(
+    nodes: tuple[int, ...], size: int | None, text: str | None, asked: Any
+) -> None:
+    run = hybrid(asked, nodes, *([f"parallel.shard_size={size}"] if size else []))
+    assert run.config.parallel.shard_size == (size or nodes[0])
+    found = [notice.text for notice in run.notices if notice.about == "sharding"]
+    assert found == ([f"parallel.shard is hybrid, but {text}"] if text else [])
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (["parallel.shard_size=2"], "set shard: hybrid, or remove shard_size"),
+        (["parallel.shard=full", "parallel.shard_size=2"], "set shard: hybrid, or remove shard_size"),
+        (
+            ["parallel.shard=replicate", "parallel.reshard_after_forward=true"],
+            "remove it, or set shard: auto, full or hybrid",
+        ),
+    ],
+)
+def test_a_setting_without_an_effect_is_refused(settings: list[str], said: str, asked: Any) -> None:
+    with pytest.raises(UserInputError) as caught:
+        asked(*settings)
+    assert said in " ".join(str(caught.value).split()) and caught.value.exit_code == 2
