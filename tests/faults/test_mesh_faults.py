@@ -9,7 +9,7 @@ import signal
 import pytest
 from faults.cluster import Cluster
 from faults.soak import BACK_SECONDS, MORE_STEPS, Job
-from running import Command
+from train.interrupted import final_weights, on_processes
 
 from shardtune.checkpoint.store import CheckpointStore
 
@@ -39,15 +39,11 @@ class Nodes:
             assert all(word in said for word in words) and said.count("error: ") == 1, f"node {node}: {said}"
 
 
-@pytest.mark.parametrize(
-    ("nproc", "settings"),
-    [(1, {"shard": "full"}), (1, {"shard": "replicate"}), (2, {"shard": "hybrid"})],
-    ids=["full", "replicate", "hybrid"],
-)
+@pytest.mark.parametrize(("shard", "nproc"), [("full", 1), ("replicate", 1), ("hybrid", 2)])
 def test_faults_end_as_documented_and_the_resumed_run_is_as_if_none_had_been(
-    networked: Cluster, shardtune: Command, nproc: int, settings: dict[str, object]
+    networked: Cluster, environment: dict[str, str], nproc: int, shard: str
 ) -> None:
-    nodes, victim = Nodes(networked, nproc=nproc, **settings), nproc  # the first rank of node 1
+    nodes, victim = Nodes(networked, nproc=nproc, shard=shard), nproc  # the first rank of node 1
     nodes.work()
     os.kill(networked.machines[1].worker(victim), signal.SIGKILL)
     nodes.assert_end([0, 1, 2], 137, f"Rank {victim} (node 1, ", "was killed by signal 9 (SIGKILL)")
@@ -63,8 +59,8 @@ def test_faults_end_as_documented_and_the_resumed_run_is_as_if_none_had_been(
     job.steps = CheckpointStore(job.run / "checkpoints", None).steps()[-1] + MORE_STEPS
     job.start_all()
     disturbed = job.finish()
-    words = [f"train.max_steps={job.steps}", *(["parallel.shard_size=2"] if settings["shard"] == "hybrid" else [])]
-    options = [word for setting in words for word in ("-o", setting)]
-    whole = shardtune("train", job.config, "--run-id", "whole", "--nproc", 3 * nproc, *options, timeout=BACK_SECONDS)
-    assert whole.returncode == 0, whole.stderr
-    assert (job.run.parent / "whole" / "final" / "adapter_model.safetensors").read_bytes() == disturbed
+    on_one_node = [f"train.max_steps={job.steps}"]
+    if shard == "hybrid":
+        on_one_node.append(f"parallel.shard_size={nproc}")
+    on_processes(environment, job.config, {3 * nproc: [{"run_id": "whole", "overrides": on_one_node}]})
+    assert final_weights(job.run.parent / "whole") == disturbed
