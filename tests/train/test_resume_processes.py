@@ -17,7 +17,11 @@ from toys import toy_config
 
 # 12 packed rows a step on 3, 4 and 1 processes, and how the base is sharded over them
 SHAPES = {3: (2, 2), 4: (1, 3), 1: (4, 3)}
-MESHES = {3: ["parallel.shard=replicate"], 4: ["parallel.shard=hybrid", "parallel.shard_size=2"], 1: []}
+MESHES = {
+    3: ["parallel.shard=replicate"],
+    4: ["parallel.shard=hybrid", "parallel.shard_size=2"],
+    1: ["parallel.shard=auto"],
+}
 
 
 def overrides(nproc: int, *more: str) -> list[str]:
