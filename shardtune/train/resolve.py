@@ -278,7 +278,7 @@ def _notices(asked: ResolvedConfig, config: RunConfig, facts: Facts) -> Iterator
     if facts.layer_class in facts.module_classes and (copied := _copied(_layer_classes(asked), facts)):
         meant = f"{facts.layer_class}, the decoder layer of {facts.model_class}"
         yield Notice("sharding", f"{_where(asked)}: {', '.join(copied)} is read as {meant}.")
-    if config.guards.replica_check_steps and (config.parallel.shard == "full" or facts.machine.world_size == 1):
+    if asked.config.guards.replica_check_steps and (config.parallel.shard == "full" or facts.machine.world_size == 1):
         yield Notice("sharding", "guards.replica_check_steps has no effect: there is one replica of the base.")
     kept = asked.config.parallel.reshard_after_forward
     if kept != "auto" and config.parallel.shard == "replicate" and facts.machine.world_size > 1:

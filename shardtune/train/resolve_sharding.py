@@ -31,34 +31,40 @@ def ranks_of_a_replica(config: RunConfig, facts: Facts) -> int:
 def choices(resolved: ResolvedConfig, facts: Facts) -> Iterator[tuple[str, object, str]]:
     """The least sharding that fits, and whether gathered weights are kept from one pass to the next."""
     config, nodes = resolved.config, facts.machine.nodes
-    asked, ranks = config.parallel.shard, sum(nodes)
+    ranks = sum(nodes)
+    asked: str = config.parallel.shard
     shards = {"full": ranks, "replicate": 1}.get(asked)
     if asked == "hybrid":
         shards = _group_size(config.parallel.shard_size, nodes)
         if config.parallel.shard_size is None:
             yield "parallel.shard_size", shards, "the processes of a node"
     elif asked == "auto":
-        shards, why = _least_sharding(config, facts)
-        yield "parallel.shard", _name_of(shards, ranks), why
-        if 1 < shards < ranks:
+        asked, shards, why = _least_sharding(config, facts)
+        yield "parallel.shard", asked, why
+        if asked == "hybrid":
             yield "parallel.shard_size", shards, "the fewest processes whose memory holds a replica"
+        yield from _without_effect(config, asked)
     assert shards is not None
-    if config.parallel.reshard_after_forward == "auto":
+    if config.parallel.reshard_after_forward == "auto" and asked != "replicate":
         yield "parallel.reshard_after_forward", *_reshard(config, facts, shards)
 
 
-def _name_of(shards: int, ranks: int) -> str:
-    return "replicate" if shards == 1 else "full" if shards == ranks else "hybrid"
+def _without_effect(config: RunConfig, chosen: str) -> Iterator[tuple[str, object, str]]:
+    """What would be refused beside the value that `auto` came to: the run's own config must be one that can be run."""
+    if chosen == "replicate" and config.parallel.reshard_after_forward != "auto":
+        yield "parallel.reshard_after_forward", "auto", "no effect: no frozen weight is gathered"
+    if chosen == "full" and config.guards.replica_check_steps:
+        yield "guards.replica_check_steps", 0, "no effect: there is one replica of the base"
 
 
-def _least_sharding(config: RunConfig, facts: Facts) -> tuple[int, str]:
-    """How many ranks share a replica, and why not fewer."""
+def _least_sharding(config: RunConfig, facts: Facts) -> tuple[str, int, str]:
+    """The value of `parallel.shard`, how many ranks share a replica, and why not fewer."""
     nodes, usable = facts.machine.nodes, _usable(facts)
     ranks = sum(nodes)
-    if ranks == 1:
-        return 1, "one process"
     if config.parallel.offload_params and facts.machine.device == "cuda":
-        return ranks, "parallel.offload_params keeps weights in host memory, which a node's processes share"
+        return "full", ranks, "parallel.offload_params keeps weights in host memory, which a node's processes share"
+    if ranks == 1:
+        return "replicate", 1, "one process"
     sizes = list(sharding.group_sizes(nodes))
     for shards in sizes:
         needed = memory_needed(config, facts, shards)
@@ -68,17 +74,15 @@ def _least_sharding(config: RunConfig, facts: Facts) -> tuple[int, str]:
                 fewer = sizes[sizes.index(shards) - 1]
                 over = sharding.needs_text(memory_needed(config, facts, fewer), usable)
                 why += f"; {count(fewer, 'process', 'es')} per replica would need {over}"
-            return shards, why
-    return (
-        ranks,
-        f"the least memory: {sharding.needs_text(memory_needed(config, facts, ranks), usable)}, which may not fit",
-    )
+            return "replicate" if shards == 1 else "full" if shards == ranks else "hybrid", shards, why
+    least = sharding.needs_text(memory_needed(config, facts, ranks), usable)
+    return "full", ranks, f"the least memory: {least}, which may not fit"
 
 
 def _reshard(config: RunConfig, facts: Facts, shards: int) -> tuple[bool, str]:
     offloaded = config.parallel.offload_params and facts.machine.device == "cuda"
-    if shards == 1 or offloaded:
-        return True, "no frozen weight is sent" if not offloaded else "parallel.offload_params is true"
+    if offloaded:
+        return True, "parallel.offload_params is true"
     needed, usable = memory_needed(config, facts, shards, resharded=False), _usable(facts)
     if needed <= usable:
         return False, f"the gathered base fits: {sharding.needs_text(needed, usable)}"

@@ -14,7 +14,7 @@ from resolving import CPU, GPU, resolved_for
 from support.twins import any_config, toy
 from toys import toy_text_config
 
-from shardtune.config import load_config
+from shardtune.config import load_config, render_yaml
 from shardtune.errors import UserInputError
 from shardtune.model.new_tokens import NewTokens
 from shardtune.train.build import build_model
@@ -124,7 +124,12 @@ def test_nothing_is_left_open_and_the_result_resolves_to_itself(resolved: Resolv
     left = [
         key for section in ("model", "train", "parallel") for key, value in values[section].items() if value == "auto"
     ]
-    assert left == ["load", "kernels", "resume"]  # what a rank finds, a switch for others, and what a launcher finds
+    assert left == [
+        "load",
+        "kernels",
+        "resume",
+        "reshard_after_forward",
+    ]  # the last has no meaning without sharding  # what a rank finds, a switch for others, and what a launcher finds
     assert resolve(run.settings, facts).settings == run.settings
 
 
@@ -224,3 +229,26 @@ def test_a_saved_config_that_names_our_attention_is_applied_again(tmp_path: Path
     assert run.config.train.packing is (name == "shardtune_varlen")
     build_model(run, MetaModel(model, family_of(model), None, WeightMapping({})), NewTokens({}), torch.device("cpu"))
     assert model.config._attn_implementation == run.config.model.attn_implementation == name
+
+
+@pytest.mark.parametrize(
+    ("nodes", "memory", "asked"),
+    [
+        ((1,), 80, ["parallel.reshard_after_forward=true"]),
+        ((2,), 80, ["parallel.reshard_after_forward=false", "guards.replica_check_steps=5"]),
+        ((2,), 14, ["guards.replica_check_steps=5"]),  # too little for a replica on each
+        ((4, 4), 24, ["parallel.reshard_after_forward=true"]),
+        ((2,), 80, ["parallel.shard=hybrid"]),
+        ((2,), 80, ["parallel.offload_params=true", "parallel.reshard_after_forward=false"]),
+    ],
+)
+def test_a_runs_own_config_is_one_that_can_be_run_and_comes_to_the_same(
+    resolved: Resolve, tmp_path: Path, nodes: tuple[int, ...], memory: int, asked: list[str]
+) -> None:
+    facts = replace(LLAMA, machine=Machine("cuda", memory * GIB, nodes[0], nodes))
+    first = resolved(facts, *asked)
+    file = tmp_path / "own.yaml"
+    file.write_text(render_yaml(first.settings), encoding="utf-8")
+    again = resolve(load_config(file, [], environ={}), facts)
+    assert again.config.parallel == first.config.parallel
+    assert again.config.guards == first.config.guards
