@@ -17,6 +17,7 @@ _PART_OF_PHASE = {  # what an allocation is for, by the phase it happens in
     "optimizer": "optimizer", "loading": "weights",
 }  # fmt: skip
 _SHARDED = ("weights", "adapters", "gradients", "optimizer")
+_TRAINED = ("adapters", "gradients", "optimizer")
 _CHECKPOINTING = "train.gradient_checkpointing"
 # Share of matrix products and attention in the activations that a layer keeps (docs/activations.md has the counts).
 _PRODUCTS_SHARE = 0.7
@@ -129,17 +130,15 @@ def _options(
     found: list[Change | None] = [
         _smaller_batch(phase, config, growing, needed),
         _reshard(config, model),
+        _shard_further(config, processes),
         *_recompute(phase, config, model, held),
         _offload_inputs(short, config, model, held),
         _fp8(config, model),
         _offload(config),
         _shorter(phase, config),
         _lower_rank(config),
-        Change(
-            "parallel.nproc", str(2 * processes), f"Twice the GPUs ({2 * processes}): each has half of every shard.",
-            dict.fromkeys(_SHARDED, 0.5),
-        ),
-    ]  # fmt: skip
+        _more_gpus(config, processes),
+    ]
     return [one for one in found if one is not None]
 
 
@@ -174,6 +173,29 @@ def _reshard(config: RunConfig, model: ModelFacts) -> Change | None:
     kept = min(1.0, (1 + config.parallel.forward_prefetch) / max(1, model.layers))
     text = "Reshard each layer after its forward pass; its weights are gathered again for the backward pass."
     return Change("parallel.reshard_after_forward", "true", text, {"gathered": kept})
+
+
+def _ranks_of_a_replica(config: RunConfig, processes: int) -> int:
+    parallel = config.parallel
+    return {"replicate": 1, "hybrid": parallel.shard_size or processes}.get(parallel.shard, processes)
+
+
+def _shard_further(config: RunConfig, processes: int) -> Change | None:
+    shards = _ranks_of_a_replica(config, processes)
+    if shards >= processes:
+        return None
+    text = f"Shard the frozen base over all {processes} processes: each layer is gathered for every micro-batch."
+    return Change("parallel.shard", "full", text, {"weights": shards / processes})
+
+
+def _more_gpus(config: RunConfig, processes: int) -> Change | None:
+    """Only what is sharded over all of them shrinks."""
+    text = f"Twice the GPUs ({2 * processes}): each has half of every shard."
+    if _ranks_of_a_replica(config, processes) == processes:
+        return Change("parallel.nproc", str(2 * processes), text, dict.fromkeys(_SHARDED, 0.5))
+    if config.parallel.shard == "replicate":
+        return Change("parallel.nproc", str(2 * processes), text, dict.fromkeys(_TRAINED, 0.5))
+    return None
 
 
 def _recompute(phase: str, config: RunConfig, model: ModelFacts, held: Mapping[str, int]) -> list[Change]:
@@ -245,4 +267,4 @@ def _lower_rank(config: RunConfig) -> Change | None:
         return None
     half = config.lora.r // 2
     text = "Half the LoRA rank, with its gradients and optimizer state: this changes what is trained."
-    return Change("lora.r", str(half), text, dict.fromkeys(("adapters", "gradients", "optimizer"), 0.5))
+    return Change("lora.r", str(half), text, dict.fromkeys(_TRAINED, 0.5))

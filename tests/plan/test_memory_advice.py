@@ -152,3 +152,19 @@ def test_what_is_enough_alone_comes_before_what_is_cheaper_and_is_not() -> None:
         "model.base_precision", "parallel.offload_params", "parallel.nproc",
     ]  # fmt: skip
     assert found.advice[3].setting == "train.per_device_train_batch_size" and found.advice[3].frees < found.needed
+
+
+@pytest.mark.parametrize(
+    ("parallel", "frees"),
+    [
+        ({"shard": "replicate"}, {"parallel.shard": 45, "parallel.nproc": 2}),
+        ({"shard": "hybrid", "shard_size": 2}, {"parallel.shard": 30}),
+        ({"shard": "full"}, {"parallel.nproc": 32}),
+    ],
+)
+def test_replicas_are_sharded_further_and_more_gpus_divide_only_what_is_sharded_over_all(
+    parallel: dict[str, Any], frees: dict[str, int]
+) -> None:
+    found = answer("forward", {"weights": 60 * GB, "optimizer": 4 * GB}, GB, parallel=parallel)
+    asked = ("parallel.shard", "parallel.nproc")
+    assert {one.setting: one.frees // GB for one in found.advice if one.setting in asked} == frees
