@@ -56,6 +56,8 @@ def trained(folder: Path, data: Path, model: Path, mesh: str, settings: dict[str
     }  # fmt: skip
     for name, section in settings.items():
         sections[name] = {**sections.get(name, {}), **section}
+    if mesh in ("replicate", "hybrid"):
+        sections["model"]["load"] = "read-once"
     (folder / mesh).mkdir()
     config = toy_config(folder / mesh, model, data, **sections, parallel={"device": "cuda", **parallel})
     rendezvous = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
