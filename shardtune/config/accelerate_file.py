@@ -369,19 +369,26 @@ def _translate(entries: list[_Entry], problems: list[_Problem], running: int | N
     for entry, path, value in implied:
         values.setdefault(path, value)
         sources.setdefault(path, entry.label)
-    problems += _wrong_product(entries, situation)
+    problems += _wrong_mesh(entries, situation, values)
     return _without_moot(Translation(values, tuple(verdicts), tuple(problems), sources, overridden_by), values)
 
 
-def _wrong_product(entries: list[_Entry], situation: _Situation) -> Iterator[_Problem]:
-    """Replicas × shards must be all processes, as in accelerate."""
-    sizes = {entry.key.name.rpartition("config_")[2]: entry for entry in entries if "_dp_" in entry.key.name}
-    numbers = [_whole_number(entry.value) for entry in sizes.values()]
-    if len(numbers) == 2 and None not in numbers and situation.processes:
-        product = prod(number for number in numbers if number is not None)
-        if product != situation.processes:
-            what = f"dp_replicate_size × dp_shard_size is {product}, and num_processes is {situation.processes}."
-            yield sizes["dp_shard_size"].label, what, "Make the product of the two num_processes."
+def _wrong_mesh(entries: list[_Entry], situation: _Situation, values: dict[str, Any]) -> Iterator[_Problem]:
+    """Replicas × shards must be all processes, as in accelerate; where one is not given, it follows from the other."""
+    given = {entry.key.name.rpartition("config_")[2]: entry for entry in entries if "_dp_" in entry.key.name}
+    numbers = {name: number for name, entry in given.items() if (number := _whole_number(entry.value)) is not None}
+    replicas, processes = numbers.get("dp_replicate_size", 1), situation.processes
+    if not numbers or (replicas == 1 and processes is None):
+        return
+    label, product = next(iter(given.values())).label, prod(numbers.values())
+    if processes is None:
+        if len(numbers) == 1:
+            yield label, f"{replicas} replicas of an unknown number of processes.", "Give num_processes too."
+    elif processes % product or (len(numbers) == 2 and product != processes):
+        shown = " × ".join(f"{name} {number}" for name, number in numbers.items())
+        yield label, f"{shown} does not fit num_processes: {processes}.", "Make the product of the two num_processes."
+    elif 1 < replicas < processes:
+        values.setdefault("parallel.shard_size", processes // replicas)
 
 
 def _without_moot(translation: Translation, settings: Mapping[str, Any]) -> Translation:

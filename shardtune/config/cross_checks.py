@@ -97,6 +97,11 @@ def sharding(config: RunConfig) -> Iterator[Finding]:
         what = "no effect: with shard: replicate no frozen weight is gathered"
         fix = "remove it, or set shard: auto, full or hybrid"
         yield Finding(("parallel.reshard_after_forward", "parallel.shard"), what, fix)
+    if config.model.load == "read-once" and parallel.shard == "full":
+        what = "no effect: parallel.shard is full, so that no two processes hold the same weights"
+        yield Finding(
+            ("model.load", "parallel.shard"), what, "set load: auto or read-all, or shard: replicate or hybrid"
+        )
     if config.guards.replica_check_steps and parallel.shard == "full":
         what = "no effect: with shard: full there is one replica of the base"
         fix = "remove it, or set shard: auto, hybrid or replicate"

@@ -105,9 +105,11 @@ def shard_model(
     return Sharding(mesh, type(unit).__name__.removeprefix("FSDP"), len(units) or 1, local_bytes(model), total)
 
 
-def can_split_adapters(model: nn.Module, compute_dtype: torch.dtype | None, section: ParallelSection) -> bool:
+def can_split_adapters(
+    model: nn.Module, compute_dtype: torch.dtype | None, section: ParallelSection, device: torch.device
+) -> bool:
     """Whether no frozen weight needs FSDP2, so that adapters may be sharded where the base is not."""
-    if section.offload_params:
+    if offloads_params(section, device):
         return False
     return all(p.requires_grad or _stays_as_it_is(name, p, compute_dtype) for name, p in model.named_parameters())
 

@@ -102,9 +102,9 @@ def adapter_layout(model: ModelBytes, ranks: int) -> AdapterLayout:
 
 
 def traffic_sentence(sent: StepTraffic, full: StepTraffic) -> str:
-    """`a step sends 105 MiB between nodes (full sharding would send 1.2 TiB)`; on one node, of each process."""
+    """`a step sends 105 MiB from each node (full sharding would send 1.2 TiB)`; on one node, of each process."""
     if full.between_nodes:
-        where, own, other = "between nodes", sent.between_nodes, full.between_nodes
+        where, own, other = "from each node", sent.between_nodes, full.between_nodes
     else:
         where, own, other = "from each process", sent.shard + sent.replicate, full.shard
     compared = f" (full sharding would send {size(other)})" if sent != full else ""

@@ -121,8 +121,9 @@ def _mean(columns: Columns, name: str) -> float | None:
 
 
 def _sent(columns: Columns, group: str) -> float:
-    """Bytes per step, in all dimensions of the mesh."""
-    return sum(_mean(columns, f"{group}.{dimension}") or 0.0 for dimension in _DIMENSIONS)
+    """Bytes of the last step, in all dimensions of the mesh: a run may go on with another mesh."""
+    last = (columns.get(f"{group}.{dimension}")[1] for dimension in _DIMENSIONS)
+    return sum(float(values[-1]) for values in last if len(values) and np.isfinite(values[-1]))
 
 
 def _most(columns: Columns, name: str) -> float | None:

@@ -180,7 +180,7 @@ def report_end(loop: TrainingLoop, seconds: float, best: Best | None, adapter: P
         eval_loss=eval_loss,
         adapter=str(adapter),
     )
-    text = f"{loop.state.global_step} steps in {terminal.clock(seconds)}"
+    text = f"{terminal.count(loop.state.global_step, 'step')} in {terminal.clock(seconds)}"
     if losses:
         text += f", loss {losses[0]:.4f} → {losses[-1]:.4f}"
     if eval_loss is not None:

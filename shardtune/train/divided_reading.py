@@ -108,7 +108,10 @@ def choose_readers(
     sampled = _sample(parts, owners, everyone.ranks.index(processes.rank))
     here = sum(mesh.nodes[rank] == mesh.nodes[processes.rank] for rank in everyone.ranks)
     dist.barrier(group=processes.control)  # a disk that ranks share is measured under the load of all of them
-    own_disk, own_cache = (_time_reading([parts[index] for index in sampled], reader) for _ in range(2))
+    own_disk = _time_reading([parts[index] for index in sampled], reader)
+    read = reader.progress.bytes
+    own_cache = _time_reading([parts[index] for index in sampled], reader)
+    reader.progress.bytes = read  # the second time nothing new was read
     measured = processes.all_gather([own_disk * here, own_cache, here, sum(part.nbytes for part in parts)])
     disk, cache, fewest, _ = map(min, zip(*measured, strict=True))
     nbytes = max(rank[3] for rank in measured)

@@ -185,8 +185,7 @@ def _explain(
             blamed.odd,
             _sentence(blamed, what, places),
             "The files of the model have different values there: one is damaged, or another version.",
-            f"Compare the sha256 of the model's files on {_named(blamed.odd, places)} with those on another node and "
-            "copy them again, or set model.load: rank0-broadcast.",
+            _fix_files(blamed, places),
         )
     changed = tuple(rank for rank in files if (both := read[rank]) is not None and both[0] != both[1])
     if changed:
@@ -201,6 +200,19 @@ def _explain(
         "A restart reads the weights again (--max-restarts)."
     )
     return _Verdict(MachineError, first.odd, _sentence(first, what, places), why, fix)
+
+
+def _fix_files(blamed: Difference, places: Sequence[str]) -> str:
+    """rank0-broadcast would send the damaged file to all, if it is rank 0's."""
+    if blamed.has_majority:
+        text = f"Copy the model's files to {_named(blamed.odd, places)} again, from another node."
+        return (
+            text if 0 in blamed.odd else f"{text} Or set model.load: rank0-broadcast: no other node's files are read."
+        )
+    return (
+        f"Compare the sha256 of the model's files on {_named(blamed.odd, places)} with those of their source, and copy "
+        "the wrong ones again."
+    )
 
 
 def _sentence(difference: Difference, what: str, places: Sequence[str]) -> str:

@@ -53,6 +53,8 @@ def _without_effect(config: RunConfig, chosen: str) -> Iterator[tuple[str, objec
     """What would be refused beside the value that `auto` came to: the run's own config must be one that can be run."""
     if chosen == "replicate" and config.parallel.reshard_after_forward != "auto":
         yield "parallel.reshard_after_forward", "auto", "no effect: no frozen weight is gathered"
+    if chosen == "full" and config.model.load == "read-once":
+        yield "model.load", "auto", "read-once has no effect: there is one replica of the base"
     if chosen == "full" and config.guards.replica_check_steps:
         yield "guards.replica_check_steps", 0, "no effect: there is one replica of the base"
 
@@ -77,6 +79,12 @@ def _least_sharding(config: RunConfig, facts: Facts) -> tuple[str, int, str]:
             return "replicate" if shards == 1 else "full" if shards == ranks else "hybrid", shards, why
     least = sharding.needs_text(memory_needed(config, facts, ranks), usable)
     return "full", ranks, f"the least memory: {least}, which may not fit"
+
+
+def full_reshards(config: RunConfig, facts: Facts) -> bool:
+    """Whether full sharding would free gathered weights after each forward pass."""
+    asked = config.parallel.reshard_after_forward
+    return _reshard(config, facts, facts.machine.world_size)[0] if asked == "auto" else asked
 
 
 def _reshard(config: RunConfig, facts: Facts, shards: int) -> tuple[bool, str]:

@@ -29,6 +29,7 @@ from shardtune.train.context import Data, RunContext, refuse_different_data
 from shardtune.train.evaluation import GivenAdapter, read_given
 from shardtune.train.facts import Machine, gather_facts, machine_of
 from shardtune.train.resolve import FLAT_ATTENTION, NEARLY_FULL, Notice, resolve
+from shardtune.train.resolve_sharding import full_reshards
 from shardtune.train.traffic import Traffic, model_bytes, traffic_of
 from shardtune.train.watchdog import LOADING
 from shardtune.train.weights import find_checkpoint
@@ -123,7 +124,9 @@ def set_up(context: RunContext, asked: ResolvedConfig, watchdog: Watchdog, evalu
     data = _lay_out(run.config, prepared, tokenizer)
     math = training_math(run.config.train, rows=len(data.train), tokens=data.tokens, processes=processes.world_size)
     set_numerics(run.config.train)
-    sharding, traffic = _shard(run.config, built.model, meta_model, processes)
+    sharding, traffic = _shard(
+        run.config, built.model, meta_model, processes, full_reshards=full_reshards(run.config, facts)
+    )
     setup = Setup(
         run, meta_model, checkpoint.strategy, tokenizer, built, adapter, prepared, data, math, sharding, traffic
     )
@@ -207,12 +210,12 @@ def _lay_out(config: RunConfig, prepared: PreparedSet, tokenizer: PreTrainedToke
 
 
 def _shard(
-    config: RunConfig, model: PeftModel, meta_model: MetaModel, processes: Processes
+    config: RunConfig, model: PeftModel, meta_model: MetaModel, processes: Processes, *, full_reshards: bool
 ) -> tuple[Sharding, Traffic]:
     parallel, dtype = config.parallel, torch.bfloat16 if config.train.bf16 else None
     shards = {"full": processes.world_size, "hybrid": parallel.shard_size, "replicate": 1}[parallel.shard]
     sizes = model_bytes(model, config, meta_model.layer_class)
-    split = shards == 1 and can_split_adapters(model, dtype, parallel)
+    split = shards == 1 and can_split_adapters(model, dtype, parallel, processes.device)
     if split:
         split = adapter_layout(sizes, processes.world_size).adapters == "sharded"
     mesh = build_mesh(processes, shards, shard_adapters=split)
@@ -225,4 +228,4 @@ def _shard(
         selective=config.train.gradient_checkpointing == "selective",
         compiled=config.train.compile is True,
     )
-    return sharding, traffic_of(sizes, config, mesh)
+    return sharding, traffic_of(sizes, config, mesh, full_reshards=full_reshards)

@@ -38,16 +38,20 @@ def model_bytes(model: nn.Module, config: RunConfig, layer_class: str | None) ->
     )
 
 
-def traffic_of(sizes: ModelBytes, config: RunConfig, mesh: Mesh) -> Traffic:
-    def sent(replicas: int) -> StepTraffic:
+def traffic_of(sizes: ModelBytes, config: RunConfig, mesh: Mesh, *, full_reshards: bool) -> Traffic:
+    """Args:
+    full_reshards: Whether full sharding would gather weights again for backward.
+    """
+
+    def sent(replicas: int, reshards: bool) -> StepTraffic:
         return step_traffic(
             sizes,
             replicas=replicas,
             nodes=sorted(mesh.nodes),
             micro_batches=config.train.gradient_accumulation_steps,
-            reshard_after_forward=bool(config.parallel.reshard_after_forward),
+            reshard_after_forward=reshards,
             offload_params=config.parallel.offload_params and mesh.device_type == "cuda",
             adapters="sharded" if mesh.splits_adapters_only else "replicated",
         )
 
-    return Traffic(sent(mesh.replicas), sent(1))
+    return Traffic(sent(mesh.replicas, bool(config.parallel.reshard_after_forward)), sent(1, full_reshards))

@@ -353,9 +353,14 @@ def test_a_key_given_in_two_spellings_or_twice_is_a_problem(tmp_path: Path) -> N
         ({"dp_shard_size": 4, "tp_size": 1, "cp_size": 1}, {"parallel.shard": "full"}),
         ({"dp_shard_size": 2, "dp_replicate_size": 2}, {"parallel.shard": "hybrid", "parallel.shard_size": 2}),
         ({"dp_shard_size": 2}, {"parallel.shard": "hybrid", "parallel.shard_size": 2}),
-        ({"dp_replicate_size": 2}, {"parallel.shard": "hybrid"}),
+        ({"dp_replicate_size": 2}, {"parallel.shard": "hybrid", "parallel.shard_size": 2}),
+        ({"dp_replicate_size": 3}, "dp_replicate_size 3 does not fit num_processes: 4"),
+        ({"dp_shard_size": 3}, "dp_shard_size 3 does not fit num_processes: 4"),
         ({"dp_replicate_size": 4, "dp_shard_size": 1}, {"parallel.shard": "replicate"}),
-        ({"dp_replicate_size": 2, "dp_shard_size": 4}, "dp_replicate_size × dp_shard_size is 8"),
+        (
+            {"dp_replicate_size": 2, "dp_shard_size": 4},
+            "dp_replicate_size 2 × dp_shard_size 4 does not fit num_processes: 4",
+        ),
         ({"dp_shard_size": 4, "tp_size": 2}, "tensor parallelism is not supported"),
     ],
 )

@@ -98,9 +98,9 @@ def test_a_119b_model_on_three_nodes_in_words() -> None:
     replicated = step_traffic(small4, replicas=3, nodes=(0, 1, 2), micro_batches=8)
     assert replicated.between_nodes == 110_000_000
     assert traffic_sentence(replicated, full) == (
-        "a step sends 105 MiB between nodes (full sharding would send 1.15 TiB)"
+        "a step sends 105 MiB from each node (full sharding would send 1.15 TiB)"
     )
-    assert traffic_sentence(full, full) == "a step sends 1.15 TiB between nodes"
+    assert traffic_sentence(full, full) == "a step sends 1.15 TiB from each node"
 
 
 def test_on_one_node_the_sentence_is_about_a_process() -> None:

@@ -83,7 +83,7 @@ def test_the_traffic_line_says_what_crosses_the_network() -> None:
     sent, full = StepTraffic(110 << 20, 0, 110 << 20), StepTraffic(9 << 30, 0, 9 << 30)
     mesh: Any = SimpleNamespace(size=3, shards=1, splits_adapters_only=True)
     assert traffic_line(Traffic(sent, full), mesh) == (
-        "a step sends 110 MiB between nodes (full sharding would send 9 GiB); adapters are sharded over all processes"
+        "a step sends 110 MiB from each node (full sharding would send 9 GiB); adapters are sharded over all processes"
     )
     assert traffic_line(Traffic(full, full), SimpleNamespace(size=1)) is None  # type: ignore[arg-type]
 
