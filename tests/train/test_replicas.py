@@ -15,7 +15,7 @@ from running import events
 from safetensors.torch import load_file
 from toys import toy_config
 
-from shardtune.train.replicas import Difference, differences
+from shardtune.train.replicas import Difference, _fix_files, differences
 
 WORKER = Path(__file__).parent / "replicas_worker.py"
 WEIGHT = "model.layers.1.mlp.down_proj.weight"
@@ -89,7 +89,7 @@ def test_the_odd_one_of_three_replicas_is_named(three: tuple[Path, dict[str, lis
     assert said["kind"] == "ShardtuneError"  # a restart would read the same file
     assert said["what"].startswith("Replicas differ before the first step: rank 2 (node 2, ")
     assert "The files of the model have different values" in said["why"]
-    assert "sha256" in said["fix"] and "rank 2 (node 2" in said["fix"] and "rank0-broadcast" in said["fix"]
+    assert "Copy the model's files to rank 2 (node 2" in said["fix"] and "rank0-broadcast" in said["fix"]
     assert events(folder / "runs" / "file", "guard")[0]["ranks"] == [2]
 
     said = ended["memory"][0]
@@ -180,3 +180,11 @@ def test_a_majority_says_who_is_odd_and_half_does_not() -> None:
         Difference("b", (0, 1, 2, 3), (0, 1, 2, 3)),
     ]
     assert differences([[0, 2], [1, 3]], sums) == [Difference("a", (0, 2), (0, 2))]
+
+
+@pytest.mark.parametrize(("odd", "spreads"), [((1,), False), ((0,), True), ((0, 1), True)])
+def test_a_damaged_file_of_rank_0_is_never_to_be_sent_to_all(odd: tuple[int, ...], spreads: bool) -> None:
+    ranks = (0, 1) if len(odd) == 2 else (0, 1, 2)
+    fix = _fix_files(Difference("w", ranks, odd), ["node 0, a", "node 1, b", "node 2, c"])
+    assert ("rank0-broadcast" not in fix) is spreads
+    assert all(f"rank {rank}" in fix for rank in odd)
