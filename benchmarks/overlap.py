@@ -53,13 +53,15 @@ def worker(options: argparse.Namespace) -> None:
     from torch.distributed.device_mesh import init_device_mesh
 
     from shardtune.parallel.interface import choose_interface
+    from shardtune.parallel.mesh import Mesh
     from shardtune.parallel.shard import layers_of
 
     rank, on_cuda = int(os.environ["RANK"]), options.device == "cuda"
     choose_interface(os.environ)
     store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), None, False, timedelta(minutes=2))
     dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS)
-    mesh = init_device_mesh(options.device, (RANKS,))
+    everyone = init_device_mesh(options.device, (RANKS,), mesh_dim_names=("shard",))
+    mesh = Mesh(1, RANKS, (0,) * RANKS, everyone, everyone)
     models = [sharded(options, mesh, *setting) for setting in SETTINGS]
     recorders = [Recorder(model, layers_of(model), on_cuda=on_cuda) for model in models]
     ids = torch.randint(3, 70, (options.rows, 128), generator=torch.Generator().manual_seed(rank)).to(options.device)

@@ -17,6 +17,7 @@ from shardtune.config.schema import ParallelSection
 from shardtune.kernels import fp8
 from shardtune.kernels.experts import ExpertWeight, routed_experts, routed_experts_reference
 from shardtune.kernels.fp8_operators import linear
+from shardtune.parallel.mesh import Mesh
 from shardtune.parallel.shard import shard_model
 
 pytestmark = [
@@ -166,7 +167,8 @@ def alone() -> Iterator[None]:
 @pytest.mark.parametrize("kind", ["mistral4", "mixtral"])
 @pytest.mark.parametrize("reshard", [True, False])
 def test_a_sharded_fp8_model_trains_as_its_dequantised_twin(kind: str, reshard: bool, alone: None) -> None:
-    mesh = init_device_mesh("cuda", (1,))
+    whole = init_device_mesh("cuda", (1,), mesh_dim_names=("shard",))
+    mesh = Mesh(1, 1, (0,), whole, whole)
     results = []
     for held, base in zip((True, False), fp8_and_its_twin(kind, torch.bfloat16), strict=True):
         model = adapted(base, ATTENTION[kind]).cuda()

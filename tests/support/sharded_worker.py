@@ -13,13 +13,15 @@ from torch.distributed.tensor import DTensor
 
 from shardtune.config.schema import ParallelSection
 from shardtune.model.families.registry import family_for
+from shardtune.parallel.mesh import Mesh
 from shardtune.parallel.shard import shard_model
 
 
 def main(folder: str) -> None:
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     dist.init_process_group("gloo")
-    mesh = init_device_mesh("cpu", (world,))
+    everyone = init_device_mesh("cpu", (world,), mesh_dim_names=("shard",))
+    mesh = Mesh(1, world, (0,) * world, everyone, everyone)
     results = {}
     for kind in TYPES:
         model = adapted(toy(kind))
