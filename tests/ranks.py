@@ -6,10 +6,12 @@ import gc
 import importlib.util
 import multiprocessing
 import os
+import random
 import socket
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from running import REPOSITORY
@@ -30,10 +32,13 @@ def on_ranks(
 
 
 def free_ports(count: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
+    """Below those that outgoing connections get (from 32768 on): a connection of a test beside this one could take one
+    of them before it is used."""
+    ports: list[int] = []
+    while len(ports) < count:
+        port = random.SystemRandom().randrange(15000, 32000)
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            ports += [port] * (port not in ports)
     return ports
 
 

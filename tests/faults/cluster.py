@@ -12,7 +12,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -23,6 +22,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from ranks import free_ports
 from running import REPOSITORY
 
 _number = count()
@@ -57,9 +57,7 @@ def why_no_token_bucket() -> str | None:
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    return free_ports(1)[0]
 
 
 class Machine:
@@ -211,7 +209,9 @@ class Cluster:
         deadline = time.monotonic() + seconds
         while not condition():
             if time.monotonic() > deadline:
-                raise AssertionError(f"{what} did not happen within {seconds} s")
+                written = [machine.log for machine in self.machines if machine.log.exists()]
+                logs = [log.read_text(encoding="utf-8", errors="replace")[-2000:] for log in written]
+                raise AssertionError("\n".join([f"{what} did not happen within {seconds} s", *logs]))
             time.sleep(0.05)
 
     def ended(self, node: int, seconds: float) -> int:
