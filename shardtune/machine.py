@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -36,21 +37,24 @@ def free_memory(cgroups: Path = CGROUPS, mine: Path = MY_CGROUPS, meminfo: Path 
                 found.append(int(line.split()[1]) * 1024)
     except (OSError, ValueError):
         pass
-    for folder in cgroup_folders(cgroups, mine):
-        above = [parent for parent in folder.parents if parent.is_relative_to(cgroups)]
-        found += [free for one in (folder, *above) if (free := _free_of(one)) is not None]
+    found += [free for one in _own_and_above(cgroups, mine) if (free := _free_of(one)) is not None]
     return max(0, min(found)) if found else None
 
 
 def memory_limit(cgroups: Path = CGROUPS, mine: Path = MY_CGROUPS) -> int:
     """Bytes of memory this process may use if nobody else does: the machine's, or less where a cgroup limits it."""
     found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
-    for folder in cgroup_folders(cgroups, mine):
-        for one in (folder, *(parent for parent in folder.parents if parent.is_relative_to(cgroups))):
-            for name, _, _ in _LIMITS:
-                with suppress(OSError, ValueError):  # the other version, or `max`
-                    found.append(int((one / name).read_text(encoding="ascii")))
+    for folder in _own_and_above(cgroups, mine):
+        for name, _, _ in _LIMITS:
+            with suppress(OSError, ValueError):  # the other version, or `max`
+                found.append(int((folder / name).read_text(encoding="ascii")))
     return min(found)
+
+
+def _own_and_above(cgroups: Path, mine: Path) -> Iterator[Path]:
+    """The cgroup of this process and those that it is in: a limit of any of them counts."""
+    for folder in cgroup_folders(cgroups, mine):
+        yield from (one for one in (folder, *folder.parents) if one.is_relative_to(cgroups))
 
 
 def _free_of(folder: Path) -> int | None:

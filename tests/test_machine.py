@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
-from shardtune.machine import free_memory, usable_cores
+from shardtune.machine import free_memory, memory_limit, usable_cores
 
 
 def test_a_pod_uses_the_cores_it_is_allowed(tmp_path: Path) -> None:
@@ -34,6 +35,7 @@ def test_the_limit_of_a_cgroup_or_of_one_above_it_counts_and_page_cache_does_not
     assert free_memory(root, own, meminfo) == 100 * 1024
     cgroup(root / "pod", memory_max="5000\n", memory_current="3000\n", memory_stat="anon 1\ninactive_file 900\n")
     assert free_memory(root, own, meminfo) == 2900
+    assert memory_limit(root, own) == 5000
 
 
 def test_the_limit_is_read_from_version_1_of_cgroups_too(tmp_path: Path) -> None:
@@ -44,3 +46,9 @@ def test_the_limit_is_read_from_version_1_of_cgroups_too(tmp_path: Path) -> None
         memory_limit_in_bytes="5000\n", memory_usage_in_bytes="4000\n", memory_stat="total_inactive_file 500\n",
     )  # fmt: skip
     assert free_memory(tmp_path / "cgroups", own, tmp_path / "nothing there") == 1500
+    assert memory_limit(tmp_path / "cgroups", own) == 5000
+
+
+def test_without_a_limit_the_memory_is_the_machines(tmp_path: Path) -> None:
+    whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert memory_limit(tmp_path / "none", tmp_path / "nothing there") == whole

@@ -288,11 +288,11 @@ _FSDP_KEYS = (
     Key(
         "fsdp_ignored_modules",
         "anything",
-        {ANY: _no_effect("Every parameter is sharded, these too: same results, less memory.")},
+        {ANY: _no_effect("These are held like all other parameters (parallel.shard): same results.")},
     ),
 )
 
-_NOT_THIS_VERSION = "is not supported: shardtune shards the model over all processes"
+_NOT_THIS_VERSION = "is not supported: the model is sharded and replicated only (parallel.shard)"
 _ONLY_WITH = "Only matters with {} above 1, which is not supported."
 
 
@@ -380,9 +380,11 @@ _TOP_KEYS = (
         "distributed_type",
         "choice",
         {
-            "FSDP": _honoured("Sharded with FSDP2, on GPUs and on the CPU (where accelerate silently uses DDP)."),
-            "MULTI_GPU": _no_effect("Sharded with FSDP2 instead: the same results as DDP, less memory."),
-            "MULTI_CPU": _honoured("Sharded with FSDP2, on the CPU.", "parallel.device", "cpu"),
+            "FSDP": _honoured("FSDP2, on GPUs and on the CPU (where accelerate silently uses DDP)."),
+            "MULTI_GPU": _no_effect(
+                "FSDP2 has the same results; parallel.shard: replicate holds the model as DDP does."
+            ),
+            "MULTI_CPU": _honoured("FSDP2, on the CPU.", "parallel.device", "cpu"),
             "NO": _no_effect("FSDP2 is used for a single process too; num_processes sets the number."),
             "DEEPSPEED": _problem("DeepSpeed is not supported", _NOT_FSDP),
             "MEGATRON_LM": _problem("Megatron-LM is not supported", _NOT_FSDP),
