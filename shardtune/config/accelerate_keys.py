@@ -381,9 +381,7 @@ _TOP_KEYS = (
         "choice",
         {
             "FSDP": _honoured("FSDP2, on GPUs and on the CPU (where accelerate silently uses DDP)."),
-            "MULTI_GPU": _no_effect(
-                "FSDP2 has the same results; parallel.shard: replicate holds the model as DDP does."
-            ),
+            "MULTI_GPU": _no_effect("FSDP2 has the same results; parallel.shard: replicate is like DDP."),
             "MULTI_CPU": _honoured("FSDP2, on the CPU.", "parallel.device", "cpu"),
             "NO": _no_effect("FSDP2 is used for a single process too; num_processes sets the number."),
             "DEEPSPEED": _problem("DeepSpeed is not supported", _NOT_FSDP),

@@ -27,7 +27,7 @@ TRL_NAMES: dict[str, str] = {
     "fsdp": _SHARDED,
     "fsdp_config": "use the section `parallel`, or `parallel.accelerate_config` for a file of accelerate",
     "deepspeed": _SHARDED,
-    "parallelism_config": "use parallel.shard and parallel.shard_size; tensor and context parallelism are not supported",
+    "parallelism_config": "use `parallel.shard` and `shard_size`; tensor and context parallelism are not supported",
     "accelerator_config": "batches are not split by accelerate; use `train.per_device_train_batch_size`",
     "use_cpu": "use `parallel.device: cpu`",
     "local_rank": "the launcher sets each process's rank; remove it",
