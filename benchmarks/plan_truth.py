@@ -1,7 +1,7 @@
 """Does `plan` tell the truth? Predicted against measured peak memory and step time of settings chosen beforehand.
 
-    python benchmarks/plan_truth.py measure OUT.json [NAME …] [--budget 540]     on a GPU, each setting in its own process
-    python benchmarks/plan_truth.py compare benchmarks/plan_truth.json           anywhere: prints the table
+    python benchmarks/plan_truth.py measure OUT.json [NAME …] [--budget 540]   on a GPU, each in its own process
+    python benchmarks/plan_truth.py compare benchmarks/plan_truth.json         anywhere: prints the table
 
 Measured: the most bytes in tensors (`torch.cuda.max_memory_allocated`, evaluation included), and the median wall time
 of the last three optimizer steps. OUT.json is written after every setting; what it holds already is not measured again.
@@ -34,8 +34,8 @@ from windows import read_lines
 ROOT = Path(__file__).parent.parent
 _WARM, _COUNTED = 2, 3  # steps: the first compiles
 _LLAMA: dict[str, Any] = {
-    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "rms_norm_eps": 1e-5, "max_position_embeddings": 131072,
-    "dtype": "bfloat16", "pad_token_id": 1, "use_cache": False,
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 131072, "dtype": "bfloat16", "pad_token_id": 1, "use_cache": False,
 }  # fmt: skip
 SHAPES: dict[str, dict[str, Any]] = {
     "0.1B": {**_LLAMA, "vocab_size": 49152, "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30,
