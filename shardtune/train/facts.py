@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import prod
-from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 import torch
@@ -13,7 +12,7 @@ from shardtune.adapters.ranks import rank_of
 from shardtune.adapters.saved_modules import saved_modules
 from shardtune.adapters.targets import resolve_targets
 from shardtune.kernels import whole_rows
-from shardtune.machine import memory_limit
+from shardtune.machine import lacks_bf16, memory_limit
 from shardtune.model.families.family import FastPath
 from shardtune.plan.facts import Facts, LayerKind, Machine
 from shardtune.train.losses import router
@@ -35,7 +34,7 @@ def machine_of(device: torch.device, nodes: tuple[int, ...], processes_here: int
         memory=_memory(device, processes_here),
         processes_here=processes_here,
         nodes=nodes,
-        lacks_bf16=on_cpu and _cpu_lacks_bf16(),
+        lacks_bf16=on_cpu and lacks_bf16(),
     )
 
 
@@ -125,11 +124,3 @@ def _memory(device: torch.device, processes_here: int) -> int:
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
     return memory_limit() // processes_here
-
-
-def _cpu_lacks_bf16() -> bool:
-    try:
-        flags = set(Path("/proc/cpuinfo").read_text(encoding="utf-8").split())
-    except OSError:
-        return False  # not Linux: nothing to go by
-    return not flags & {"avx512_bf16", "amx_bf16", "bf16"}

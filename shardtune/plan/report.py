@@ -1,0 +1,203 @@
+"""What will a run need, and how long will it take? All that `shardtune plan` says, as one object.
+
+`assemble` asks the same `resolve` as `train` does, so that the two cannot disagree.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+from shardtune.plan._pending import work_of
+from shardtune.plan.host import HostMemory, host_memory
+from shardtune.plan.memory import GpuMemory, gpu_memory, usable
+from shardtune.plan.resolve import ResolvedRun, resolve
+from shardtune.plan.step_time import ScalingPoint, StepTime, scaling, step_time
+from shardtune.plan.steps import TrainingMath, training_math
+from shardtune.plan.traffic import ModelBytes, StepTraffic, adapter_layout, step_traffic
+
+if TYPE_CHECKING:
+    from shardtune.config import ResolvedConfig
+    from shardtune.config.schema import RunConfig
+    from shardtune.data.estimate import DataSize
+    from shardtune.plan.catalogue import Cluster
+    from shardtune.plan.facts import Facts
+    from shardtune.plan.work import Work
+
+PARTS = (
+    "weights", "gathered", "adapters", "gradients", "optimizer", "activations", "working", "loss", "communication",
+    "context",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A run as it would be.
+
+    Attributes:
+        run: The settings with nothing left open, and the reason of each choice.
+        data: None where it cannot be told without preparing it.
+        math: None without `data`.
+    """
+
+    run: ResolvedRun
+    facts: Facts
+    cluster: Cluster
+    work: Work
+    memory: GpuMemory
+    host: HostMemory
+    traffic: StepTraffic
+    time: StepTime
+    scaling: tuple[ScalingPoint, ...]
+    data: DataSize | None
+    math: TrainingMath | None
+
+    @property
+    def config(self) -> RunConfig:
+        return self.run.config
+
+    @property
+    def capacity(self) -> int:
+        """Bytes a rank has."""
+        return self.facts.machine.memory
+
+    @property
+    def usable(self) -> int:
+        """Bytes of them that a run may fill."""
+        return usable(self.capacity, self.facts.machine.device)
+
+    @property
+    def fits(self) -> bool:
+        return self.memory.total <= self.usable
+
+    @property
+    def steps(self) -> int | None:
+        if self.math is not None:
+            return self.math.steps
+        return self.config.train.max_steps if self.config.train.max_steps > 0 else None
+
+    @property
+    def total_seconds(self) -> float | None:
+        """Of all steps; loading, evaluation and saving are left out."""
+        return self.steps * self.time.seconds if self.steps is not None else None
+
+
+def assemble(asked: ResolvedConfig, facts: Facts, cluster: Cluster, data: DataSize | None) -> Plan:
+    """The plan of a config on a cluster.
+
+    Raises:
+        UserInputError: as `train` would.
+    """
+    run = resolve(asked, facts)
+    config = run.config
+    work = work_with(work_of(config, facts), data)
+    math = None
+    if data is not None:
+        packed = config.train.packing is True
+        rows = data.sequences if packed else data.rows
+        math = training_math(config.train, rows=rows, tokens=data.tokens, processes=facts.machine.world_size)
+    return Plan(
+        run=run,
+        facts=facts,
+        cluster=cluster,
+        work=work,
+        memory=gpu_memory(facts, work),
+        host=host_memory(facts, work, config),
+        traffic=traffic_of(config, facts, work),
+        time=step_time(facts, work, cluster),
+        scaling=tuple(scaling(facts, work, cluster)),
+        data=data,
+        math=math,
+    )
+
+
+def work_with(work: Work, data: DataSize | None) -> Work:
+    """What a rank does in a step, with how full the rows are."""
+    if data is None:
+        return work
+    return replace(
+        work, fill=data.fill(work.length, packed=work.packed), document=min(work.length, data.tokens / data.rows)
+    )
+
+
+def traffic_of(config: RunConfig, facts: Facts, work: Work) -> StepTraffic:
+    """What a step sends."""
+    nodes = [node for node, ranks in enumerate(facts.machine.nodes) for _ in range(ranks)]
+    root = sum(map(prod, facts.root.values()))
+    layers = facts.parameters - root
+    codes = (facts.quantised or layers) if work.fp8 else 0
+    model = ModelBytes(
+        layers=codes + (layers - codes) * work.value_bytes,
+        root=root * work.value_bytes,
+        trained=facts.trained,
+        gathered=work.value_bytes,
+        reduced=work.reduce_bytes,
+    )
+    return step_traffic(
+        model,
+        replicas=len(nodes) // work.shards,
+        nodes=nodes,
+        micro_batches=work.accumulation,
+        reshard_after_forward=work.reshard,
+        offload_params=work.offload_params,
+        adapters=adapter_layout(model, len(nodes)).adapters,
+    )
+
+
+def as_json(plan: Plan) -> dict[str, Any]:
+    """For programs: docs/plan.md lists the fields. Sizes in bytes, times in seconds."""
+    machine, time, math = plan.facts.machine, plan.time, plan.math
+    return {
+        "version": 1,
+        "fits": plan.fits,
+        "machine": {
+            "device": machine.device,
+            "gpu": plan.cluster.gpu.name,
+            "memory": machine.memory,
+            "nodes": list(machine.nodes),
+            "within": plan.cluster.within.name,
+            "between": plan.cluster.between.name,
+            "measured": plan.cluster.gpu.measured,
+        },
+        "model": {
+            "model_type": plan.facts.model_type,
+            "parameters": plan.facts.parameters,
+            "layers": plan.facts.layers,
+            "trained": plan.facts.trained,
+        },
+        "choices": [{"setting": path, "value": value, "reason": why} for path, value, why in choices(plan.run)],
+        "notices": [notice.text for notice in plan.run.notices],
+        "memory": {
+            **memory_parts(plan.memory),
+            "allocated": plan.memory.allocated,
+            "total": plan.memory.total,
+            "capacity": plan.capacity,
+            "usable": plan.usable,
+            "known_by": plan.memory.known_by,
+        },
+        "host": asdict(plan.host),
+        "data": asdict(plan.data) if plan.data is not None else None,
+        "training": None
+        if math is None
+        else {**asdict(math), "effective_batch": math.effective_batch, "total_tokens": math.total_tokens},
+        "time": {
+            **asdict(time),
+            "seconds": time.seconds,
+            "tokens_per_second": time.tokens_per_second,
+            "total_seconds": plan.total_seconds,
+        },
+        "traffic": asdict(plan.traffic),
+        "scaling": [asdict(point) for point in plan.scaling],
+    }
+
+
+def memory_parts(memory: GpuMemory) -> dict[str, int]:
+    return {part: getattr(memory, part) for part in PARTS}
+
+
+def choices(run: ResolvedRun) -> list[tuple[str, object, str]]:
+    """Every setting that was chosen for the user: its path, value, and why."""
+    return [
+        (path, run.settings.value(path), why) for path in run.settings.origins if (why := run.reason(path)) is not None
+    ]
