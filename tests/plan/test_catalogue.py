@@ -42,7 +42,7 @@ def test_only_what_was_run_is_called_measured() -> None:
 
 
 def test_an_unknown_gpu_is_an_error_with_the_known_ones_and_the_nearest() -> None:
-    with pytest.raises(UserInputError, match="Known are H200, .*\n.*Did you mean H100"):
+    with pytest.raises(UserInputError, match=r"Known are H200, .*\n.*Did you mean H100"):
         parse_gpus("2xH10")
     for nothing in ("", "0xH200", "2x"):
         with pytest.raises(UserInputError):
