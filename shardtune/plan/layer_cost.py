@@ -185,8 +185,9 @@ def _attention_seconds(facts: Facts, kind: LayerKind, work: Work, gpu: Gpu, toke
     pairs = tokens * (reach - reach**2 / (2 * length))
     # A window and documents are kept apart by the variable-length kernel, whole rows go through the faster one.
     tflops = gpu.varlen_tflops if work.packed or reach < length else gpu.attention_tflops
+    ramp = _RAMP if gpu.device == "cuda" else 0
     slower = 2.0 if work.value_bytes == 4 and gpu.device == "cuda" else 1.0
-    return 4 * pairs * width / (tflops * 1e12 * reach / (reach + _RAMP)) * slower
+    return 4 * pairs * width / (tflops * 1e12) * (1 + ramp / reach) * slower
 
 
 def attention_width(facts: Facts, kind: LayerKind) -> int:

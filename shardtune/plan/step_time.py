@@ -96,6 +96,17 @@ def step_time(facts: Facts, work: Work, cluster: Cluster) -> StepTime:
     )
 
 
+def evaluation_seconds(facts: Facts, work: Work, cluster: Cluster) -> float:
+    """Of one micro-batch that is scored and not trained on."""
+    tokens, once = computed_tokens(work), replace(work, accumulation=1)
+    forward = sum(
+        layer_passes(facts, kind, once, cluster.gpu, tokens).forward.seconds * kind.count for kind in facts.kinds
+    )
+    links, host = communication(facts, once, cluster), facts.layers * cluster.gpu.host_forward_ms * 1e-3
+    head = _head_seconds(facts, once, cluster.gpu, tokens) / 2
+    return max(forward + head, host, links.layers, links.copies) + links.root
+
+
 def computed_tokens(work: Work) -> float:
     """Of a micro-batch on average, with its padding.
 
@@ -130,11 +141,16 @@ def _optimizer_seconds(facts: Facts, work: Work, cluster: Cluster) -> float:
 
 def _gathers(work: Work) -> int:
     """How often everything is gathered in forward passes; as often in backward ones where it was freed."""
-    return work.accumulation if work.shards > 1 and (work.reshard or work.offload_params) else 1
+    return work.accumulation if _is_freed(work) or work.offload_params else 1
+
+
+def _is_freed(work: Work) -> bool:
+    """Whether a layer is gathered (or copied) again for its backward pass. Gathered adapters alone stay."""
+    return work.reshard and (work.shards > 1 or work.offload_params)
 
 
 def _total(links: Communication, work: Work) -> float:
-    directions = 2 if work.shards > 1 and work.reshard else 1
+    directions = 2 if _is_freed(work) else 1
     reductions = work.accumulation if work.offload_params else 1
     return _gathers(work) * (directions * links.layers + links.root) + reductions * links.reductions
 
@@ -148,7 +164,7 @@ def _exposed(
     nobody hides is the first layer's gather, the last reduction, and what takes longer than computing.
     """
     layers, times = facts.layers, _gathers(work)
-    regathers = work.shards > 1 and work.reshard
+    regathers = _is_freed(work)
     reductions = work.accumulation if work.offload_params else 1
 
     def unhidden(busy: float, computing: float) -> float:
