@@ -11,10 +11,13 @@ from shardtune.cli.options import AccelerateConfig, Config, Overrides
 
 if TYPE_CHECKING:
     from shardtune.config import ResolvedConfig
+    from shardtune.config.schema import RunConfig
     from shardtune.data.estimate import DataSize
+    from shardtune.model.outline import Outline
     from shardtune.plan.report import Plan
 
 _DOES_NOT_FIT = 1
+_UNKNOWN_FILL = 0.5  # of data that nobody has looked at: rows are packed, as most are
 
 
 def plan(
@@ -68,38 +71,76 @@ def plan(
 
 def _plan(asked: ResolvedConfig, *, gpus: str, nodes: int, link: str, catalogue: Path | None, exact: bool) -> Plan:
     from shardtune.launch.named_paths import check_inputs
+    from shardtune.model.locate import folder_on_disk
     from shardtune.observe.gpus import describe_gpus
-    from shardtune.plan._pending import facts_of
+    from shardtune.plan.gather import gather_facts
     from shardtune.plan.report import assemble
     from shardtune.plan.target import target_of
 
     config = asked.config
     check_inputs(config)
-    here = () if gpus else describe_gpus().get("gpus", ())
+    here = () if gpus or config.parallel.device == "cpu" else describe_gpus().get("gpus", ())
     target = target_of(config.parallel, here, gpus=gpus, nodes=nodes, link=link, catalogue=catalogue)
-    folder = Path(config.model.model_name_or_path)
-    data = _data(asked, folder)
+    folder = folder_on_disk(config.model)
+    data = _data(config, folder, exact=exact)
 
     def fill_share() -> float:
-        return data.fill(config.data.max_length, packed=False) if data is not None else 0.5
+        return data.fill(config.data.max_length, packed=False) if data is not None else _UNKNOWN_FILL
 
-    facts = facts_of(config, folder, target.machine, fill_share)
+    facts = gather_facts(config, _outline(config, folder), target.machine, fill_share)
     return assemble(asked.on_device(target.machine.device), facts, target.cluster, data)
 
 
-def _data(asked: ResolvedConfig, folder: Path) -> DataSize | None:
-    from shardtune.data.estimate import data_size
+def _outline(config: RunConfig, folder: Path) -> Outline:
+    """From the model's files; built with torch where they do not tell enough."""
+    from shardtune.model.outline import NeedsTorch, read_outline
+    from shardtune.model.safetensors_headers import read_headers
 
-    named = asked.config.model.tokenizer_name_or_path
-    return data_size(asked.config, Path(named).expanduser() if named else folder)
+    stored = read_headers(folder) if config.model.weights == "checkpoint" else {}
+    try:
+        return read_outline(config.model, folder, stored)
+    except NeedsTorch as needed:
+        try:
+            from shardtune.model.meta_model import build_meta_model
+        except ImportError:
+            raise needed from None
+        return build_meta_model(config.model, folder, stored).outline
+
+
+def _data(config: RunConfig, folder: Path, *, exact: bool) -> DataSize | None:
+    from shardtune.data.estimate import counted, data_size
+
+    if exact:
+        return counted(_prepared(config), config.data)
+    named = config.model.tokenizer_name_or_path
+    return data_size(config, Path(named).expanduser() if named else folder)
+
+
+def _prepared(config: RunConfig) -> Path:
+    """The folder of the prepared data, made now if it is not there."""
+    from rich.console import Console
+
+    from shardtune.data.prepare import prepare
+    from shardtune.model.load import load_tokenizer  # brings torch
+    from shardtune.observe.preparing import PreparingProgress
+
+    name = config.model.tokenizer_name_or_path or config.model.model_name_or_path
+    with PreparingProgress(Console(stderr=True)) as progress:
+        return prepare(config.data, config.train.seed, load_tokenizer(config.model), name, progress=progress).folder
 
 
 def _print_json(planned: Plan, *, compare: bool) -> None:
     import json
 
+    from shardtune.plan.compare import alternative_json, alternatives, nearest_that_fits
     from shardtune.plan.report import as_json
 
-    typer.echo(json.dumps(as_json(planned), indent=2, ensure_ascii=False))
+    found = as_json(planned)
+    nearest = None if planned.fits else nearest_that_fits(planned)
+    found["nearest"] = alternative_json(nearest) if nearest is not None else None
+    if compare:
+        found["alternatives"] = [alternative_json(one) for one in alternatives(planned)]
+    typer.echo(json.dumps(found, indent=2, ensure_ascii=False))
 
 
 def _print_page(planned: Plan, *, compare: bool) -> None:

@@ -17,7 +17,8 @@ from shardtune.data.readers import DataFile
 from shardtune.data.source import Source, local_files
 
 _FILES = 16  # of a source that are looked into
-_READ_WHOLE = 8 * 2**20  # bytes of a source up to which every row is counted
+_READ_WHOLE = 8 * 2**20  # bytes of a source up to which all of it is read
+_COUNTED = 64 * 2**20  # of a file of lines, up to which its lines are counted
 _PLACES, _PIECE = 24, 128 * 1024  # of a larger file: pieces that are read, and their bytes
 _ROWS = 2000  # that a sample has, at most
 _SLICE = re.compile(r"(?P<split>[\w.-]+)(?:\[(?P<first>\d*%?):(?P<last>\d*%?)\])?")
@@ -95,6 +96,8 @@ def _look_into(file: DataFile, wanted: int, read_whole: int) -> tuple[float, boo
     size = file.size()
     if file.kind in ("jsonl", "text") and file.compression is None and size > read_whole and not _is_list(file):
         pieces = _pieces(file, size)
+        if size <= _COUNTED:
+            return _lines(file), True, _good(pieces, wanted)
         read = sum(len(piece.content) for piece in pieces)
         return sum(map(count_rows, pieces)) * size / max(1, read), False, _good(pieces, wanted)
     rows, position, chunks = 0, 0, []
@@ -104,6 +107,12 @@ def _look_into(file: DataFile, wanted: int, read_whole: int) -> tuple[float, boo
         if position > read_whole:
             return rows * size / position, False, _good(chunks, wanted)
     return rows, True, _good(chunks, wanted)
+
+
+def _lines(file: DataFile) -> int:
+    """All of them, blank ones too: ten times faster than to look at each."""
+    with Path(file.name).open("rb") as stream:
+        return sum(block.count(b"\n") for block in iter(lambda: stream.read(2**20), b""))
 
 
 def _is_list(file: DataFile) -> bool:

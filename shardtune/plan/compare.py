@@ -63,15 +63,14 @@ class Alternative:
 
 def alternatives(plan: Plan) -> list[Alternative]:
     """The plan itself, every single change of it, and the fastest combinations that fit."""
-    single = [_priced(plan, change) for axis in _axes(plan) for change in axis if change]
-    combined = sorted((one for one in _combinations(plan) if one.fits), key=lambda one: one.order)
+    single = [_priced(plan, change) for axis in _axes(plan) for change in axis]
     found = [
         Alternative({}, plan.work, plan.memory, plan.time, plan.usable),
         *(one for one in single if _accepted(plan, one)),
     ]
-    shown = {frozenset(one.changes.items()) for one in found}
-    for one in combined:
-        if len(found) >= len(shown) + _COMBINED:
+    shown, most = {frozenset(one.changes.items()) for one in found}, len(found) + _COMBINED
+    for one in _fitting(plan):
+        if len(found) == most:
             break
         if frozenset(one.changes.items()) not in shown and _accepted(plan, one):
             found.append(one)
@@ -80,15 +79,31 @@ def alternatives(plan: Plan) -> list[Alternative]:
 
 def nearest_that_fits(plan: Plan) -> Alternative | None:
     """The fastest settings that fit, with the same data, adapters and effective batch; None: nothing does."""
-    fitting = sorted((one for one in _combinations(plan) if one.fits), key=lambda one: one.order)
-    return next((one for one in fitting if _accepted(plan, one)), None)
+    return next((one for one in _fitting(plan) if _accepted(plan, one)), None)
 
 
-def _combinations(plan: Plan) -> Iterator[Alternative]:
+def _fitting(plan: Plan) -> list[Alternative]:
+    """Combinations of changes that fit, the fastest first."""
+    found = []
     for changes in product(*([{}, *axis] for axis in _axes(plan))):
         together = {path: value for change in changes for path, value in change.items()}
-        if len([change for change in changes if change]) > 1 or sum(map(bool, changes)) == 1:
-            yield _priced(plan, together)
+        work = _work(plan, together)
+        # Most do not fit, or are as the plan is: their time need not be known.
+        if together and gpu_memory(plan.facts, work).total <= plan.usable:
+            found.append(_priced(plan, together))
+    return sorted(found, key=lambda one: one.order)
+
+
+def alternative_json(one: Alternative) -> dict[str, Any]:
+    """For programs."""
+    return {
+        "changes": dict(one.changes),
+        "fits": one.fits,
+        "memory": one.memory.total,
+        "over": one.over,
+        "step_seconds": one.time.seconds,
+        "tokens_per_second": one.time.tokens_per_second,
+    }
 
 
 def _axes(plan: Plan) -> list[list[dict[str, object]]]:
@@ -127,7 +142,7 @@ def _batches(work: Work) -> Iterator[tuple[int, int]]:
 def _shardings(plan: Plan) -> Iterator[dict[str, object]]:
     now, nodes = plan.work, plan.facts.machine.nodes
     ranks = sum(nodes)
-    for shards in sharding.group_sizes(nodes):
+    for shards in dict.fromkeys((1, now.shards, sharding.within_a_node(nodes), ranks)):
         name = "replicate" if shards == 1 else "full" if shards == ranks else "hybrid"
         for reshard in (True, False) if shards > 1 else (True,):
             if (shards, reshard) != (now.shards, now.reshard if shards > 1 else True):
@@ -135,9 +150,12 @@ def _shardings(plan: Plan) -> Iterator[dict[str, object]]:
                 yield {_SHARD: name, _SHARD_SIZE: shards if name == "hybrid" else None, _RESHARD: kept}
 
 
+def _work(plan: Plan, changes: Changes) -> Work:
+    return work_with(work_of(_changed(plan.config, changes), plan.facts), plan.data)
+
+
 def _priced(plan: Plan, changes: Changes) -> Alternative:
-    config = _changed(plan.config, changes)
-    work = work_with(work_of(config, plan.facts), plan.data)
+    work = _work(plan, changes)
     real = {path: value for path, value in changes.items() if not _same(plan.run.settings.value(path), value)}
     memory, time = gpu_memory(plan.facts, work), step_time(plan.facts, work, plan.cluster)
     return Alternative(real, work, memory, time, plan.usable)

@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from shardtune.plan.report import PARTS, Plan, choices
+from shardtune.plan.step_time import dominated_from
 from shardtune.plan.steps import math_lines
 from shardtune.terminal import clock, count, duration, percent, say, size
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from shardtune.plan.compare import Alternative
+    from shardtune.plan.run_time import RunTime
     from shardtune.plan.work import Work
 
 _INDENT, _WIDEST = 10, 110
@@ -25,9 +27,14 @@ _COLOURS = {
     "context": "white",
 }  # fmt: skip
 _LETTERS = dict(zip(PARTS, "WGARMKULCX", strict=True))  # where there are no colours
+_OBVIOUS = (
+    "parallel.nproc",
+    "parallel.device",
+    "train.eval_strategy",
+    "train.fused_experts",
+)  # in other lines, or no news
 _BLOCK, _FREE = "█", "·"
 _SPARKS = "▁▂▃▄▅▆▇█"
-_DOMINATES = 0.5
 
 
 def show(console: Console, plan: Plan, nearest: Alternative | None = None) -> None:
@@ -45,8 +52,8 @@ def show(console: Console, plan: Plan, nearest: Alternative | None = None) -> No
         say(console, label, text)
     if len(plan.scaling) > 1:
         _show_scaling(console, plan)
-    for number, (path, value, why) in enumerate(choices(plan.run)):
-        say(console, "" if number else "auto", f"{path}: {_value(value)} ({why})")
+    for number, text in enumerate(_choice_lines(plan)):
+        say(console, "" if number else "auto", text)
     for notice in plan.run.notices:
         say(console, "notice", notice.text, "yellow")
     say(console, "rests on", rests_on(plan))
@@ -59,8 +66,7 @@ def verdict(plan: Plan) -> str:
     left = 1 - plan.memory.total / plan.capacity
     if plan.fits:
         return f"fits: {needs} of {has} GiB per {each}, {100 * left:.0f} % headroom"
-    over = size(plan.memory.total - plan.usable)
-    return f"does not fit: {needs} GiB per {each}, {over} more than the {_gib(plan.usable)} of {has} GiB it may fill"
+    return f"does not fit: {needs} GiB per {each}, of which {_gib(plan.usable)} of {has} GiB may be filled"
 
 
 def _instead(nearest: Alternative | None) -> str:
@@ -76,6 +82,15 @@ def _gib(number: int) -> str:
 
 def _value(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _choice_lines(plan: Plan) -> list[str]:
+    """A line for each reason; settings that one reason decides alike share it."""
+    grouped: dict[tuple[str, str], list[str]] = {}
+    for path, value, why in choices(plan.run):
+        if path not in _OBVIOUS:
+            grouped.setdefault((_value(value), why), []).append(path)
+    return [f"{', '.join(paths)}: {value} ({why})" for (value, why), paths in grouped.items()]
 
 
 def _first_lines(plan: Plan) -> Iterator[tuple[str, str]]:
@@ -184,8 +199,8 @@ def _lines(plan: Plan) -> Iterator[tuple[str, str]]:
     else:
         yield "data", "not known: it is read by `datasets` (shardtune data prepare CONFIG, or --exact)"
     yield "step", f"{duration(time.seconds)}, {time.tokens_per_second:,.0f} tokens/s: {_step_parts(plan)}"
-    if plan.total_seconds is not None:
-        yield "time", f"{clock(plan.total_seconds)} for {plan.steps:,} steps, without loading, evaluation and saving"
+    if plan.total is not None:
+        yield "time", _total(plan.total)
     if plan.facts.machine.world_size > 1:
         sent = f"{size(plan.traffic.shard + plan.traffic.replicate)} sent by each GPU per step"
         far = f", {size(plan.traffic.between_nodes)} from each node" if plan.traffic.between_nodes else ""
@@ -196,12 +211,19 @@ def _lines(plan: Plan) -> Iterator[tuple[str, str]]:
         )
 
 
+def _total(total: RunTime) -> str:
+    rest = {"to start": total.starting, "evaluating": total.evaluating, "saving": total.saving}
+    coarse = ", ".join(f"{clock(seconds)} {what}" for what, seconds in rest.items() if seconds >= 1)
+    return f"about {clock(total.seconds)}: {clock(total.training)} in steps, {coarse}"
+
+
 def _step_parts(plan: Plan) -> str:
     time = plan.time
     parts = {
         "matrix products": time.products,
         "attention": time.attention,
         "elementwise": time.elementwise,
+        "adapters": time.adapters,
         "dequantising": time.dequantise,
         "head and loss": time.head,
         "launching kernels": time.launches,
@@ -263,31 +285,31 @@ def _show_scaling(console: Console, plan: Plan) -> None:
     say(console, "scaling", _scaling_sentence(plan))
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
     table.add_column("", width=_INDENT - 2)
-    for name in ("nodes", "GPUs", "tokens/s", "efficiency", "communication"):
+    for name in ("nodes", "GPUs", "tokens/s", "efficiency", "waiting for links"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("")
     sparks = console.encoding.lower().startswith("utf")
     for point in plan.scaling:
         level = _SPARKS[min(7, int(8 * point.efficiency))] * 3 if sparks else ""
-        here = "  <- this plan" if point.nodes == len(plan.facts.machine.nodes) else ""
+        here = point.nodes == len(plan.facts.machine.nodes)
         table.add_row(
             "",
             str(point.nodes),
             f"{point.nodes * plan.facts.machine.nodes[0]:,}",
-            f"{point.tokens_per_second:,.0f}",
+            f"{point.step.tokens_per_second:,.0f}",
             f"{100 * point.efficiency:.0f} %",
             f"{100 * point.communication:.0f} %",
-            level + here,
+            level + ("  <" if here else ""),
+            style="bold" if here else "",
         )
     console.print(table)
 
 
 def _scaling_sentence(plan: Plan) -> str:
-    link = plan.cluster.between.name
-    over = next((point.nodes for point in plan.scaling if point.communication > _DOMINATES), None)
+    over, link = dominated_from(plan.scaling), plan.cluster.between.name
     if over is None:
-        return f"over {link}, communication stays below half of a step up to {plan.scaling[-1].nodes} nodes"
-    return f"over {link}, communication takes more than half of a step from {over} nodes on"
+        return f"the links ({link}) never take longer than computing, up to {plan.scaling[-1].nodes} nodes"
+    return f"the links ({link}) take longer than computing from {count(over, 'node')} on"
 
 
 def rests_on(plan: Plan) -> str:

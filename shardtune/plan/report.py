@@ -9,10 +9,12 @@ from dataclasses import asdict, dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING, Any
 
+from shardtune.errors import UserInputError
 from shardtune.plan._pending import work_of
 from shardtune.plan.host import HostMemory, host_memory
 from shardtune.plan.memory import GpuMemory, gpu_memory, usable
 from shardtune.plan.resolve import ResolvedRun, resolve
+from shardtune.plan.run_time import RunTime, run_time
 from shardtune.plan.step_time import ScalingPoint, StepTime, scaling, step_time
 from shardtune.plan.steps import TrainingMath, training_math
 from shardtune.plan.traffic import ModelBytes, StepTraffic, adapter_layout, step_traffic
@@ -78,9 +80,20 @@ class Plan:
         return self.config.train.max_steps if self.config.train.max_steps > 0 else None
 
     @property
-    def total_seconds(self) -> float | None:
-        """Of all steps; loading, evaluation and saving are left out."""
-        return self.steps * self.time.seconds if self.steps is not None else None
+    def total(self) -> RunTime | None:
+        """Of the whole run; None where nobody knows how many steps it has."""
+        if self.steps is None:
+            return None
+        evaluations, saves = _times(self.config, self.steps, self.math)
+        return run_time(
+            self.facts,
+            self.work,
+            self.cluster,
+            steps=self.steps,
+            evaluations=evaluations,
+            eval_rows=self.data.validation if self.data is not None else 0,
+            saves=saves,
+        )
 
 
 def assemble(asked: ResolvedConfig, facts: Facts, cluster: Cluster, data: DataSize | None) -> Plan:
@@ -106,10 +119,35 @@ def assemble(asked: ResolvedConfig, facts: Facts, cluster: Cluster, data: DataSi
         host=host_memory(facts, work, config),
         traffic=traffic_of(config, facts, work),
         time=step_time(facts, work, cluster),
-        scaling=tuple(scaling(facts, work, cluster)),
+        scaling=_scaling(asked, facts, cluster, data),
         data=data,
         math=math,
     )
+
+
+def _times(config: RunConfig, steps: int, math: TrainingMath | None) -> tuple[int, int]:
+    """How often it evaluates and saves."""
+    train = config.train
+    epochs = -(-steps // math.steps_per_epoch) if math is not None else 1
+
+    def times(strategy: str, every: int) -> int:
+        return {"no": 0, "epoch": epochs}.get(strategy, steps // every)
+
+    return times(train.eval_strategy, train.eval_steps), times(train.save_strategy, train.save_steps)
+
+
+def _scaling(asked: ResolvedConfig, facts: Facts, cluster: Cluster, data: DataSize | None) -> tuple[ScalingPoint, ...]:
+    """Each number of nodes as the run would be resolved there; as far as it can be."""
+
+    def work(nodes: int) -> Work:
+        machine = replace(facts.machine, nodes=facts.machine.nodes[:1] * nodes)
+        there = replace(facts, machine=machine)
+        return work_with(work_of(resolve(asked, there).config, there), data)
+
+    try:
+        return tuple(scaling(facts, work, cluster))
+    except UserInputError:  # settings that only fit some numbers of nodes, such as parallel.shard_size
+        return ()
 
 
 def work_with(work: Work, data: DataSize | None) -> Work:
@@ -185,10 +223,19 @@ def as_json(plan: Plan) -> dict[str, Any]:
             **asdict(time),
             "seconds": time.seconds,
             "tokens_per_second": time.tokens_per_second,
-            "total_seconds": plan.total_seconds,
         },
+        "total": {**asdict(plan.total), "seconds": plan.total.seconds} if plan.total is not None else None,
         "traffic": asdict(plan.traffic),
-        "scaling": [asdict(point) for point in plan.scaling],
+        "scaling": [
+            {
+                "nodes": point.nodes,
+                "tokens_per_second": point.step.tokens_per_second,
+                "efficiency": point.efficiency,
+                "communication": point.communication,
+                "dominated": point.dominated,
+            }
+            for point in plan.scaling
+        ],
     }
 
 
