@@ -59,6 +59,12 @@ def test_documents_of_packed_rows_and_windows_shorten_attention() -> None:
     assert step_time(windowed, replace(STEP, batch=1, length=16384), cluster()).attention < whole.attention / 2
 
 
+def test_attention_of_small_heads_reaches_less() -> None:
+    work = replace(STEP, batch=1, length=32768)
+    small, large = (step_time(llama(2048, 8192, 16, h, 8, 32000, head=2048 // h), work, cluster()) for h in (32, 16))
+    assert 1.3 < small.attention / large.attention < 1.5
+
+
 def test_a_float8_base_is_dequantised_unless_it_is_multiplied_in_fp8() -> None:
     facts, held = mistral4(8, quantised=True), replace(STEP, fp8=True)
     bf16, dequantised = step_time(facts, STEP, cluster()), step_time(facts, held, cluster())
@@ -155,8 +161,11 @@ def test_more_nodes_lose_what_links_cost_and_it_is_said_from_where_on_they_domin
     assert fast[-1].step.tokens == 64 * fast[0].step.tokens  # the effective batch grows with the nodes
     slow = scaling(facts, sharded, cluster(8, network="Ethernet-25"))
     assert dominated_from(slow) == 2 and slow[1].efficiency < 0.2 and slow[1].communication > 0.5
-    replicated = scaling(dense_7b(), lambda _: STEP, cluster(8, network="Ethernet-25"))
+    replicated = scaling(dense_7b(), STEP, cluster(8, network="Ethernet-25"))
     assert dominated_from(replicated) is None and replicated[-1].efficiency > 0.9
+    # 24 ranks hold a replica on three nodes; other numbers of nodes that 24 does not divide are sharded as a whole.
+    thirds = scaling(dense_7b(), replace(STEP, shards=24), cluster(8, 8, 8), counts=(1, 2, 3, 6))
+    assert [point.step.communication > 0 for point in thirds] == [True] * 4
 
 
 def test_a_run_is_its_steps_with_evaluations_saves_and_reading_the_weights() -> None:
