@@ -18,11 +18,10 @@ from shardtune.plan.work import Work
 # Fitted on an H200.
 _GROUPED = 0.81  # share of the rate of plain products that grouped ones reach, with the experts unevenly loaded
 _LOW_RANK = 0.76  # share of the memory's bandwidth that products of low rank reach
-_RAMP = (
-    1000  # tokens at which attention reaches half of its rate: below it, blocks on the diagonal are computed in vain
-)
-# The exponential of a score takes as long as this many of a head's products: heads of 64 reach 0.72 of the rate of heads
-# of 128 (FlashAttention 3's published rates). The catalogue's rates are for heads of 128.
+# Tokens at which attention reaches half of its rate: in short rows, blocks on the diagonal are computed for nothing.
+_RAMP = 1000
+# The exponential of a score takes as long as this many of a head's products: heads of 64 reach 0.72 of the rate that
+# heads of 128 do, for which the catalogue's rates are.
 _SOFTMAX = 80
 
 # Values read and written per token by a compiled layer between its products: (forward, backward).

@@ -6,8 +6,9 @@ from dataclasses import replace
 from statistics import median
 
 import pytest
-from measured_steps import MEASURED, Measured
+from measured_steps import BEGIN, END, MEASURED, Measured, table
 from model_facts import dense_7b, llama, mistral4, smollm_135m
+from running import REPOSITORY
 
 from shardtune.plan.catalogue import Cluster, for_cores, load_catalogue
 from shardtune.plan.run_time import run_time
@@ -30,6 +31,11 @@ def test_a_measured_step_is_predicted_within_a_tenth(case: Measured) -> None:
 def test_steps_that_no_constant_was_fitted_to_are_predicted_as_well() -> None:
     held_out = [abs(case.error) for case in MEASURED if not case.fitted]
     assert len(held_out) >= 5 and median(held_out) <= 0.05
+
+
+def test_the_table_in_the_docs_is_the_current_one() -> None:
+    page = (REPOSITORY / "docs" / "plan.md").read_text(encoding="utf-8")
+    assert page.split(BEGIN)[1].split(END)[0].strip() == table()
 
 
 @pytest.mark.parametrize(("batch", "length", "measured"), [(1, 256, 1.5), (8, 72, 3.3)])
