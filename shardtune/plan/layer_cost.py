@@ -100,8 +100,7 @@ class Product:
 def layer_passes(facts: Facts, kind: LayerKind, work: Work, gpu: Gpu, tokens: float) -> Passes:
     """One layer of this kind in one micro-batch of so many tokens, padding too."""
     products = list(products_of(facts, kind, work))
-    forward = _forward(facts, kind, products, work, gpu, tokens)
-    backward = _backward(facts, kind, products, work, gpu, tokens)
+    forward, backward = (_pass(facts, kind, products, work, gpu, tokens, direction) for direction in (0, 1))
     if work.checkpointing == "full":
         backward += forward
     elif work.checkpointing == "selective":
@@ -136,24 +135,17 @@ def is_fp8(facts: Facts, kind: LayerKind, name: str) -> bool:
     return len(shape) >= 2 and "conv" not in name and not (len(shape) == 2 and shape[0] <= experts)
 
 
-def _forward(facts: Facts, kind: LayerKind, products: list[Product], work: Work, gpu: Gpu, tokens: float) -> Cost:
-    multiplied = sum(_product_seconds(product, work, gpu, tokens) for product in products)
-    return Cost(
-        products=multiplied,
-        attention=_attention_seconds(facts, kind, work, gpu, tokens),
-        elementwise=_elementwise_seconds(facts, kind, products, work, gpu, tokens, 0),
-        adapters=_adapter_seconds(products, work, gpu, tokens, 0),
-        dequantise=_dequantise_seconds(products, work, gpu, 0),
-    )
-
-
-def _backward(facts: Facts, kind: LayerKind, products: list[Product], work: Work, gpu: Gpu, tokens: float) -> Cost:
+def _pass(
+    facts: Facts, kind: LayerKind, products: list[Product], work: Work, gpu: Gpu, tokens: float, direction: int
+) -> Cost:
+    """direction: 0 forward, 1 backward, without what is recomputed for it."""
+    attention = _attention_seconds(facts, kind, work, gpu, tokens)
     return Cost(
         products=sum(_product_seconds(product, work, gpu, tokens) for product in products),
-        attention=_attention_seconds(facts, kind, work, gpu, tokens) * _ATTENTION_BACKWARD,
-        elementwise=_elementwise_seconds(facts, kind, products, work, gpu, tokens, 1),
-        adapters=_adapter_seconds(products, work, gpu, tokens, 1),
-        dequantise=_dequantise_seconds(products, work, gpu, 1),
+        attention=attention * _ATTENTION_BACKWARD if direction else attention,
+        elementwise=_elementwise_seconds(facts, kind, products, work, gpu, tokens, direction),
+        adapters=_adapter_seconds(products, work, gpu, tokens, direction),
+        dequantise=_dequantise_seconds(products, work, gpu, direction),
     )
 
 
@@ -215,7 +207,6 @@ def _is_attention_output(name: str) -> bool:
 def _elementwise_seconds(
     facts: Facts, kind: LayerKind, products: list[Product], work: Work, gpu: Gpu, tokens: float, direction: int
 ) -> float:
-    """direction: 0 forward, 1 backward."""
     activated = sum(p.visits * p.inputs for p in products if _is_down(p.name))
     routed = facts.hidden * max((p.visits for p in products if p.experts > 1), default=0)
     values = (
