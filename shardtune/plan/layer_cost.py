@@ -22,7 +22,7 @@ _LOW_RANK = 0.76  # share of the memory's bandwidth that products of low rank re
 _RAMP = 1000
 # The exponential of a score takes as long as this many of a head's products: heads of 64 reach 0.72 of the rate that
 # heads of 128 do, for which the catalogue's rates are.
-_SOFTMAX = 80
+_SOFTMAX, _HEAD = 80, 128
 
 # Values read and written per token by a compiled layer between its products: (forward, backward).
 _OF_RESIDUAL = (10, 14)  # times its width: two norms, two additions, sums of gradients
@@ -174,6 +174,8 @@ def _product_seconds(product: Product, work: Work, gpu: Gpu, tokens: float) -> f
 def _attention_seconds(facts: Facts, kind: LayerKind, work: Work, gpu: Gpu, tokens: float) -> float:
     """Forward. Pairs of a query and a key that it sees, within a document and a window."""
     width = attention_width(facts, kind)
+    if width == 0:
+        return 0.0
     length = work.document if work.packed and work.document else min(work.length, tokens)
     reach = min(length, kind.window or length)
     pairs = tokens * (reach - reach**2 / (2 * length))
@@ -182,8 +184,7 @@ def _attention_seconds(facts: Facts, kind: LayerKind, work: Work, gpu: Gpu, toke
     once = 4 * pairs * width / (tflops * 1e12)
     if gpu.device == "cpu":
         return once
-    head = width / int(facts.model["num_attention_heads"])
-    small_heads = max(1.0, (1 + _SOFTMAX / head) / (1 + _SOFTMAX / 128)) if head else 1.0
+    small_heads = max(1.0, (1 + _SOFTMAX / _head_width(facts, width)) / (1 + _SOFTMAX / _HEAD))
     return once * small_heads * (1 + _RAMP / reach) * (2.0 if work.value_bytes == 4 else 1.0)
 
 
@@ -193,9 +194,15 @@ def attention_width(facts: Facts, kind: LayerKind) -> int:
     if not outputs:
         return 0
     values = outputs[0][-1]
-    nope, rope = facts.model.get("qk_nope_head_dim"), facts.model.get("qk_rope_head_dim")
-    keys = int(facts.model["num_attention_heads"]) * (nope + rope) if nope and rope else values
+    model = facts.model
+    of_key = (model.get("qk_nope_head_dim") or 0) + (model.get("qk_rope_head_dim") or 0)
+    keys = of_key * int(model["num_attention_heads"]) if of_key else values
     return int(keys + values) // 2
+
+
+def _head_width(facts: Facts, width: int) -> float:
+    heads = facts.model.get("num_attention_heads")
+    return width / int(heads) if heads else _HEAD
 
 
 def _is_attention_output(name: str) -> bool:

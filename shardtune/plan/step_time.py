@@ -163,7 +163,7 @@ def _exposed(
     While a layer computes, the next ones are gathered; gradients are reduced while earlier layers go backward. What
     nobody hides is the first layer's gather, the last reduction, and what takes longer than computing.
     """
-    layers, times = facts.layers, _gathers(work)
+    layers, times = max(1, facts.layers), _gathers(work)
     regathers = _is_freed(work)
     reductions = work.accumulation if work.offload_params else 1
 
