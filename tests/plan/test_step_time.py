@@ -136,6 +136,16 @@ def test_a_base_that_every_rank_holds_is_not_gathered() -> None:
     assert replicated.tokens == 32 * STEP.tokens
 
 
+def test_slow_links_cost_what_docs_parallel_says_for_the_119b_model() -> None:
+    facts, work = mistral4(36, quantised=True), replace(STEP, checkpointing="full", fp8=True, fp8_compute=True)
+    alone = step_time(facts, work, cluster())
+    for network, of_full in (("Ethernet-100", 0.09), ("Ethernet-10", 0.009)):
+        full = step_time(facts, replace(work, shards=3), cluster(1, 1, 1, network=network))
+        assert alone.seconds / full.seconds == pytest.approx(of_full, rel=0.2)
+    replicated = step_time(facts, work, cluster(1, 1, 1, network="Ethernet-10"))
+    assert alone.seconds / replicated.seconds > 0.8
+
+
 def test_groups_within_nodes_send_only_gradients_between_them() -> None:
     facts = dense_7b()
     hybrid = step_time(facts, replace(STEP, shards=8), cluster(8, 8, network="Ethernet-10"))
