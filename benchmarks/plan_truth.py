@@ -117,7 +117,8 @@ def write_config(setting: Setting, folder: Path, *, steps: int = _WARM + _COUNTE
     shape = shape_of(setting)
     model = write_model(folder / "model", shape)
     case = Case(setting.model, length=setting.length, batch=setting.batch, short=setting.short)
-    data = write_rows(folder / "rows.jsonl", case, steps, int(shape["vocab_size"]))
+    rows = steps * (2 if setting.validates else 1)
+    data = write_rows(folder / "rows.jsonl", case, rows, int(shape["vocab_size"]))
     config: dict[str, Any] = {
         "model": {"model_name_or_path": str(model), "weights": "random"},
         "data": {
@@ -132,9 +133,7 @@ def write_config(setting: Setting, folder: Path, *, steps: int = _WARM + _COUNTE
         "parallel": {"nproc": 1},
     }  # fmt: skip
     if setting.validates:
-        validation = folder / "validation.jsonl"
-        validation.write_text("".join(data.read_text().splitlines(keepends=True)[:32]).replace(" 1", " 2"))
-        config["data"]["val_split"] = str(validation)
+        config["data"]["val_split"] = 0.5
         config["train"] |= {"eval_steps": steps - 1}
     for section, values in setting.sets.items():
         config[section] |= values

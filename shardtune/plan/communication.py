@@ -35,16 +35,22 @@ class Communication:
 
 def communication(facts: Facts, work: Work, cluster: Cluster) -> Communication:
     """Of one pass over the model."""
-    model = model_bytes(facts, work)
-    base = replace(model, trained=0)
-    copies = 0.0
-    if work.offload_params:
-        copies = (model.layers + model.root) / work.shards / (cluster.gpu.pcie_gbs * 1e9)
-    gathered = replace(model, root=0, reduced=0) if work.shards > 1 else replace(model, layers=0, root=0, reduced=0)
+    model, world = model_bytes(facts, work), cluster.world_size
+    copies = (model.layers + model.root) / work.shards / (cluster.gpu.pcie_gbs * 1e9) if work.offload_params else 0.0
+    if world == 1:
+        return Communication(0.0, 0.0, 0.0, copies)
+    nodes = [node for node, ranks in enumerate(cluster.nodes) for _ in range(ranks)]
+    adapters = adapter_layout(model, world).adapters
+
+    def seconds(part: ModelBytes, collectives: int) -> float:
+        replicas = world // work.shards
+        sent = step_traffic(part, replicas=replicas, nodes=nodes, reshard_after_forward=False, adapters=adapters)
+        return _ring_seconds(sent, work, cluster, collectives)
+
     return Communication(
-        layers=_seconds(gathered, work, cluster, collectives=facts.layers),
-        root=_seconds(replace(base, layers=0), work, cluster, collectives=1) if work.shards > 1 else 0.0,
-        reductions=_seconds(replace(model, layers=0, root=0, gathered=0), work, cluster, collectives=facts.layers),
+        layers=seconds(replace(model, root=0, reduced=0), facts.layers),
+        root=seconds(replace(model, layers=0, trained=0), 1) if work.shards > 1 else 0.0,
+        reductions=seconds(replace(model, layers=0, root=0, gathered=0), facts.layers),
         copies=copies,
     )
 
@@ -60,41 +66,13 @@ def model_bytes(facts: Facts, work: Work) -> ModelBytes:
     return ModelBytes(layers, root, facts.trained, work.value_bytes, work.reduce_bytes)
 
 
-def traffic(facts: Facts, work: Work, cluster: Cluster) -> StepTraffic:
-    """Bytes of an optimizer step."""
-    model = model_bytes(facts, work)
-    return step_traffic(
-        model,
-        replicas=cluster.world_size // work.shards,
-        nodes=_node_of_ranks(cluster),
-        micro_batches=work.accumulation,
-        reshard_after_forward=work.reshard,
-        offload_params=work.offload_params,
-        adapters=adapter_layout(model, cluster.world_size).adapters,
-    )
-
-
-def _seconds(model: ModelBytes, work: Work, cluster: Cluster, collectives: int) -> float:
-    """Of what `model` has, sent once."""
-    world = cluster.world_size
-    if world == 1:
-        return 0.0
-    sent = step_traffic(
-        model,
-        replicas=world // work.shards,
-        nodes=_node_of_ranks(cluster),
-        reshard_after_forward=False,
-        adapters=adapter_layout(model, world).adapters,
-    )
+def _ring_seconds(sent: StepTraffic, work: Work, cluster: Cluster, collectives: int) -> float:
+    """Of what is sent in so many collectives."""
     ranks, nodes = max(cluster.nodes), len(cluster.nodes)
     out = cluster.between.bandwidth * (1 if cluster.between.shared else ranks)
     within = (sent.shard + sent.replicate) / cluster.within.bandwidth if ranks > 1 else 0.0
     # Messages of a ring go through all its ranks one after the other.
-    ring = world if work.shards == 1 else work.shards
+    ring = cluster.world_size if work.shards == 1 else work.shards
     hops_between = min(nodes, ring) if sent.between_nodes else 0
     latency = hops_between * cluster.between.latency + max(0, ring - 1 - hops_between) * cluster.within.latency
     return max(within, sent.between_nodes / out) + collectives * latency
-
-
-def _node_of_ranks(cluster: Cluster) -> list[int]:
-    return [node for node, ranks in enumerate(cluster.nodes) for _ in range(ranks)]

@@ -18,9 +18,11 @@ from shardtune.plan.work import Work
 # Fitted on an H200.
 _GROUPED = 0.81  # share of the rate of plain products that grouped ones reach, with the experts unevenly loaded
 _LOW_RANK = 0.76  # share of the memory's bandwidth that products of low rank reach
-_RAMP = (
-    1000  # tokens at which attention reaches half of its rate: below it, blocks on the diagonal are computed in vain
-)
+# Tokens at which attention reaches half of its rate: in short rows, blocks on the diagonal are computed for nothing.
+_RAMP = 1000
+# The exponential of a score takes as long as this many of a head's products: heads of 64 reach 0.72 of the rate that
+# heads of 128 do, for which the catalogue's rates are.
+_SOFTMAX, _HEAD = 80, 128
 
 # Values read and written per token by a compiled layer between its products: (forward, backward).
 _OF_RESIDUAL = (10, 14)  # times its width: two norms, two additions, sums of gradients
@@ -97,9 +99,8 @@ class Product:
 
 def layer_passes(facts: Facts, kind: LayerKind, work: Work, gpu: Gpu, tokens: float) -> Passes:
     """One layer of this kind in one micro-batch of so many tokens, padding too."""
-    products = list(products_of(facts, kind, work))
-    forward = _forward(facts, kind, products, work, gpu, tokens)
-    backward = _backward(facts, kind, products, work, gpu, tokens)
+    layer = _Layer(facts, kind, tuple(products_of(facts, kind, work)), work, gpu, tokens)
+    forward, backward = layer.cost(0), layer.cost(1)
     if work.checkpointing == "full":
         backward += forward
     elif work.checkpointing == "selective":
@@ -134,27 +135,6 @@ def is_fp8(facts: Facts, kind: LayerKind, name: str) -> bool:
     return len(shape) >= 2 and "conv" not in name and not (len(shape) == 2 and shape[0] <= experts)
 
 
-def _forward(facts: Facts, kind: LayerKind, products: list[Product], work: Work, gpu: Gpu, tokens: float) -> Cost:
-    multiplied = sum(_product_seconds(product, work, gpu, tokens) for product in products)
-    return Cost(
-        products=multiplied,
-        attention=_attention_seconds(facts, kind, work, gpu, tokens),
-        elementwise=_elementwise_seconds(facts, kind, products, work, gpu, tokens, 0),
-        adapters=_adapter_seconds(products, work, gpu, tokens, 0),
-        dequantise=_dequantise_seconds(products, work, gpu, 0),
-    )
-
-
-def _backward(facts: Facts, kind: LayerKind, products: list[Product], work: Work, gpu: Gpu, tokens: float) -> Cost:
-    return Cost(
-        products=sum(_product_seconds(product, work, gpu, tokens) for product in products),
-        attention=_attention_seconds(facts, kind, work, gpu, tokens) * _ATTENTION_BACKWARD,
-        elementwise=_elementwise_seconds(facts, kind, products, work, gpu, tokens, 1),
-        adapters=_adapter_seconds(products, work, gpu, tokens, 1),
-        dequantise=_dequantise_seconds(products, work, gpu, 1),
-    )
-
-
 def multiplies_fp8(work: Work, gpu: Gpu) -> bool:
     return work.fp8_compute and gpu.fp8_tflops > 0
 
@@ -167,27 +147,87 @@ def matmul_rate(work: Work, gpu: Gpu, *, fp8: bool = False) -> float:
     return gpu.matmul_tflops * 1e12 * slower
 
 
-def _product_seconds(product: Product, work: Work, gpu: Gpu, tokens: float) -> float:
-    """Limited by arithmetic, or by reading the weights and the activations once."""
-    rows, size = tokens * product.visits, product.inputs * product.outputs
-    in_fp8 = product.fp8 and multiplies_fp8(work, gpu)
-    rate = matmul_rate(work, gpu, fp8=in_fp8) * (_GROUPED if product.experts > 1 else 1.0)
-    stored = product.experts * size * (1 if in_fp8 else work.value_bytes)
-    moved = stored + rows * (product.inputs + product.outputs) * work.value_bytes
-    return max(2 * rows * size / rate, moved / _bandwidth(gpu))
+@dataclass(frozen=True)
+class _Layer:
+    """A layer in one micro-batch. A direction is 0 for forward, 1 for backward without what is recomputed for it."""
 
+    facts: Facts
+    kind: LayerKind
+    products: tuple[Product, ...]
+    work: Work
+    gpu: Gpu
+    tokens: float
 
-def _attention_seconds(facts: Facts, kind: LayerKind, work: Work, gpu: Gpu, tokens: float) -> float:
-    """Forward. Pairs of a query and a key that it sees, within a document and a window."""
-    width = attention_width(facts, kind)
-    length = work.document if work.packed and work.document else min(work.length, tokens)
-    reach = min(length, kind.window or length)
-    pairs = tokens * (reach - reach**2 / (2 * length))
-    # A window and documents are kept apart by the variable-length kernel, whole rows go through the faster one.
-    tflops = gpu.varlen_tflops if work.packed or reach < length else gpu.attention_tflops
-    ramp = _RAMP if gpu.device == "cuda" else 0
-    slower = 2.0 if work.value_bytes == 4 and gpu.device == "cuda" else 1.0
-    return 4 * pairs * width / (tflops * 1e12) * (1 + ramp / reach) * slower
+    def cost(self, direction: int) -> Cost:
+        attention = self._attention()
+        return Cost(
+            products=sum(map(self._product, self.products)),
+            attention=attention * _ATTENTION_BACKWARD if direction else attention,
+            elementwise=self._elementwise(direction),
+            adapters=self._adapters(direction),
+            dequantise=self._dequantise(direction),
+        )
+
+    def _product(self, product: Product) -> float:
+        """Limited by arithmetic, or by reading the weights and the activations once."""
+        rows, size = self.tokens * product.visits, product.inputs * product.outputs
+        in_fp8 = product.fp8 and multiplies_fp8(self.work, self.gpu)
+        rate = matmul_rate(self.work, self.gpu, fp8=in_fp8) * (_GROUPED if product.experts > 1 else 1.0)
+        stored = product.experts * size * (1 if in_fp8 else self.work.value_bytes)
+        moved = stored + rows * (product.inputs + product.outputs) * self.work.value_bytes
+        return max(2 * rows * size / rate, self._moving(moved))
+
+    def _attention(self) -> float:
+        """Forward. Pairs of a query and a key that it sees, within a document and a window."""
+        work, gpu, width = self.work, self.gpu, attention_width(self.facts, self.kind)
+        if width == 0:
+            return 0.0
+        length = work.document if work.packed and work.document else self.tokens / work.batch
+        reach = min(length, self.kind.window or length)
+        pairs = self.tokens * (reach - reach**2 / (2 * length))
+        # Windows and documents go through the variable-length kernel, whole rows through the faster one.
+        tflops = gpu.varlen_tflops if work.packed or reach < length else gpu.attention_tflops
+        once = 4 * pairs * width / (tflops * 1e12)
+        if gpu.device == "cpu":
+            return once
+        small_heads = max(1.0, (1 + _SOFTMAX / _head_width(self.facts, width)) / (1 + _SOFTMAX / _HEAD))
+        return once * small_heads * (1 + _RAMP / reach) * (2.0 if work.value_bytes == 4 else 1.0)
+
+    def _elementwise(self, direction: int) -> float:
+        hidden, products = self.facts.hidden, self.products
+        values = (
+            _OF_RESIDUAL[direction] * hidden
+            + _OF_ATTENTION[direction] * attention_width(self.facts, self.kind)
+            + _OF_ACTIVATION[direction] * sum(p.visits * p.inputs for p in products if _is_down(p.name))
+            + _OF_ROUTING[direction] * hidden * max((p.visits for p in products if p.experts > 1), default=0)
+        )
+        moved = values * self.work.value_bytes * _COUNTED * (1.0 if self.work.compiled else _EAGER)
+        if multiplies_fp8(self.work, self.gpu):
+            # Read, and written as codes: inputs once for all products that share them, and every gradient.
+            inputs = {(_parent(p.name), p.inputs): p.visits * p.inputs for p in products}
+            rounded = sum(p.visits * p.outputs for p in products) if direction else sum(inputs.values())
+            moved += rounded * (self.work.value_bytes + 1)
+        return self._moving(self.tokens * moved)
+
+    def _adapters(self, direction: int) -> float:
+        moved = 0
+        for product in self.products:
+            if product.rank:
+                plain = _FUSED_LORA if self.work.fused_lora else _PLAIN_LORA
+                of_input, of_output = (_EXPERT_LORA if product.experts > 1 else plain)[direction]
+                moved += product.visits * (of_input * product.inputs + of_output * product.outputs)
+        return self._moving(self.tokens * moved * self.work.value_bytes) / _LOW_RANK
+
+    def _dequantise(self, direction: int) -> float:
+        """Codes read, and values written for the product; or written transposed, for a backward one in FP8."""
+        codes = sum(p.experts * p.inputs * p.outputs for p in self.products if p.fp8)
+        if multiplies_fp8(self.work, self.gpu):
+            return self._moving(codes * 2 * direction)
+        return self._moving(codes * (1 + self.work.value_bytes))
+
+    def _moving(self, moved: float) -> float:
+        """Seconds to read or write so many bytes."""
+        return moved / (self.gpu.bandwidth_gbs * 1e9)
 
 
 def attention_width(facts: Facts, kind: LayerKind) -> int:
@@ -195,62 +235,27 @@ def attention_width(facts: Facts, kind: LayerKind) -> int:
     outputs = [shape for name, shape in kind.parameters.items() if _is_attention_output(name)]
     if not outputs:
         return 0
-    values = outputs[0][-1]
-    nope, rope = facts.model.get("qk_nope_head_dim"), facts.model.get("qk_rope_head_dim")
-    keys = int(facts.model["num_attention_heads"]) * (nope + rope) if nope and rope else values
+    values, model = outputs[0][-1], facts.model
+    of_key = (model.get("qk_nope_head_dim") or 0) + (model.get("qk_rope_head_dim") or 0)
+    keys = of_key * int(model["num_attention_heads"]) if of_key else values
     return int(keys + values) // 2
 
 
+def _head_width(facts: Facts, width: int) -> float:
+    heads = facts.model.get("num_attention_heads")
+    return width / int(heads) if heads else _HEAD
+
+
 def _is_attention_output(name: str) -> bool:
-    return name.startswith(("self_attn.", "attention.")) and name.removesuffix(".weight").endswith(
-        ("o_proj", "out_proj", "dense")
-    )
-
-
-def _elementwise_seconds(
-    facts: Facts, kind: LayerKind, products: list[Product], work: Work, gpu: Gpu, tokens: float, direction: int
-) -> float:
-    """direction: 0 forward, 1 backward."""
-    activated = sum(p.visits * p.inputs for p in products if _is_down(p.name))
-    routed = facts.hidden * max((p.visits for p in products if p.experts > 1), default=0)
-    values = (
-        _OF_RESIDUAL[direction] * facts.hidden
-        + _OF_ATTENTION[direction] * attention_width(facts, kind)
-        + _OF_ACTIVATION[direction] * activated
-        + _OF_ROUTING[direction] * routed
-    )
-    moved = values * work.value_bytes * _COUNTED * (1.0 if work.compiled else _EAGER)
-    if multiplies_fp8(
-        work, gpu
-    ):  # read and written as codes: inputs once for all layers that share them, each gradient
-        inputs = {(p.name.rpartition(".")[0].rpartition(".")[0], p.inputs): p.visits * p.inputs for p in products}
-        rounded = sum(inputs.values()) if direction == 0 else sum(p.visits * p.outputs for p in products)
-        moved += rounded * (work.value_bytes + 1)
-    return tokens * moved / _bandwidth(gpu)
+    is_attention = name.startswith(("self_attn.", "attention."))
+    return is_attention and name.removesuffix(".weight").endswith(("o_proj", "out_proj", "dense"))
 
 
 def _is_down(name: str) -> bool:
     """The MLP's last product, whose input is as wide as what its activation function returns."""
-    return name.removesuffix(".weight").endswith(("down_proj", "w2", "fc2", "output_linear", "mlp.dense_4h_to_h"))
+    return name.removesuffix(".weight").endswith(("down_proj", "w2", "fc2", "output_linear", "dense_4h_to_h"))
 
 
-def _adapter_seconds(products: list[Product], work: Work, gpu: Gpu, tokens: float, direction: int) -> float:
-    moved = 0.0
-    for product in products:
-        if product.rank:
-            counts = _EXPERT_LORA if product.experts > 1 else _FUSED_LORA if work.fused_lora else _PLAIN_LORA
-            of_input, of_output = counts[direction]
-            moved += product.visits * (of_input * product.inputs + of_output * product.outputs)
-    return tokens * moved * work.value_bytes / (_bandwidth(gpu) * _LOW_RANK)
-
-
-def _dequantise_seconds(products: list[Product], work: Work, gpu: Gpu, direction: int) -> float:
-    """Codes read, and values written for the product; or the codes written transposed, for a backward one in FP8."""
-    codes = sum(product.experts * product.inputs * product.outputs for product in products if product.fp8)
-    if multiplies_fp8(work, gpu):
-        return codes * 2 * direction / _bandwidth(gpu)
-    return codes * (1 + work.value_bytes) / _bandwidth(gpu)
-
-
-def _bandwidth(gpu: Gpu) -> float:
-    return gpu.bandwidth_gbs * 1e9
+def _parent(name: str) -> str:
+    """`self_attn` of `self_attn.q_proj.weight`."""
+    return name.removesuffix(".weight").rpartition(".")[0]

@@ -163,7 +163,7 @@ def _exposed(
     While a layer computes, the next ones are gathered; gradients are reduced while earlier layers go backward. What
     nobody hides is the first layer's gather, the last reduction, and what takes longer than computing.
     """
-    layers, times = facts.layers, _gathers(work)
+    layers, times = max(1, facts.layers), _gathers(work)
     regathers = _is_freed(work)
     reductions = work.accumulation if work.offload_params else 1
 
@@ -210,17 +210,23 @@ class ScalingPoint:
 
 
 def scaling(
-    facts: Facts, work: Callable[[int], Work], cluster: Cluster, counts: Sequence[int] = _NODES
+    facts: Facts, work: Work | Callable[[int], Work], cluster: Cluster, counts: Sequence[int] = _NODES
 ) -> list[ScalingPoint]:
-    """The same work of each rank on more nodes: the effective batch grows with them (weak scaling).
+    """The same micro-batches on more nodes: the effective batch grows with them (weak scaling).
 
     Args:
-        work: What a rank does on so many nodes, as the run would be resolved there (its sharding changes with them).
+        work: What a rank does, or a function that says it for a number of nodes (as `auto` would be resolved there).
+            One work for all is sharded over as many ranks everywhere; over all of them where that is not possible.
         cluster: Its first node is what all of them are like.
     """
     points: list[ScalingPoint] = []
     for nodes in counts:
-        step = step_time(facts, work(nodes), replace(cluster, nodes=cluster.nodes[:1] * nodes))
+        ranks = cluster.nodes[0] * nodes
+        if isinstance(work, Work):
+            here = work if ranks % work.shards == 0 else replace(work, shards=ranks)
+        else:
+            here = work(nodes)
+        step = step_time(facts, here, replace(cluster, nodes=cluster.nodes[:1] * nodes))
         first = points[0] if points else None
         ideal = first.step.tokens_per_second * nodes / first.nodes if first else step.tokens_per_second
         points.append(ScalingPoint(nodes, step, step.tokens_per_second / ideal))

@@ -5,7 +5,9 @@ python tests/plan/measured_steps.py      prints the table of docs/plan.md
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 from model_facts import dense_7b, mistral4, smollm_135m
 
@@ -13,6 +15,8 @@ from shardtune.plan.catalogue import load_catalogue
 from shardtune.plan.facts import Facts
 from shardtune.plan.step_time import StepTime, step_time
 from shardtune.plan.work import Work
+
+BEGIN, END = "<!-- begin: measured steps -->", "<!-- end: measured steps -->"
 
 
 @dataclass(frozen=True)
@@ -69,9 +73,19 @@ MEASURED = [
 ]  # fmt: skip
 
 
-if __name__ == "__main__":
-    print("| | measured tok/s | predicted | error | |\n|---|---:|---:|---:|---|")
+def table() -> str:
+    lines = ["| | measured tok/s | predicted | error of the time | |", "|---|---:|---:|---:|---|"]
     for case in MEASURED:
-        predicted = case.predicted()
-        cells = f"{case.tokens_per_second:,.0f} | {predicted.tokens_per_second:,.0f} | {case.error:+.1%}"
-        print(f"| {case.name} | {cells} | {'fitted' if case.fitted else ''} |")
+        rates = f"{case.tokens_per_second:,.0f} | {case.predicted().tokens_per_second:,.0f} | {case.error:+.1%}"
+        lines.append(f"| {case.name} | {rates} | {'fitted' if case.fitted else ''} |")
+    return "\n".join(lines)
+
+
+def write_into(page: Path) -> None:
+    """Replace what is between the markers."""
+    before, rest = page.read_text(encoding="utf-8").split(BEGIN)
+    page.write_text(f"{before}{BEGIN}\n{table()}\n{END}{rest.split(END)[1]}", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write_into(Path(sys.argv[1]))

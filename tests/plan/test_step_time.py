@@ -6,8 +6,9 @@ from dataclasses import replace
 from statistics import median
 
 import pytest
-from measured_steps import MEASURED, Measured
+from measured_steps import BEGIN, END, MEASURED, Measured, table
 from model_facts import dense_7b, llama, mistral4, smollm_135m
+from running import REPOSITORY
 
 from shardtune.plan.catalogue import Cluster, for_cores, load_catalogue
 from shardtune.plan.run_time import run_time
@@ -30,6 +31,11 @@ def test_a_measured_step_is_predicted_within_a_tenth(case: Measured) -> None:
 def test_steps_that_no_constant_was_fitted_to_are_predicted_as_well() -> None:
     held_out = [abs(case.error) for case in MEASURED if not case.fitted]
     assert len(held_out) >= 5 and median(held_out) <= 0.05
+
+
+def test_the_table_in_the_docs_is_the_current_one() -> None:
+    page = (REPOSITORY / "docs" / "plan.md").read_text(encoding="utf-8")
+    assert page.split(BEGIN)[1].split(END)[0].strip() == table()
 
 
 @pytest.mark.parametrize(("batch", "length", "measured"), [(1, 256, 1.5), (8, 72, 3.3)])
@@ -57,6 +63,12 @@ def test_documents_of_packed_rows_and_windows_shorten_attention() -> None:
     facts = dense_7b()
     windowed = replace(facts, kinds=(replace(facts.kinds[0], window=1024),))
     assert step_time(windowed, replace(STEP, batch=1, length=16384), cluster()).attention < whole.attention / 2
+
+
+def test_attention_of_small_heads_reaches_less() -> None:
+    work = replace(STEP, batch=1, length=32768)
+    small, large = (step_time(llama(2048, 8192, 16, h, 8, 32000, head=2048 // h), work, cluster()) for h in (32, 16))
+    assert 1.3 < small.attention / large.attention < 1.5
 
 
 def test_a_float8_base_is_dequantised_unless_it_is_multiplied_in_fp8() -> None:
@@ -118,8 +130,20 @@ def test_a_base_that_every_rank_holds_is_not_gathered() -> None:
     replicated = step_time(dense_7b(), replace(STEP, shards=1), cluster(8, 8, 8, 8, network="Ethernet-10"))
     sharded = step_time(dense_7b(), replace(STEP, shards=32), cluster(8, 8, 8, 8, network="Ethernet-10"))
     assert replicated.communication < 0.02 * sharded.communication
+    # 42M adapter values gathered in bf16 and their gradients reduced in float32; 32 ranks hold a part each.
+    assert replicated.communication == pytest.approx(42e6 * 6 * 31 / 32 / 1.1e9, rel=0.1)
     assert step_time(dense_7b(), STEP, cluster()).communication == 0
     assert replicated.tokens == 32 * STEP.tokens
+
+
+def test_slow_links_cost_what_docs_parallel_says_for_the_119b_model() -> None:
+    facts, work = mistral4(36, quantised=True), replace(STEP, checkpointing="full", fp8=True, fp8_compute=True)
+    alone = step_time(facts, work, cluster())
+    for network, of_full in (("Ethernet-100", 0.09), ("Ethernet-10", 0.009)):
+        full = step_time(facts, replace(work, shards=3), cluster(1, 1, 1, network=network))
+        assert alone.seconds / full.seconds == pytest.approx(of_full, rel=0.2)
+    replicated = step_time(facts, work, cluster(1, 1, 1, network="Ethernet-10"))
+    assert alone.seconds / replicated.seconds > 0.8
 
 
 def test_groups_within_nodes_send_only_gradients_between_them() -> None:
@@ -155,8 +179,11 @@ def test_more_nodes_lose_what_links_cost_and_it_is_said_from_where_on_they_domin
     assert fast[-1].step.tokens == 64 * fast[0].step.tokens  # the effective batch grows with the nodes
     slow = scaling(facts, sharded, cluster(8, network="Ethernet-25"))
     assert dominated_from(slow) == 2 and slow[1].efficiency < 0.2 and slow[1].communication > 0.5
-    replicated = scaling(dense_7b(), lambda _: STEP, cluster(8, network="Ethernet-25"))
+    replicated = scaling(dense_7b(), STEP, cluster(8, network="Ethernet-25"))
     assert dominated_from(replicated) is None and replicated[-1].efficiency > 0.9
+    # 24 ranks hold a replica on three nodes; other numbers of nodes that 24 does not divide are sharded as a whole.
+    thirds = scaling(dense_7b(), replace(STEP, shards=24), cluster(8, 8, 8), counts=(1, 2, 3, 6))
+    assert [point.step.communication > 0 for point in thirds] == [True] * 4
 
 
 def test_a_run_is_its_steps_with_evaluations_saves_and_reading_the_weights() -> None:
