@@ -23,6 +23,7 @@ from shardtune.observe.preparing import PreparingProgress
 from shardtune.parallel.mesh import build_mesh
 from shardtune.parallel.shard import can_split_adapters, shard_model
 from shardtune.plan.expected import Expected, expected_of
+from shardtune.plan.gather import gather_facts
 from shardtune.plan.resolve import FLAT_ATTENTION, NEARLY_FULL, Notice, resolve
 from shardtune.plan.resolve_sharding import full_reshards
 from shardtune.plan.steps import TrainingMath, training_math
@@ -31,7 +32,7 @@ from shardtune.train.account import report_loss, report_notices, report_plan, wr
 from shardtune.train.build import build_model
 from shardtune.train.context import Data, RunContext, refuse_different_data
 from shardtune.train.evaluation import GivenAdapter, read_given
-from shardtune.train.facts import gather_facts, machine_of
+from shardtune.train.facts import machine_of
 from shardtune.train.traffic import Traffic, model_bytes, traffic_of
 from shardtune.train.watchdog import LOADING
 from shardtune.train.weights import find_checkpoint
@@ -109,7 +110,10 @@ def set_up(context: RunContext, asked: ResolvedConfig, watchdog: Watchdog, evalu
     prepared_data = cache(partial(_prepare_data, context, asked.config, tokenizer))
     length = asked.config.data.max_length
     facts = gather_facts(
-        asked.config, meta_model, machine_of_main(processes), lambda: prepared_data().train.counts.fill_share(length)
+        asked.config,
+        meta_model.outline,
+        machine_of_main(processes),
+        lambda: prepared_data().train.counts.fill_share(length),
     )
     run = resolve(asked, facts)
     report_notices(context, run.notices)
