@@ -220,7 +220,7 @@ def test_code_that_does_not_compute_a_model_is_refused(tmp_path: Path, kind: str
 
 def test_ranks_choose_by_the_rank_with_the_least_memory() -> None:
     processes: Any = SimpleNamespace(
-        device=torch.device("cpu"), rank=2, nodes=(0, 0, 1), share_from_main=lambda _: [2, "", False],
+        device=torch.device("cpu"), rank=2, nodes=(0, 0, 1), share_from_main=lambda mine: {**mine, "processes_here": 2},
         all_gather=lambda mine: [mine, [7, 20], mine],
     )  # fmt: skip
     machine = machine_of_main(processes)
