@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from transformers import enable_full_determinism, set_seed
@@ -166,13 +166,14 @@ def set_numerics(train: TrainSection) -> None:
 
 
 def machine_of_main(processes: Processes) -> Machine:
-    """Rank 0's machine with the least memory of all, on every rank: otherwise they would choose differently."""
+    """Rank 0's machine with the least memory of all ranks, on every one: otherwise they would choose differently."""
     here, nodes = processes.nodes.count(processes.nodes[processes.rank]), Counter(processes.nodes)
     own = machine_of(processes.device, tuple(nodes[node] for node in sorted(nodes)), here)
-    theirs = processes.share_from_main([own.processes_here, own.lacks_bf16])
-    return replace(
-        own, memory=min(processes.all_gather(own.memory)), processes_here=int(theirs[0]), lacks_bf16=bool(theirs[1])
+    theirs: dict[str, Any] = processes.share_from_main(
+        {"processes_here": own.processes_here, "gpu": own.gpu, "lacks_bf16": own.lacks_bf16}
     )
+    memory, host_memory = (min(each) for each in zip(*processes.all_gather([own.memory, own.host_memory]), strict=True))
+    return replace(own, memory=memory, host_memory=host_memory, **theirs)
 
 
 def _prepare_data(context: RunContext, config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> PreparedSet:
