@@ -61,7 +61,7 @@ def outline_of_public(name: str) -> Outline:
 
 
 def _headers(config: Mapping[str, Any], *, float8: bool) -> Iterator[tuple[str, StoredTensor]]:
-    for name, shape in _shapes(config):
+    for name, shape in shapes_of(config):
         coded = float8 and len(shape) > 1 and ".layers." in name and not name.endswith("mlp.gate.weight")
         yield name, _tensor(name, shape, "float8_e4m3fn" if coded else "bfloat16")
         if coded:
@@ -73,7 +73,7 @@ def _tensor(name: str, shape: tuple[int, ...], dtype: str) -> StoredTensor:
     return StoredTensor(name, Path("model.safetensors"), dtype, shape, 0, prod(shape) * width)
 
 
-def _shapes(config: Mapping[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
+def shapes_of(config: Mapping[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
     hidden, vocabulary = config["hidden_size"], config["vocab_size"]
     yield "model.embed_tokens.weight", (vocabulary, hidden)
     yield "model.norm.weight", (hidden,)

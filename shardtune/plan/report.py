@@ -6,18 +6,18 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
-from math import prod
 from typing import TYPE_CHECKING, Any
 
 from shardtune.errors import UserInputError
 from shardtune.plan._pending import work_of
+from shardtune.plan.communication import model_bytes
 from shardtune.plan.host import HostMemory, host_memory
 from shardtune.plan.memory import GpuMemory, gpu_memory, usable
 from shardtune.plan.resolve import ResolvedRun, resolve
 from shardtune.plan.run_time import RunTime, run_time
 from shardtune.plan.step_time import ScalingPoint, StepTime, scaling, step_time
 from shardtune.plan.steps import TrainingMath, training_math
-from shardtune.plan.traffic import ModelBytes, StepTraffic, adapter_layout, step_traffic
+from shardtune.plan.traffic import StepTraffic, adapter_layout, step_traffic
 
 if TYPE_CHECKING:
     from shardtune.config import ResolvedConfig
@@ -117,7 +117,7 @@ def assemble(asked: ResolvedConfig, facts: Facts, cluster: Cluster, data: DataSi
         work=work,
         memory=gpu_memory(facts, work),
         host=host_memory(facts, work, config),
-        traffic=traffic_of(config, facts, work),
+        traffic=traffic_of(facts, work),
         time=step_time(facts, work, cluster),
         scaling=_scaling(asked, facts, cluster, data),
         data=data,
@@ -159,19 +159,10 @@ def work_with(work: Work, data: DataSize | None) -> Work:
     )
 
 
-def traffic_of(config: RunConfig, facts: Facts, work: Work) -> StepTraffic:
+def traffic_of(facts: Facts, work: Work) -> StepTraffic:
     """What a step sends."""
     nodes = [node for node, ranks in enumerate(facts.machine.nodes) for _ in range(ranks)]
-    root = sum(map(prod, facts.root.values()))
-    layers = facts.parameters - root
-    codes = (facts.quantised or layers) if work.fp8 else 0
-    model = ModelBytes(
-        layers=codes + (layers - codes) * work.value_bytes,
-        root=root * work.value_bytes,
-        trained=facts.trained,
-        gathered=work.value_bytes,
-        reduced=work.reduce_bytes,
-    )
+    model = model_bytes(facts, work)
     return step_traffic(
         model,
         replicas=len(nodes) // work.shards,
