@@ -38,6 +38,7 @@ class Work:
         reshard: A layer's gathered weights are freed after its forward pass.
         prefetch: Layers gathered ahead, the larger of forward and backward.
         reduce_bytes: Of a gradient value that is reduced.
+        dropout: Adapters see their input after dropout.
         optimizer_bytes: Of the optimizer's state per trained parameter (8 for Adam's two float32 moments).
     """
 
@@ -63,6 +64,7 @@ class Work:
     fused_lora: bool = True
     fused_experts: bool = True
     fused_loss: bool = True
+    dropout: bool = False
 
     @property
     def tokens(self) -> int:
