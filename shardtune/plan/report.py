@@ -9,7 +9,6 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from shardtune.errors import UserInputError
-from shardtune.plan._pending import work_of
 from shardtune.plan.communication import model_bytes
 from shardtune.plan.host import HostMemory, host_memory
 from shardtune.plan.memory import GpuMemory, gpu_memory, usable
@@ -18,6 +17,7 @@ from shardtune.plan.run_time import RunTime, run_time
 from shardtune.plan.step_time import ScalingPoint, StepTime, scaling, step_time
 from shardtune.plan.steps import TrainingMath, training_math
 from shardtune.plan.traffic import StepTraffic, adapter_layout, step_traffic
+from shardtune.plan.work import work_of
 
 if TYPE_CHECKING:
     from shardtune.config import ResolvedConfig
@@ -26,11 +26,6 @@ if TYPE_CHECKING:
     from shardtune.plan.catalogue import Cluster
     from shardtune.plan.facts import Facts
     from shardtune.plan.work import Work
-
-PARTS = (
-    "weights", "gathered", "adapters", "gradients", "optimizer", "activations", "working", "loss", "communication",
-    "context",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -71,7 +66,9 @@ class Plan:
 
     @property
     def fits(self) -> bool:
-        return self.memory.total <= self.usable
+        """Into each GPU, and into the host where its memory is known."""
+        host = self.facts.machine.host_memory if self.facts.machine.device == "cuda" else 0
+        return self.memory.total <= self.usable and (not host or self.host.per_node <= host)
 
     @property
     def steps(self) -> int | None:
@@ -102,6 +99,7 @@ def assemble(asked: ResolvedConfig, facts: Facts, cluster: Cluster, data: DataSi
     Raises:
         UserInputError: as `train` would.
     """
+    asked = _told_not_to_refuse(asked)
     run = resolve(asked, facts)
     config = run.config
     work = work_with(work_of(config, facts), data)
@@ -123,6 +121,12 @@ def assemble(asked: ResolvedConfig, facts: Facts, cluster: Cluster, data: DataSi
         data=data,
         math=math,
     )
+
+
+def _told_not_to_refuse(asked: ResolvedConfig) -> ResolvedConfig:
+    """A run that does not fit is refused; a plan says so, and what would."""
+    guards = asked.config.guards.model_copy(update={"memory_plan": "off"})
+    return replace(asked, config=asked.config.model_copy(update={"guards": guards}))
 
 
 def _times(config: RunConfig, steps: int, math: TrainingMath | None) -> tuple[int, int]:
@@ -198,7 +202,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
         "choices": [{"setting": path, "value": value, "reason": why} for path, value, why in choices(plan.run)],
         "notices": [notice.text for notice in plan.run.notices],
         "memory": {
-            **memory_parts(plan.memory),
+            **plan.memory.parts(),
             "allocated": plan.memory.allocated,
             "total": plan.memory.total,
             "capacity": plan.capacity,
@@ -228,10 +232,6 @@ def as_json(plan: Plan) -> dict[str, Any]:
             for point in plan.scaling
         ],
     }
-
-
-def memory_parts(memory: GpuMemory) -> dict[str, int]:
-    return {part: getattr(memory, part) for part in PARTS}
 
 
 def choices(run: ResolvedRun) -> list[tuple[str, object, str]]:
