@@ -31,6 +31,7 @@ from shardtune.errors import UserInputError
 from shardtune.model.experts import use_grouped_experts
 from shardtune.model.families.generic import decoder_of
 from shardtune.model.families.registry import family_for
+from shardtune.model.model_outline import outline_of
 from shardtune.parallel.shard import decoder_layers
 from shardtune.plan import activations as plan
 from shardtune.plan.facts import LayerKind
@@ -128,7 +129,7 @@ def build(config: Any, setting: Setting) -> tuple[PreTrainedModel, nn.Module, La
     )
     (layer,) = decoder_layers(model, family.decoder_layer.get(config.model_type))
     (prefix,) = (name for name, module in model.named_modules() if module is layer)
-    sites = resolve_targets(model, section, family).sites
+    sites = resolve_targets(outline_of(model, family), section).sites
     kind = LayerKind(
         count=1,
         parameters={name: tuple(p.shape) for name, p in layer.named_parameters()},
