@@ -71,6 +71,12 @@ InsecureNetwork = Annotated[
     ),
 ]
 Force = Annotated[bool, typer.Option("--force", help="Start more processes than this machine has memory or cores for.")]
+SkipPreflight = Annotated[
+    bool,
+    typer.Option(
+        "--skip-preflight", help="Start several processes without checking first whether this machine is fit for them."
+    ),
+]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Print more details before the first step.")]
 
 
