@@ -43,7 +43,7 @@ def check_memlock(system: System, job: Job) -> Iterator[Finding]:
             f"this process (uid {uid[1] if uid else '?'}) may lock {size(limit)} and has no CAP_IPC_LOCK in its "
             f"CapEff, so NCCL cannot use {', '.join(devices)} and falls back to TCP"
         )
-        must = system.environ.get("NCCL_NET", "").upper() == "IB" and job.uses_nccl and job.node.nnodes > 1
+        must = system.setting("NCCL_NET").upper() == "IB" and job.uses_nccl and job.node.nnodes > 1
         yield (fail if must else warn)(
             "memlock",
             evidence,

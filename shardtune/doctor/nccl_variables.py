@@ -29,7 +29,11 @@ _INSTEAD = {  # what people who set these wanted
 
 
 def check_variables(system: System, job: Job) -> Iterator[Finding]:
-    settings = dict(_settings(system))
+    settings = {
+        name: where
+        for name, (_, where) in system.settings.items()
+        if name.startswith(_PREFIXES) and name not in _NOT_SETTINGS
+    }
     if not settings:
         return
     libraries = _libraries(system)
@@ -47,19 +51,6 @@ def check_variables(system: System, job: Job) -> Iterator[Finding]:
         yield ok("variables", f"{', '.join(read)}: named in the libraries")
     if skipped:
         yield ok("variables", f"{skipped} NCCL_* variables are not checked: there is no libnccl here")
-
-
-def _settings(system: System) -> Iterator[tuple[str, str]]:
-    """Name, and where it is set."""
-    conf = system.environ.get("NCCL_CONF_FILE") or f"{system.environ.get('HOME', '/root')}/.nccl.conf"
-    for file in ("/etc/nccl.conf", conf):
-        for line in (system.read(file) or "").splitlines():
-            name, equals, _ = line.partition("=")
-            if equals and not line.lstrip().startswith("#"):
-                yield name.strip(), f"in {file}"
-    for name, value in system.environ.items():
-        if name.startswith(_PREFIXES) and name not in _NOT_SETTINGS:
-            yield name, f"= {value}"
 
 
 def _instead(name: str, known: set[str]) -> str:

@@ -61,7 +61,7 @@ def check_interfaces(system: System, job: Job) -> Iterator[Finding]:
     """The interfaces that settings name exist, are up, have an address, and lead to the master."""
     names = system.names("sys/class/net")
     for variable in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
-        if not (setting := system.environ.get(variable, "").strip()):
+        if not (setting := system.setting(variable)):
             continue
         if variable.startswith("GLOO"):  # whole names only
             missing = [name for name in setting.split(",") if name not in names]
@@ -97,12 +97,12 @@ def is_up(system: System, interface: str) -> bool:
 
 
 def check_hca(system: System, job: Job) -> Iterator[Finding]:
-    setting, devices = system.environ.get("NCCL_IB_HCA", "").strip(), system.rdma_devices
+    setting, devices = system.setting("NCCL_IB_HCA"), system.rdma_devices
     ports = [(device, port) for device in devices for port in system.names(f"sys/class/infiniband/{device}/ports")]
     if setting and devices and not any(matches(setting, device, port) for device, port in ports):
         fix = f"Correct it (here: {', '.join(devices)}), or unset it to use all."
         yield warn("NCCL_IB_HCA", f"NCCL_IB_HCA={setting} matches no RDMA device: NCCL uses TCP", fix)
-    if system.environ.get("NCCL_NET", "").upper() == "IB" and job.uses_nccl and job.node.nnodes > 1 and not devices:
+    if system.setting("NCCL_NET").upper() == "IB" and job.uses_nccl and job.node.nnodes > 1 and not devices:
         yield fail("NCCL_NET", "NCCL_NET=IB, but there is no RDMA device", "Unset NCCL_NET, or request RDMA devices.")
 
 

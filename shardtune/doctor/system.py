@@ -112,6 +112,22 @@ class System:
         return [address for address in (self.ipv4(interface), *groups) if address]
 
     @cached_property
+    def settings(self) -> dict[str, tuple[str, str]]:
+        """Value and place of every variable: NCCL's files, and above them the environment."""
+        found: dict[str, tuple[str, str]] = {}
+        own = self.environ.get("NCCL_CONF_FILE") or f"{self.environ.get('HOME', '/root')}/.nccl.conf"
+        for file in ("/etc/nccl.conf", own):
+            for line in (self.read(file) or "").splitlines():
+                name, equals, value = line.partition("=")
+                if equals and not line.lstrip().startswith("#"):
+                    found[name.strip()] = value.strip(), f"in {file}"
+        return found | {name: (value, f"= {value}") for name, value in self.environ.items()}
+
+    def setting(self, name: str) -> str:
+        """Empty where it is not set."""
+        return self.settings.get(name, ("", ""))[0].strip()
+
+    @cached_property
     def gpus(self) -> dict[str, Any]:
         """`observe.gpus.describe_gpus`: without a driver only `no_gpu`, the reason."""
         return describe_gpus(self.nvml_module)
