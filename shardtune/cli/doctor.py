@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import socket
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -37,29 +39,37 @@ def doctor(
     Exit codes: 0 fit (also with warnings); 1 a check failed; 2 invalid input.
     """
     from shardtune.config import load_config
+    from shardtune.doctor.nodes import Examination, NodeReport, examine
     from shardtune.doctor.run import job_for, make_checks
     from shardtune.doctor.system import System
-    from shardtune.launch.network import INSECURE_VARIABLE
+    from shardtune.launch.network import INSECURE_VARIABLE, read_network
     from shardtune.launch.process_role import Node, NodeOptions, detect_role
 
     if insecure_network:
         os.environ[INSECURE_VARIABLE] = "1"
     role = detect_role(os.environ, NodeOptions(nnodes, node_rank, master_addr, master_port))
-    node = role if isinstance(role, Node) else Node()
+    node = role if isinstance(role, Node) else Node()  # one rank of another launcher sees its own machine
+    network = read_network(os.environ, node)
     resolved = load_config(config, list(override or ()), None, os.environ) if config is not None else None
     system = System()
     job = job_for(system, resolved.config if resolved else None, node, nproc, grace)
     findings = make_checks(system, job)
-
-    from rich.console import Console
-
-    from shardtune.doctor.finding import worst
-    from shardtune.doctor.page import as_json as to_json
-    from shardtune.doctor.page import show_findings, show_verdict
-
-    if as_json:
-        print(json.dumps(to_json(findings), indent=1))
+    if job.node.nnodes * job.nproc > 1:
+        examination = examine(system, job, findings, network, _log)
     else:
-        show_findings(Console(), findings)
-        show_verdict(Console(), findings)
-    raise typer.Exit(int(worst(findings) == "fail"))
+        examination = Examination((NodeReport(0, socket.gethostname(), tuple(findings)),))
+    if as_json:
+        from shardtune.doctor.page import as_json as to_json
+
+        print(json.dumps(to_json(examination), indent=1))
+    else:
+        from rich.console import Console
+
+        from shardtune.doctor.page import show
+
+        show(Console(), examination)
+    raise typer.Exit(int(examination.verdict == "fail"))
+
+
+def _log(text: str) -> None:
+    print(f"doctor: {text}", file=sys.stderr, flush=True)

@@ -74,6 +74,11 @@ def _libraries(system: System) -> list[Path]:
     return [file for file in dict.fromkeys(file.resolve() for file in found) if file.is_file()]
 
 
+def known_names(system: System) -> set[str]:
+    """All that the libraries name."""
+    return set().union(*map(names_in, _libraries(system)))
+
+
 def names_in(library: Path) -> set[str]:
     """All names of such variables in a library's constants (`.rodata`, megabytes of a file of gigabytes)."""
     with library.open("rb") as file:

@@ -14,6 +14,7 @@ from shardtune.doctor.job import Job
 from shardtune.doctor.system import Space, System
 
 MOUNTS = "/dev/sda1 / ext4 rw 0 0\nserver:/data /data nfs4 rw 0 0\ntmpfs /scratch tmpfs rw 0 0\noverlay /layer overlay rw 0 0\n"
+LARGE, ANY_RUN = Space(1 << 40, 1 << 40), Job()
 ROOT = "Uid:\t0\t0\t0\t0\nCapEff:\t000001ffffffffff\n"
 USER = "Uid:\t2000\t2000\t2000\t2000\nCapEff:\t0000000000000000\n"
 
@@ -24,7 +25,7 @@ def limits(memlock: str) -> str:
 
 def machine(
     root: Path, files: dict[str, str] | None = None, *, cards: list[Card] | None = None,
-    environ: dict[str, str] | None = None, versions: dict[str, str] | None = None, space: Space = Space(1 << 40, 1 << 40),
+    environ: dict[str, str] | None = None, versions: dict[str, str] | None = None, space: Space = LARGE,
     ipv4: dict[str, str] | None = None, **more: Any,
 ) -> System:  # fmt: skip
     """A machine with these files; `versions` are its packages."""
@@ -48,7 +49,7 @@ def config(**sections: dict[str, Any]) -> RunConfig:
 
 
 def found(
-    check: Callable[[System, Job], Iterable[Finding]], system: System, job: Job = Job()
+    check: Callable[[System, Job], Iterable[Finding]], system: System, job: Job = ANY_RUN
 ) -> dict[str, tuple[str, str]]:
     """By check: the worst verdict and, of that, evidence and fix together."""
     answers = sorted(check(system, job), key=lambda finding: ["ok", "warn", "fail"].index(finding.verdict))
