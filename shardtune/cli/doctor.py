@@ -44,7 +44,9 @@ def doctor(
     from shardtune.doctor.system import System
     from shardtune.launch.network import INSECURE_VARIABLE, read_network
     from shardtune.launch.process_role import Node, NodeOptions, detect_role
+    from shardtune.launch.start import set_safe_defaults
 
+    set_safe_defaults(os.environ)
     if insecure_network:
         os.environ[INSECURE_VARIABLE] = "1"
     role = detect_role(os.environ, NodeOptions(nnodes, node_rank, master_addr, master_port))

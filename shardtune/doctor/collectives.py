@@ -22,7 +22,7 @@ from shardtune.run.channel import end_with_launcher
 from shardtune.run.stop_request import StopRequest
 
 RESULT_VARIABLE, DEVICE_VARIABLE = "SHARDTUNE_DOCTOR_RESULT", "SHARDTUNE_DOCTOR_DEVICE"
-_BYTES = {"cpu": 8 << 20, "cuda": 256 << 20}
+_BYTES = {"cpu": 4 << 20, "cuda": 256 << 20}
 _REPEATS = 3
 _MINUTES = 2.0  # for anything that ranks wait for
 _VIA = re.compile(r"Channel \d+/\d+ : (\d+)\[\w+\] -> (\d+)\[\w+\](?: \[\w+\])? via (\S+)")

@@ -92,6 +92,11 @@ def preflight(config: RunConfig, node: Node, nproc: int, environ: Mapping[str, s
         if finding.verdict == "warn":
             text = f"warning: {finding.check}: {finding.evidence}. {finding.fix}"
             print(fitted(text, sys.stderr), file=sys.stderr, flush=True)
+    refuse_failed(findings)
+
+
+def refuse_failed(findings: Iterable[Finding]) -> None:
+    """Raises if a check has failed: `preflight` says what."""
     failed = [finding for finding in findings if finding.verdict == "fail"]
     if failed:
         kind = MachineError if failed[0].check.startswith("gpu.") else UserInputError
