@@ -16,7 +16,7 @@ from shardtune.cli.options import InsecureNetwork, MasterAddr, MasterPort, Nnode
 
 def doctor(
     config: Annotated[
-        Path | None, typer.Argument(metavar="[CONFIG]", help="The run's YAML file.", show_default=False)
+        Path | None, typer.Argument(metavar="CONFIG", help="The run's YAML file.", show_default=False)
     ] = None,
     override: Overrides = None,
     nproc: Nproc = "auto",
@@ -27,7 +27,7 @@ def doctor(
     insecure_network: InsecureNetwork = False,
     grace: Annotated[
         float | None,
-        typer.Option("--grace", metavar="SECONDS", help="Between the scheduler's SIGTERM and its SIGKILL."),
+        typer.Option("--grace", metavar="SECONDS", min=1, help="Between the scheduler's SIGTERM and its SIGKILL."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
 ) -> None:
@@ -39,14 +39,18 @@ def doctor(
     Exit codes: 0 fit (also with warnings); 1 a check failed; 2 invalid input.
     """
     from shardtune.config import load_config
-    from shardtune.doctor.nodes import Examination, NodeReport, examine
+    from shardtune.doctor.finding import NodeReport
+    from shardtune.doctor.nodes import Examination, examine
     from shardtune.doctor.run import job_for, make_checks
     from shardtune.doctor.system import System
+    from shardtune.errors import UserInputError
     from shardtune.launch.network import INSECURE_VARIABLE, read_network
     from shardtune.launch.process_role import Node, NodeOptions, detect_role
     from shardtune.launch.start import set_safe_defaults
 
     set_safe_defaults(os.environ)
+    if nproc != "auto" and not (nproc.isdigit() and int(nproc)):
+        raise UserInputError(f"--nproc is '{nproc}', not a number of processes.", fix="Give 1 or more, or auto.")
     if insecure_network:
         os.environ[INSECURE_VARIABLE] = "1"
     role = detect_role(os.environ, NodeOptions(nnodes, node_rank, master_addr, master_port))

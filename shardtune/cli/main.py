@@ -9,7 +9,7 @@ import typer
 
 from shardtune import __version__
 from shardtune.cli import checkpoints, config, dashboard, data, doctor, env, eval_loss, quickstart, report, train
-from shardtune.cli.options import WithSettings
+from shardtune.cli.options import ConfigCommand, WithSettings
 from shardtune.errors import ShardtuneError
 from shardtune.run.failure import render
 from shardtune.terminal import fitted
@@ -25,7 +25,7 @@ app.command("train", cls=WithSettings)(train.train)
 app.command("eval-loss", cls=WithSettings)(eval_loss.eval_loss)
 app.command("checkpoints")(checkpoints.checkpoints)
 app.command("env")(env.env)
-app.command("doctor")(doctor.doctor)
+app.command("doctor", cls=ConfigCommand)(doctor.doctor)
 app.command("report")(report.report)
 app.command("dashboard")(dashboard.dashboard)
 app.command("quickstart")(quickstart.quickstart)

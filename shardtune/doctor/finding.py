@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 Verdict = Literal["ok", "warn", "fail"]
@@ -25,6 +26,22 @@ class Finding:
     verdict: Verdict
     evidence: str
     fix: str = ""
+
+
+@dataclass(frozen=True)
+class NodeReport:
+    """One node's part. `facts` are what nodes are compared by; `clock` its time when it was sent."""
+
+    node: int
+    host: str
+    findings: tuple[Finding, ...]
+    facts: Mapping[str, str] = field(default_factory=dict)
+    clock: float = 0.0
+
+    @classmethod
+    def from_json(cls, text: str) -> NodeReport:
+        values = json.loads(text)
+        return cls(**{**values, "findings": tuple(Finding(**one) for one in values["findings"])})
 
 
 def ok(check: str, evidence: str) -> Finding:

@@ -11,14 +11,15 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from shardtune.config.redact import is_secret
 from shardtune.config.schema import ParallelSection
 from shardtune.doctor.collectives import DEVICE_VARIABLE, RESULT_VARIABLE
-from shardtune.doctor.finding import Finding, Verdict, fail, ok, warn, worst
+from shardtune.doctor.compare import clock_skew, differences, judge_links
+from shardtune.doctor.finding import Finding, NodeReport, Verdict, fail, warn, worst
 from shardtune.doctor.job import Job
 from shardtune.doctor.limits import memlock
 from shardtune.doctor.nccl_variables import known_names
@@ -36,25 +37,7 @@ _POLL_SECONDS = 0.05
 _CALL_SECONDS = 30.0
 _REPORT_SECONDS = 120.0  # for the slowest node's checks, after all have joined
 _LINK_SECONDS = 240.0
-_SKEW_SECONDS = 2.0
-_SLOW_SHARE = 0.5  # of the fastest link between nodes
 _SETTINGS = ("NCCL_", "GLOO_", "TORCH_", "CUDA_VISIBLE", "OMP_")
-
-
-@dataclass(frozen=True)
-class NodeReport:
-    """One node's part. `facts` are what nodes are compared by; `clock` its time when it was sent."""
-
-    node: int
-    host: str
-    findings: tuple[Finding, ...]
-    facts: Mapping[str, str] = field(default_factory=dict)
-    clock: float = 0.0
-
-    @classmethod
-    def from_json(cls, text: str) -> NodeReport:
-        values = json.loads(text)
-        return cls(**{**values, "findings": tuple(Finding(**one) for one in values["findings"])})
 
 
 @dataclass(frozen=True)
@@ -159,7 +142,7 @@ class _Session:
             findings.append(warn("links", "not timed, because a check has failed", "Fix it, and run this again."))
         else:
             links, problem = self._collectives()
-            findings += [problem] if problem is not None else judge_links(self.system, self.job, links)
+            findings += [problem] if problem is not None else judge_links(self.system, links)
         examination = Examination(tuple(reports), tuple(findings), links)
         self._set("verdict", examination.verdict)
         self._wait_until_read()
@@ -259,85 +242,3 @@ class _Session:
 
     def _set(self, key: str, value: Any) -> None:
         self.control.call(lambda table: table.set(f"doctor/{key}", json.dumps(value)), _CALL_SECONDS, _idle)
-
-
-def differences(reports: Sequence[NodeReport]) -> list[Finding]:
-    """A finding for each fact that is not the same everywhere; it names the nodes that differ from most others."""
-    found = []
-    for name in sorted({name for report in reports for name in report.facts}):
-        groups: dict[str, list[NodeReport]] = {}
-        for report in reports:
-            groups.setdefault(report.facts.get(name, "not set"), []).append(report)
-        if len(groups) > 1:
-            found.append(_difference(name, groups))
-    return found
-
-
-def _difference(name: str, groups: dict[str, list[NodeReport]]) -> Finding:
-    kind, _, rest = name.partition(" ")
-    usual = max(groups, key=lambda value: (len(groups[value]), -groups[value][0].node))  # of two halves, node 0's
-    nodes = ", ".join(str(report.node) for report in groups[usual])
-    odd = [
-        f"{'another value' if kind == 'setting' else value} on node {report.node} ({report.host})"
-        for value, members in groups.items()
-        if value != usual
-        for report in members
-    ]
-    what = rest if kind in ("package", "setting", "variable") else name
-    text = f"{what} is {', '.join(odd)}, and {'the same' if kind == 'setting' else usual} on node {nodes}"
-    if kind in ("package", "setting"):  # `train` refuses these
-        return fail("differences", text, "Use one image and one config file on all nodes.")
-    return warn("differences", text, "Make the nodes alike, unless this is meant.")
-
-
-def clock_skew(reports: Sequence[NodeReport], skews: Mapping[int, tuple[float, float]]) -> list[Finding]:
-    """`skews`: bounds of each clock's lead over node 0's. Only what is certain is reported."""
-    found, largest = [], 0.0
-    for node, (low, high) in skews.items():
-        certain = low if low > 0 else min(high, 0.0)
-        largest = max(largest, abs(certain))
-        if abs(certain) > _SKEW_SECONDS:
-            who = f"node {node} ({reports[node].host})"
-            how = f"{abs(certain):.1f} s {'ahead of' if certain > 0 else 'behind'} node 0's"
-            fix = "Run NTP or chrony on the hosts: logs and leases are compared by time."
-            found.append(warn("clocks", f"the clock of {who} is {how}", fix))
-    if skews and not found:
-        found.append(ok("clocks", f"no clock is further than {max(largest, 0.1):.1f} s from node 0's"))
-    return found
-
-
-def judge_links(system: System, job: Job, links: Mapping[str, Any] | None) -> list[Finding]:
-    """What the measured links and transports mean."""
-    if links is None:
-        return []
-    via = links["transports"]
-    shown = "; ".join(f"{place}: {', '.join(kinds)}" for place, kinds in via.items()) or "TCP (gloo)"
-    found = [ok("links", f"{len(links['links'])} timed over {links['backend']}, {shown}")]
-    if system.rdma_devices and any(kind.startswith("NET/Socket") for kind in via.get("between nodes", [])):
-        found.append(
-            warn("links.transport", "NCCL uses TCP between nodes (NET/Socket), although there are RDMA devices",
-                 "See memlock, rdma and NCCL_IB_HCA above; NCCL_NET=IB turns this fallback into an error.")
-        )  # fmt: skip
-    linked = any(card.get("nvlink") for card in system.visible_gpus)
-    if linked and any(kind.startswith("SHM") for kind in via.get("within a node", [])):
-        fix = "Unset NCCL_P2P_DISABLE, and check gpu.peer access."
-        found.append(warn("links.transport", "NCCL copies over host memory (SHM) between GPUs that have NVLink", fix))
-    bad = [line for line in links["diagnostics"] if not line.startswith("[OK]")]
-    if bad:
-        found.append(warn("nccl diagnostics", "; ".join(bad), "See NCCL's troubleshooting guide on diagnostics."))
-    elif links["diagnostics"]:
-        found.append(ok("nccl diagnostics", "; ".join(links["diagnostics"])))
-    return found + _slow_links(links["links"])
-
-
-def _slow_links(links: Sequence[Mapping[str, Any]]) -> list[Finding]:
-    """Links between nodes that are much slower than the fastest, and the node they have in common."""
-    between = {link["link"]: link["all_reduce"] for link in links if "–" in link["link"]}
-    slow = [name for name, speed in between.items() if speed < _SLOW_SHARE * max(between.values())]
-    if not slow:
-        return []
-    common = set.intersection(*(set(name.split(" – ")) for name in slow))
-    whose = f"; all of them lead to {', '.join(sorted(common))}" if common else ""
-    speeds = ", ".join(f"{name} {size(speed)}/s" for name, speed in between.items())
-    evidence = f"slower than half of the fastest: {', '.join(slow)}{whose} ({speeds})"
-    return [warn("links.speed", evidence, "Check that node's network interfaces, cables and switch ports.")]

@@ -13,9 +13,8 @@ from faults.cluster import Cluster, _limit, environment_of_tests, why_no_namespa
 from ranks import free_ports
 
 from shardtune.doctor.collectives import links_of, transports
-from shardtune.doctor.finding import ok
-from shardtune.doctor.job import Job
-from shardtune.doctor.nodes import NodeReport, clock_skew, differences, judge_links
+from shardtune.doctor.compare import clock_skew, differences, judge_links
+from shardtune.doctor.finding import NodeReport, ok
 from shardtune.doctor.system import System
 
 DOCTOR = [sys.executable, "-m", "shardtune", "doctor"]
@@ -76,7 +75,7 @@ def test_transports_are_read_from_what_nccl_logs(tmp_path: Path) -> None:
     (tmp_path / "sys/class/infiniband/mlx5_0").mkdir(parents=True)
     links = {"backend": "nccl", "links": [], "diagnostics": ["[OK] p2p: verified", "[INFO] p2p: GPU 1 failed"],
              "transports": transports(NCCL_LOG.format(net="Socket/0"), [0, 0, 1, 1])}  # fmt: skip
-    answers = {one.check: one for one in judge_links(System(root=tmp_path), Job(), links)}
+    answers = {one.check: one for one in judge_links(System(root=tmp_path), links)}
     assert "NET/Socket" in answers["links.transport"].evidence and answers["links.transport"].verdict == "warn"
     assert answers["nccl diagnostics"].evidence == "[INFO] p2p: GPU 1 failed"
 
