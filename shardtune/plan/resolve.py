@@ -6,24 +6,24 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shardtune.errors import UserInputError
-from shardtune.kernels import varlen, whole_rows
+from shardtune.kernels.attention_names import VARLEN, WHOLE_ROWS
 from shardtune.model.families.registry import known_decoder_layers
+from shardtune.plan import resolve_sharding as sharding
 from shardtune.plan.precision import base_precision
-from shardtune.train import resolve_sharding as sharding
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
     from shardtune.config import ResolvedConfig
     from shardtune.config.schema import RunConfig
-    from shardtune.train.facts import Facts
+    from shardtune.plan.facts import Facts
 
 Choice = tuple[str, object, str]  # a setting's path, its value, why
 # From here on padding costs less than variable-length attention does (measured: 8 % of a 7B model's step).
 NEARLY_FULL = 0.95
 # Attention codes that take the documents' bounds instead of a mask.
-FLAT_ATTENTION = (varlen.NAME, "flash_attention_2", "flash_attention_3")
-_OURS = (varlen.NAME, whole_rows.NAME)
+FLAT_ATTENTION = (VARLEN, "flash_attention_2", "flash_attention_3")
+_OURS = (VARLEN, WHOLE_ROWS)
 _PACKING, _ATTENTION, _LAYER_CLASS = (
     "train.packing",
     "model.attn_implementation",
@@ -119,10 +119,11 @@ def _base_precision(resolved: ResolvedConfig, facts: Facts) -> Iterator[Choice]:
 def _layer_class(resolved: ResolvedConfig, facts: Facts) -> Iterator[Choice]:
     """A decoder layer's class that was copied from another architecture's file means this model's decoder layer."""
     own, names = facts.layer_class, _layer_classes(resolved)
-    if own is None or own not in facts.module_classes:
+    if own is None or own not in _module_classes(facts):
         return
     copied = _copied(names, facts)
-    if unknown := [name for name in names if name not in facts.module_classes and name not in copied]:
+    unknown = [name for name in names if name not in facts.module_classes and name not in copied]
+    if facts.module_classes and unknown:
         raise UserInputError(
             f"{_where(resolved)}: no module of class {', '.join(unknown)} in the model.",
             why=f"The decoder layer of {facts.model_class} is {own}.",
@@ -141,7 +142,12 @@ def _layer_classes(resolved: ResolvedConfig) -> list[str]:
 
 def _copied(names: list[str], facts: Facts) -> list[str]:
     """Decoder layers of other architectures."""
-    return [name for name in names if name not in facts.module_classes and name in known_decoder_layers()]
+    return [name for name in names if name not in _module_classes(facts) and name in known_decoder_layers()]
+
+
+def _module_classes(facts: Facts) -> Collection[str | None]:
+    """Of a model that was not built, only the decoder layer's class is known."""
+    return facts.module_classes or {facts.layer_class}
 
 
 def _where(resolved: ResolvedConfig) -> str:
@@ -217,7 +223,7 @@ def _packing(resolved: ResolvedConfig, facts: Facts) -> Iterator[Choice]:
     may_be_full = _half_on_gpu(resolved, facts) and attention in ("auto", "sdpa")
     if obstacle is not None:
         yield _PACKING, False, obstacle
-    elif attention == whole_rows.NAME:
+    elif attention == WHOLE_ROWS:
         yield _PACKING, False, f"{_ATTENTION} is {attention}"
     elif may_be_full and facts.fill_share() >= NEARLY_FULL:
         yield _PACKING, False, "rows nearly fill data.max_length, and attention is faster unpacked"
@@ -230,7 +236,7 @@ def _attention(resolved: ResolvedConfig, facts: Facts) -> Iterator[Choice]:
     asked, packed = resolved.config.model.attn_implementation, resolved.config.train.packing is True
     if asked not in ("auto", *_OURS):
         return
-    name = varlen.NAME if packed else whole_rows.NAME
+    name = VARLEN if packed else WHOLE_ROWS
     obstacle = _why_not_ours(resolved, facts)
     if asked == "auto":
         if obstacle is None:
@@ -242,7 +248,7 @@ def _attention(resolved: ResolvedConfig, facts: Facts) -> Iterator[Choice]:
     elif asked != name or obstacle is not None:
         raise UserInputError(
             f"{_ATTENTION} is {asked}, which this run cannot use.",
-            why=f"{varlen.NAME} is for packed rows and {whole_rows.NAME} for others; both need a GPU and half "
+            why=f"{VARLEN} is for packed rows and {WHOLE_ROWS} for others; both need a GPU and half "
             f"precision. Here {_PACKING} is {str(packed).lower()}.",
             fix=f"Set {_ATTENTION}: auto.",
         )
@@ -275,7 +281,7 @@ def _notices(asked: ResolvedConfig, config: RunConfig, facts: Facts) -> Iterator
     if facts.machine.lacks_bf16 and facts.dtype == "bfloat16":
         text = "model.torch_dtype is bfloat16, but this CPU has no bfloat16 units: expect steps many times slower. "
         yield Notice("config", text + "Set model.torch_dtype: float32.")
-    if facts.layer_class in facts.module_classes and (copied := _copied(_layer_classes(asked), facts)):
+    if facts.layer_class in _module_classes(facts) and (copied := _copied(_layer_classes(asked), facts)):
         meant = f"{facts.layer_class}, the decoder layer of {facts.model_class}"
         yield Notice("sharding", f"{_where(asked)}: {', '.join(copied)} is read as {meant}.")
     if asked.config.guards.replica_check_steps and (config.parallel.shard == "full" or facts.machine.world_size == 1):
