@@ -6,6 +6,7 @@ import json
 import os
 import socket
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -40,6 +41,7 @@ def doctor(
     """
     from shardtune.config import load_config
     from shardtune.doctor.finding import NodeReport
+    from shardtune.doctor.needs import plan_needs
     from shardtune.doctor.nodes import Examination, examine
     from shardtune.doctor.run import job_for, make_checks
     from shardtune.doctor.system import System
@@ -59,7 +61,9 @@ def doctor(
     resolved = load_config(config, list(override or ()), None, os.environ) if config is not None else None
     system = System()
     job = job_for(system, resolved.config if resolved else None, node, nproc, grace)
-    findings = make_checks(system, job)
+    needs, planned = plan_needs(resolved, system, job) if resolved else (None, None)
+    job = replace(job, needs=needs)
+    findings = [*([planned] if planned else ()), *make_checks(system, job)]
     if job.node.nnodes * job.nproc > 1:
         examination = examine(system, job, findings, network, _log)
     else:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 Verdict = Literal["ok", "warn", "fail"]
 _ORDER: tuple[Verdict, ...] = ("ok", "warn", "fail")
@@ -39,8 +38,7 @@ class NodeReport:
     clock: float = 0.0
 
     @classmethod
-    def from_json(cls, text: str) -> NodeReport:
-        values = json.loads(text)
+    def from_dict(cls, values: Mapping[str, Any]) -> NodeReport:
         return cls(**{**values, "findings": tuple(Finding(**one) for one in values["findings"])})
 
 

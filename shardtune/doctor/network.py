@@ -113,7 +113,8 @@ def check_master_name(system: System, job: Job) -> Iterator[Finding]:
     try:
         yield ok("master.dns", f"{master} is {', '.join(system.resolve(master))}")
     except OSError as error:
-        yield fail(
+        # Not a failure yet: a pod's name may come later, and joining asks again.
+        yield warn(
             "master.dns", f"the name '{master}' does not resolve to an address ({error.strerror or error})",
             "Check --master-addr, the headless Service of the job, and /etc/resolv.conf.",
         )  # fmt: skip

@@ -20,6 +20,7 @@ from shardtune.terminal import size
 
 _READ_SECONDS, _READ_BYTES, _READERS, _BLOCK = 1.5, 1 << 30, 4, 8 << 20
 _WRITE_BYTES = 64 << 20
+_LEAST_BYTES = 16 << 20  # less than that is read in no time, and tells nothing
 _SAVE_MARGIN = 10.0  # seconds: the rest of a step, and the process's own end
 _OUTPUT_RISKS = {
     "tmpfs": "is memory: it counts against the container's limit, and is lost when that ends",
@@ -63,7 +64,7 @@ def check_output(system: System, job: Job) -> Iterator[Finding]:
     kind, point = file_system(system, job.output)
     evidence = f"{job.output} has {size(free)} of {size(total)} free ({kind} at {point or '?'})"
     fix = "Free space there, set train.output_dir to another disk, or lower train.save_total_limit."
-    if free == 0:
+    if free == 0 and total:  # some network file systems count nothing
         yield fail("output.space", f"{evidence}: it is full", fix)
     elif free < needed:
         yield warn("output.space", f"{evidence}; the checkpoints need about {size(needed)}", fix)
@@ -81,6 +82,8 @@ def check_read_speed(system: System, job: Job) -> Iterator[Finding]:
     if not files or job.config is None:
         return
     total = sum(file.stat().st_size for file in files)
+    if total < _LEAST_BYTES:
+        return
     speed = _read_speed(files[0])
     kind, point = file_system(system, job.model or files[0])
     seconds, allowed = total / speed, 60 * job.config.parallel.load_timeout_minutes
@@ -109,11 +112,10 @@ def _read_speed(file: Path) -> float:
 def _read_part(file: Path, start: int, part: int, end: float) -> int:
     try:
         handle = os.open(file, os.O_RDONLY | os.O_DIRECT)
-        os.preadv(handle, [mmap.mmap(-1, 4096)], 0)
     except OSError:  # a file system without direct reads
         handle = os.open(file, os.O_RDONLY)
-    try:
         os.posix_fadvise(handle, start, part, os.POSIX_FADV_DONTNEED)
+    try:
         buffer, done = mmap.mmap(-1, _BLOCK), 0  # aligned to a page, as direct reads ask
         while done < min(part, _READ_BYTES // _READERS) and time.monotonic() < end:
             if (number := os.preadv(handle, [buffer], start + done)) == 0:

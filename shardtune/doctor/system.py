@@ -6,7 +6,6 @@ import fcntl
 import importlib.util
 import os
 import re
-import shutil
 import socket
 import struct
 import time
@@ -31,8 +30,9 @@ class Space(NamedTuple):
 
 def _space(path: Path) -> Space:
     there = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
-    usage = shutil.disk_usage(there)
-    return Space(usage.total, usage.free)
+    stats = os.statvfs(there)
+    free = stats.f_bfree if os.geteuid() == 0 else stats.f_bavail  # some is kept for root
+    return Space(stats.f_frsize * stats.f_blocks, stats.f_frsize * free)
 
 
 def _requires(package: str) -> list[str]:
@@ -146,7 +146,7 @@ class System:
         that names no GPU ends the list."""
         cards = self.gpus.get("gpus", [])
         wanted = self.environ.get("CUDA_VISIBLE_DEVICES")
-        if wanted is None:
+        if wanted is None or "MIG-" in wanted:  # NVML does not list parts of a GPU
             return list(cards)
         found: list[dict[str, Any]] = []
         for entry in filter(None, (word.strip() for word in wanted.split(","))):

@@ -119,7 +119,7 @@ def test_nccl_ib_hca_names_a_device_that_exists(tmp_path: Path) -> None:
 def test_the_masters_name_is_resolved() -> None:
     assert "127.0.0.1" in found(check_master_name, System(), Job(node=Node(2, 1, "localhost")))["master.dns"][1]
     verdict, text = found(check_master_name, System(), Job(node=Node(2, 1, "no-such-host.invalid")))["master.dns"]
-    assert verdict == "fail" and "does not resolve" in text
+    assert verdict == "warn" and "does not resolve" in text
     assert found(check_master_name, System()) == {}
 
 

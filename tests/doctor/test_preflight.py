@@ -85,7 +85,6 @@ def test_the_command_prints_all_checks_of_a_config_and_exits_by_the_worst(
         "memlock",
         "host memory",
         "output.space",
-        "model.read speed",
         "paths",
     } <= checks.keys()
     assert checks["model class"]["verdict"] == "ok" and answer["links"] is None
