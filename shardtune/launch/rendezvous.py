@@ -52,7 +52,7 @@ def rendezvous(
     Raises:
         UserInputError: a node is missing, or one has other facts; the same text on every node.
     """
-    table = _TablePoller(control, seconds, idle)
+    table = TablePoller(control, seconds, idle)
     if facts.node == 0:
         verdict = _gather_nodes(table, facts, attempt, log)
     else:
@@ -68,7 +68,7 @@ def rendezvous(
     return NodeGroup(assignment, tuple(hosts))
 
 
-class _TablePoller:
+class TablePoller:
     """Polls the master's table until the timeout."""
 
     def __init__(self, control: ControlConnection, seconds: float, idle: Callable[[], None]) -> None:
@@ -102,7 +102,7 @@ class _TablePoller:
         return time.monotonic() - self.began
 
 
-def _gather_nodes(table: _TablePoller, facts: NodeFacts, attempt: int, log: Callable[[str], None]) -> dict[str, Any]:
+def _gather_nodes(table: TablePoller, facts: NodeFacts, attempt: int, log: Callable[[str], None]) -> dict[str, Any]:
     """On the master: wait for every node, compare them, and publish the verdict."""
     table.write("nnodes", facts.nnodes)
     table.write("attempt", attempt)
@@ -143,7 +143,7 @@ def _verdict(facts: NodeFacts, joined: dict[int, NodeFacts], conflict: Any, wait
 
 
 def _join(
-    table: _TablePoller, facts: NodeFacts, at_least: int, log: Callable[[str], None]
+    table: TablePoller, facts: NodeFacts, at_least: int, log: Callable[[str], None]
 ) -> tuple[int, dict[str, Any]]:
     """On every other node: claim the node rank, and wait for the master's verdict."""
     reported = -1
@@ -169,7 +169,7 @@ def _join(
             )
 
 
-def _check_nnodes(table: _TablePoller, facts: NodeFacts, attempt: int) -> None:
+def _check_nnodes(table: TablePoller, facts: NodeFacts, attempt: int) -> None:
     expected = table.read("nnodes")
     if expected != facts.nnodes:
         problem = [
@@ -182,7 +182,7 @@ def _check_nnodes(table: _TablePoller, facts: NodeFacts, attempt: int) -> None:
         raise UserInputError(problem[0], why=problem[1], fix=problem[2])
 
 
-def _report_duplicate_rank(table: _TablePoller, attempt: int, facts: NodeFacts, holder: NodeFacts) -> None:
+def _report_duplicate_rank(table: TablePoller, attempt: int, facts: NodeFacts, holder: NodeFacts) -> None:
     problem = [
         f"Two nodes were started as node {facts.node}: {holder.host} and {facts.host}.",
         "Every node needs its own --node-rank.",
@@ -192,7 +192,7 @@ def _report_duplicate_rank(table: _TablePoller, attempt: int, facts: NodeFacts, 
     raise UserInputError(problem[0], why=problem[1], fix=problem[2])
 
 
-def _is_alive(table: _TablePoller, attempt: int, node: int) -> bool:
+def _is_alive(table: TablePoller, attempt: int, node: int) -> bool:
     """Does the holder of the node rank still send reports?"""
     key = f"report/{attempt}/{node}"
     before = table.read(key)

@@ -65,7 +65,7 @@ def verdict(plan: Plan) -> str:
     left = 1 - plan.memory.total / plan.capacity
     if plan.fits:
         return f"fits: {needs} of {has} GiB per {each}, {100 * left:.0f} % headroom"
-    return f"does not fit: {needs} GiB per {each}, of which {_gib(plan.usable)} of {has} GiB may be filled"
+    return f"does not fit: needs {needs} GiB per {each}; {_gib(plan.usable)} of {has} GiB may be used"
 
 
 def _instead(nearest: Alternative | None) -> list[str]:
@@ -117,11 +117,8 @@ def _show_memory(console: Console, plan: Plan) -> None:
     """A bar of the whole GPU, and a line for each part of it."""
     width = min(console.width, _WIDEST) - _INDENT - 2
     coloured = console.color_system is not None and (console.encoding or "").lower().startswith("utf")
-    say(
-        console,
-        "memory",
-        f"of each {'GPU' if plan.facts.machine.device == 'cuda' else 'process'} at the peak of a step",
-    )
+    each = "GPU" if plan.facts.machine.device == "cuda" else "process"
+    say(console, "memory", f"of each {each} at the peak of a step ({plan.memory.moment})")
     console.print(Text(" " * _INDENT).append_text(bar(plan, width, coloured=coloured)), soft_wrap=True)
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
     table.add_column(width=_INDENT - 2)

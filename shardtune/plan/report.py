@@ -207,6 +207,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
             "total": plan.memory.total,
             "capacity": plan.capacity,
             "usable": plan.usable,
+            "moment": plan.memory.moment,
             "known_by": plan.memory.known_by,
         },
         "host": asdict(plan.host),

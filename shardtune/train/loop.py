@@ -87,7 +87,7 @@ class TrainingLoop:
         self.trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         self.batches = TrainBatches(setup.data, train, self.processes)
         self.gradient_sync = GradientSync(self.model, self.config.parallel, setup.sharding.mesh, train.accumulation)
-        self.offload_activations = offload_context(self.model, device, enabled=train.offload_activations)
+        self.offload_activations = offload_context(self.model, device, enabled=train.offload_activations is True)
         health = HealthChecks(self.config.guards, self.processes, gpu_of(device), train.debug_freq)
         self.guards = Guards(self.config.guards, self.console, self.events, self.processes, health)
         self.guards.attach(self)
