@@ -63,6 +63,9 @@ def verdict(plan: Plan) -> str:
     needs, has = _gib(plan.memory.total), _gib(plan.capacity)
     each = "GPU" if plan.facts.machine.device == "cuda" else "process"
     left = 1 - plan.memory.total / plan.capacity
+    if plan.lacks_host_memory:
+        has = size(plan.facts.machine.host_memory)
+        return f"does not fit: needs {size(plan.host.per_node)} of host memory per node; there are {has}"
     if plan.fits:
         return f"fits: {needs} of {has} GiB per {each}, {100 * left:.0f} % headroom"
     return f"does not fit: needs {needs} GiB per {each}; {_gib(plan.usable)} of {has} GiB may be used"
@@ -195,11 +198,11 @@ def _lines(plan: Plan) -> Iterator[tuple[str, str]]:
     if plan.data is not None and plan.math is not None:
         packed = plan.config.train.packing is True
         full = percent(plan.data.fill(plan.work.length, packed=packed))
+        rows = f"{plan.data.sequences:,} packed sequences" if packed else "rows"
         yield (
             "data",
-            f"{plan.data.rows:,} rows, {plan.data.tokens:,} tokens"
-            + (f", packed into {plan.data.sequences:,} sequences" if packed else "")
-            + f" of {plan.work.length:,}, {full} full ({plan.data.how})",
+            f"{plan.data.rows:,} rows, {plan.data.tokens:,} tokens; {rows} of up to {plan.work.length:,} are {full} "
+            f"full ({plan.data.how})",
         )
         batch, steps = math_lines(plan.math, "sequences" if packed else "rows")
         yield "batch", batch
@@ -240,7 +243,9 @@ def _step_parts(plan: Plan) -> str:
         "waiting for offloading": time.offload,
     }
     ordered = sorted(parts.items(), key=lambda part: -part[1])
-    return ", ".join(f"{name} {100 * share:.0f} %" for name, part in ordered if (share := part / time.seconds) >= 0.005)
+    return ", ".join(
+        f"{name} {100 * share:.0f}\u00a0%" for name, part in ordered if (share := part / time.seconds) >= 0.005
+    )
 
 
 def show_alternatives(console: Console, plan: Plan, found: Sequence[Alternative]) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
 import pytest
 from planning import planned
@@ -73,3 +74,13 @@ def test_every_part_that_takes_memory_has_a_line() -> None:
 def test_what_the_numbers_rest_on_is_said() -> None:
     assert "measured on H200" in rests_on(planned("1xH200"))
     assert "data sheet" in rests_on(planned("1xL40S"))
+
+
+def test_where_the_host_has_too_little_memory_the_verdict_says_so() -> None:
+    plan = planned("1xH200", parallel={"offload_params": True})
+    machine = replace(plan.facts.machine, host_memory=4 << 30)
+    small = replace(plan, facts=replace(plan.facts, machine=machine))
+    assert plan.fits and not small.fits
+    assert verdict(small).startswith("does not fit: needs ") and "host memory per node; there are 4 GiB" in verdict(
+        small
+    )
