@@ -37,6 +37,7 @@ FOREIGN_KEYS: dict[str, str] = {
     "steps": "train.max_steps", "lr": "train.learning_rate", "batch_size": "train.per_device_train_batch_size",
     "train_batch_size": "train.per_device_train_batch_size", "micro_batch_size": "train.per_device_train_batch_size",
     "per_gpu_train_batch_size": "train.per_device_train_batch_size",
+    "per_device_batch_size": "train.per_device_train_batch_size", "per_device_batch": "train.per_device_train_batch_size",
     "eval_batch_size": "train.per_device_eval_batch_size", "val_batch_size": "train.per_device_eval_batch_size",
     "accumulation_steps": "train.gradient_accumulation_steps", "grad_accum": "train.gradient_accumulation_steps",
     "grad_accum_steps": "train.gradient_accumulation_steps", "optimizer": "train.optim",
