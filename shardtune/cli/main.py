@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from shardtune import __version__
-from shardtune.cli import checkpoints, config, dashboard, data, env, eval_loss, quickstart, report, train
+from shardtune.cli import checkpoints, config, dashboard, data, env, eval_loss, explain, quickstart, report, train
 from shardtune.cli.options import WithSettings
 from shardtune.errors import ShardtuneError
 from shardtune.run.failure import render
@@ -23,6 +23,7 @@ app = typer.Typer(
 )
 app.command("train", cls=WithSettings)(train.train)
 app.command("eval-loss", cls=WithSettings)(eval_loss.eval_loss)
+app.command("explain")(explain.explain)
 app.command("checkpoints")(checkpoints.checkpoints)
 app.command("env")(env.env)
 app.command("report")(report.report)
