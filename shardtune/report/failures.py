@@ -89,7 +89,7 @@ def _read(path: Path) -> Failure | None:
         what=what,
         why=parts.get("why", ""),
         fix=parts.get("fix", ""),
-        more=f"More: {parts['more']}" if "more" in parts else "",
+        more=f"more: {parts['more']}" if "more" in parts else "",
         exit_code=whole(record.get("exit_code")),
         rank=whole(cause.get("rank")),
         ranks=frozenset(rank for finding in findings if (rank := whole(finding.get("rank"))) is not None),
