@@ -8,8 +8,9 @@ from shardtune.config import ResolvedConfig
 from shardtune.model.families.registry import family_of
 from shardtune.model.meta_model import MetaModel
 from shardtune.model.weight_mapping import WeightMapping
-from shardtune.train.facts import Machine, gather_facts
-from shardtune.train.resolve import ResolvedRun, resolve
+from shardtune.plan.facts import Machine
+from shardtune.plan.resolve import ResolvedRun, resolve
+from shardtune.train.facts import gather_facts
 
 CPU = Machine("cpu", memory=16 << 30, processes_here=1, nodes=(1,))
 GPU = Machine("cuda", memory=80 << 30, processes_here=1, nodes=(1,))

@@ -9,7 +9,9 @@ from typing import Any
 
 import torch
 
-NAME = "shardtune_varlen"
+from shardtune.kernels.attention_names import VARLEN
+
+NAME = VARLEN
 # What transformers hands down to every attention call, and what changes nothing about its result.
 _WITHOUT_EFFECT = frozenset(
     {"position_ids", "use_cache", "output_hidden_states", "output_router_logits", "num_items_in_batch"}

@@ -13,9 +13,10 @@ import torch
 from transformers import AttentionInterface, PretrainedConfig
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+from shardtune.kernels.attention_names import WHOLE_ROWS
 from shardtune.kernels.varlen import refuse_unknown_keywords
 
-NAME = "shardtune_whole_rows"
+NAME = WHOLE_ROWS
 
 
 def register() -> None:

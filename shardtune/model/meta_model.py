@@ -15,7 +15,7 @@ from packaging.version import Version
 
 from shardtune.config.schema import ModelSection
 from shardtune.errors import UserInputError
-from shardtune.kernels import varlen, whole_rows
+from shardtune.kernels.attention_names import VARLEN, WHOLE_ROWS
 from shardtune.model.families.family import Family, Wrapper
 from shardtune.model.families.registry import family_for, family_of, wrapper_for
 from shardtune.model.safetensors_headers import StoredTensor
@@ -148,7 +148,7 @@ def _build(
         del config.quantization_config  # we read the codes ourselves
     dtype = _DTYPES.get(section.torch_dtype) or _own_dtype(config, stored)
     # Ours are put in place when it is known how rows are laid out (train/build.py).
-    ours = section.attn_implementation in ("auto", varlen.NAME, whole_rows.NAME)
+    ours = section.attn_implementation in ("auto", VARLEN, WHOLE_ROWS)
     # None: sdpa where the architecture has it, else eager (gpt-oss, Gemma 2).
     settings: dict[str, Any] = {"dtype": dtype, "attn_implementation": None if ours else section.attn_implementation}
     try:

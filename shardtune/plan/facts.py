@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from shardtune.model.families.family import FastPath
 
 Shape = tuple[int, ...]
+# How many routed experts a token visits, under the names configs give it.
+EXPERTS_PER_TOKEN = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_top_k", "top_k_experts")
 
 
 @dataclass(frozen=True)
@@ -135,6 +137,11 @@ class Facts:
     def vocabulary(self) -> int:
         """Width of the output head."""
         return int(self.model["vocab_size"])
+
+    @property
+    def experts_per_token(self) -> int:
+        """How many routed experts a token visits."""
+        return int(next((self.model[name] for name in EXPERTS_PER_TOKEN if self.model.get(name)), 1))
 
     @property
     def has_experts(self) -> bool:

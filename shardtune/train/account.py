@@ -17,11 +17,11 @@ from shardtune.config import ResolvedConfig, render_yaml
 from shardtune.config.redact import hide_values, redacted
 from shardtune.data.inspect import format_found, format_line
 from shardtune.observe import environment
+from shardtune.plan.resolve import Notice
 from shardtune.run.folder import CHECKPOINTS, RECORD
 from shardtune.run.which_run import record_finish, record_start
 from shardtune.train import summary
 from shardtune.train.context import RunContext
-from shardtune.train.resolve import Notice
 from shardtune.train.run_files import release_run_files, report_hardware, warn_on_write_error, write_run_file
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from shardtune.kernels import fp8_products, varlen, whole_rows
 from shardtune.model.experts import use_expert_loops, use_grouped_experts
 from shardtune.model.new_tokens import resize_embeddings
 from shardtune.model.quantized import enable_fp8_compute, fp8_candidates, use_fp8_storage
+from shardtune.plan.resolve import Notice
 from shardtune.train.losses import build_loss
-from shardtune.train.resolve import Notice
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from shardtune.config.schema import TrainSection
     from shardtune.model.meta_model import MetaModel
     from shardtune.model.new_tokens import NewTokens
+    from shardtune.plan.resolve import ResolvedRun
     from shardtune.train.losses import Loss
-    from shardtune.train.resolve import ResolvedRun
 
 _ATTENTION = {varlen.NAME: varlen, whole_rows.NAME: whole_rows}
 

@@ -15,9 +15,9 @@ from shardtune.model.meta_model import build_meta_model
 from shardtune.model.safetensors_headers import read_headers
 from shardtune.observe.preparing import PreparingProgress
 from shardtune.parallel.processes import device_type
+from shardtune.plan.resolve import resolve
 from shardtune.train.callbacks import check_callbacks
 from shardtune.train.facts import gather_facts, machine_of
-from shardtune.train.resolve import resolve
 
 if TYPE_CHECKING:
     from shardtune.config import ResolvedConfig

@@ -21,15 +21,15 @@ from shardtune.model.meta_model import build_meta_model
 from shardtune.observe.preparing import PreparingProgress
 from shardtune.parallel.mesh import build_mesh
 from shardtune.parallel.shard import can_split_adapters, shard_model
+from shardtune.plan.resolve import FLAT_ATTENTION, NEARLY_FULL, Notice, resolve
+from shardtune.plan.resolve_sharding import full_reshards
 from shardtune.plan.steps import TrainingMath, training_math
 from shardtune.plan.traffic import adapter_layout
 from shardtune.train.account import report_loss, report_notices, report_plan, write_config
 from shardtune.train.build import build_model
 from shardtune.train.context import Data, RunContext, refuse_different_data
 from shardtune.train.evaluation import GivenAdapter, read_given
-from shardtune.train.facts import Machine, gather_facts, machine_of
-from shardtune.train.resolve import FLAT_ATTENTION, NEARLY_FULL, Notice, resolve
-from shardtune.train.resolve_sharding import full_reshards
+from shardtune.train.facts import gather_facts, machine_of
 from shardtune.train.traffic import Traffic, model_bytes, traffic_of
 from shardtune.train.watchdog import LOADING
 from shardtune.train.weights import find_checkpoint
@@ -44,10 +44,11 @@ if TYPE_CHECKING:
     from shardtune.model.meta_model import MetaModel
     from shardtune.parallel.processes import Processes
     from shardtune.parallel.shard import Sharding
+    from shardtune.plan.facts import Machine
+    from shardtune.plan.resolve import ResolvedRun
     from shardtune.run.evaluation import Evaluation
     from shardtune.train.build import BuiltModel
     from shardtune.train.losses import Loss
-    from shardtune.train.resolve import ResolvedRun
     from shardtune.train.watchdog import Watchdog
     from shardtune.train.weights import LoadStrategy
 

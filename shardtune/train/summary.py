@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from shardtune.parallel.mesh import Mesh
     from shardtune.parallel.processes import Processes
     from shardtune.parallel.shard import Sharding
+    from shardtune.plan.resolve import ResolvedRun
     from shardtune.plan.steps import TrainingMath
     from shardtune.train.build import Fused
     from shardtune.train.context import Data
-    from shardtune.train.resolve import ResolvedRun
     from shardtune.train.traffic import Traffic
     from shardtune.train.weights import LoadStats
 

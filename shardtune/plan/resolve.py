@@ -6,24 +6,24 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shardtune.errors import UserInputError
-from shardtune.kernels import varlen, whole_rows
+from shardtune.kernels.attention_names import VARLEN, WHOLE_ROWS
 from shardtune.model.families.registry import known_decoder_layers
+from shardtune.plan import resolve_sharding as sharding
 from shardtune.plan.precision import base_precision
-from shardtune.train import resolve_sharding as sharding
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from shardtune.config import ResolvedConfig
     from shardtune.config.schema import RunConfig
-    from shardtune.train.facts import Facts
+    from shardtune.plan.facts import Facts
 
 Choice = tuple[str, object, str]  # a setting's path, its value, why
 # From here on padding costs less than variable-length attention does (measured: 8 % of a 7B model's step).
 NEARLY_FULL = 0.95
 # Attention codes that take the documents' bounds instead of a mask.
-FLAT_ATTENTION = (varlen.NAME, "flash_attention_2", "flash_attention_3")
-_OURS = (varlen.NAME, whole_rows.NAME)
+FLAT_ATTENTION = (VARLEN, "flash_attention_2", "flash_attention_3")
+_OURS = (VARLEN, WHOLE_ROWS)
 _PACKING, _ATTENTION, _LAYER_CLASS = (
     "train.packing",
     "model.attn_implementation",
@@ -217,7 +217,7 @@ def _packing(resolved: ResolvedConfig, facts: Facts) -> Iterator[Choice]:
     may_be_full = _half_on_gpu(resolved, facts) and attention in ("auto", "sdpa")
     if obstacle is not None:
         yield _PACKING, False, obstacle
-    elif attention == whole_rows.NAME:
+    elif attention == WHOLE_ROWS:
         yield _PACKING, False, f"{_ATTENTION} is {attention}"
     elif may_be_full and facts.fill_share() >= NEARLY_FULL:
         yield _PACKING, False, "rows nearly fill data.max_length, and attention is faster unpacked"
@@ -230,7 +230,7 @@ def _attention(resolved: ResolvedConfig, facts: Facts) -> Iterator[Choice]:
     asked, packed = resolved.config.model.attn_implementation, resolved.config.train.packing is True
     if asked not in ("auto", *_OURS):
         return
-    name = varlen.NAME if packed else whole_rows.NAME
+    name = VARLEN if packed else WHOLE_ROWS
     obstacle = _why_not_ours(resolved, facts)
     if asked == "auto":
         if obstacle is None:
@@ -242,7 +242,7 @@ def _attention(resolved: ResolvedConfig, facts: Facts) -> Iterator[Choice]:
     elif asked != name or obstacle is not None:
         raise UserInputError(
             f"{_ATTENTION} is {asked}, which this run cannot use.",
-            why=f"{varlen.NAME} is for packed rows and {whole_rows.NAME} for others; both need a GPU and half "
+            why=f"{VARLEN} is for packed rows and {WHOLE_ROWS} for others; both need a GPU and half "
             f"precision. Here {_PACKING} is {str(packed).lower()}.",
             fix=f"Set {_ATTENTION}: auto.",
         )

@@ -17,19 +17,32 @@ from toys import toy_text_config
 from shardtune.config import load_config, render_yaml
 from shardtune.errors import UserInputError
 from shardtune.model.new_tokens import NewTokens
+from shardtune.plan.facts import Facts, LayerKind, Machine, Shape
+from shardtune.plan.resolve import ResolvedRun, resolve
 from shardtune.train.build import build_model
-from shardtune.train.facts import Facts, Machine
-from shardtune.train.resolve import ResolvedRun, resolve
 from shardtune.train.setup import machine_of_main
 
 GIB = 1 << 30
+
+
+def alike(count: int, shape: Shape, *, quantised: bool = False) -> tuple[LayerKind, ...]:
+    return (
+        LayerKind(count, {"mlp.up_proj.weight": shape}, frozenset({"mlp.up_proj.weight"} if quantised else ()), {}),
+    )
+
+
 LLAMA = Facts(
-    machine=CPU, model_class="LlamaForCausalLM", dtype="bfloat16", parameters=8 * GIB, quantised=0,
-    layers=(240 << 20,) * 32, widths=(78080,) * 32, hidden=4096, vocabulary=32000, trained=40 << 20,
-    layer_class="LlamaDecoderLayer", module_classes=frozenset({"LlamaDecoderLayer", "LlamaMLP"}),
-    own_attention="sdpa", attention_dropout=False, full_attention=True, has_experts=False, missing={}, unsupported={},
+    machine=CPU, model_type="llama", model_class="LlamaForCausalLM", model={"hidden_size": 4096, "vocab_size": 32000},
+    dtype="bfloat16", kinds=alike(32, (61440, 4096)), root={"model.embed_tokens.weight": (131072, 4096)},
+    trained=40 << 20, layer_class="LlamaDecoderLayer", module_classes=frozenset({"LlamaDecoderLayer", "LlamaMLP"}),
+    own_attention="sdpa", attention_dropout=False, full_attention=True, missing={}, unsupported={},
     loss_obstacle=None, router_coefficient=0.0, unused_router_loss=None, fill_share=lambda: 0.5,
 )  # fmt: skip
+MIXTURE = replace(LLAMA, kinds=alike(32, (15, 4096, 4096)))
+FP8 = alike(32, (61440, 4096), quantised=True)  # 8 Gi parameters with the embedding
+LARGE = replace(
+    LLAMA, kinds=alike(39, (262144, 4096), quantised=True), root={"model.embed_tokens.weight": (262144, 4096)}
+)
 ON_GPU = replace(LLAMA, machine=GPU)
 Resolve = Callable[..., ResolvedRun]
 
@@ -58,10 +71,10 @@ def unread() -> float:
         (LLAMA, ["model.torch_dtype=auto"], "train.bf16", True, "the model is held in bfloat16"),
         (replace(LLAMA, dtype="float32"), ["model.torch_dtype=auto"], "train.bf16", False, "held in float32"),
         (LLAMA, [], "model.base_precision", "bf16", "the checkpoint is not quantised"),
-        (replace(ON_GPU, quantised=7 * GIB), [], "model.base_precision", "bf16", "16.0 GiB per rank dequantised"),
-        (replace(ON_GPU, parameters=40 * GIB, quantised=39 * GIB), [], "model.base_precision", "fp8", "too little"),
+        (replace(ON_GPU, kinds=FP8), [], "model.base_precision", "bf16", "16.0 GiB per rank dequantised"),
+        (replace(LARGE, machine=GPU), [], "model.base_precision", "fp8", "too little"),
         (
-            replace(ON_GPU, machine=replace(GPU, nodes=(2,)), parameters=40 * GIB, quantised=39 * GIB),
+            replace(LARGE, machine=replace(GPU, nodes=(2,))),
             [], "model.base_precision", "bf16", "40.0 GiB per rank dequantised",
         ),
         (replace(LLAMA, router_coefficient=0.02), [], "train.router_aux_loss_coef", 0.02, "as in the model's config"),
@@ -71,7 +84,7 @@ def unread() -> float:
         (LLAMA, ["train.kernels=eager"], "train.fused_lora", False, "train.kernels is eager"),
         (LLAMA, ["train.bf16=false"], "train.fused_lora", False, "float32 adapters meet activations in bfloat16"),
         (replace(LLAMA, dtype="float32"), ["train.bf16=false"], "train.fused_lora", True, "supported by"),
-        (replace(LLAMA, has_experts=True, missing={"fused_experts": "biases"}), [], "train.fused_experts", False, "bia"),
+        (replace(MIXTURE, missing={"fused_experts": "biases"}), [], "train.fused_experts", False, "bia"),
         (replace(LLAMA, loss_obstacle="a scale"), [], "train.fused_loss", False, "a scale"),
         (LLAMA, [], "train.compile", False, "on a GPU in half precision"),
         (ON_GPU, [], "train.compile", True, "supported by this machine and model"),
@@ -117,7 +130,7 @@ def test_an_auto_becomes_a_value_with_its_reason(
     assert why in (run.reason(path) or "")
 
 
-@pytest.mark.parametrize("facts", [LLAMA, ON_GPU, replace(ON_GPU, has_experts=True, router_coefficient=0.01)])
+@pytest.mark.parametrize("facts", [LLAMA, ON_GPU, replace(MIXTURE, machine=GPU, router_coefficient=0.01)])
 def test_nothing_is_left_open_and_the_result_resolves_to_itself(resolved: Resolve, facts: Facts) -> None:
     run = resolved(facts)
     values = run.config.model_dump()

@@ -12,7 +12,7 @@ from shardtune.terminal import count
 if TYPE_CHECKING:
     from shardtune.config import ResolvedConfig
     from shardtune.config.schema import RunConfig
-    from shardtune.train.facts import Facts
+    from shardtune.plan.facts import Facts, LayerKind
 
 
 def ranks_of_a_replica(config: RunConfig, facts: Facts) -> int:
@@ -145,20 +145,22 @@ def memory_needed(
     in_float8 = config.model.base_precision == "fp8" if fp8 is None else fp8
     if resharded is None:
         resharded = config.parallel.reshard_after_forward is not False
-    root = facts.parameters - sum(facts.layers)
-    codes = (facts.quantised or facts.parameters - root) if in_float8 else 0
+    layers = sum(kind.count * kind.size for kind in facts.kinds)
+    widths = [(kind, _width(kind, facts)) for kind in facts.kinds]
+    root = facts.parameters - layers
+    codes = (facts.quantised or layers) if in_float8 else 0
     base = codes + (facts.parameters - codes) * facts.value_bytes
     per_value = base / facts.parameters
     model = sharding.ModelSize(
         base=base,
         root=root * facts.value_bytes,
-        largest_layer=int(max(facts.layers, default=0) * per_value),
+        largest_layer=int(max((kind.size for kind in facts.kinds), default=0) * per_value),
         trained=facts.trained,
-        layers=len(facts.layers),
+        layers=facts.layers,
         hidden=facts.hidden,
         vocabulary=facts.vocabulary,
-        width=sum(facts.widths),
-        largest_width=max(facts.widths, default=0),
+        width=sum(kind.count * width for kind, width in widths),
+        largest_width=max((width for _, width in widths), default=0),
     )
     train = config.train
     work = sharding.Work(
@@ -172,6 +174,12 @@ def memory_needed(
     return sharding.memory_needed(
         model, work, shards, facts.machine.world_size, prefetched=prefetched, resharded=resharded
     )
+
+
+def _width(kind: LayerKind, facts: Facts) -> int:
+    """A token passes through the matrices of a layer, and of the fused experts through those it is routed to."""
+    shapes = [shape for shape in kind.parameters.values() if len(shape) > 1]
+    return sum(sum(shape[-2:]) * (facts.experts_per_token if len(shape) == 3 else 1) for shape in shapes)
 
 
 def _usable(facts: Facts) -> int:

@@ -23,9 +23,10 @@ from shardtune.errors import UserInputError
 from shardtune.model.families.registry import family_of
 from shardtune.model.meta_model import MetaModel
 from shardtune.model.weight_mapping import WeightMapping
-from shardtune.train import resolve_sharding
-from shardtune.train.facts import Facts, Machine, gather_facts
-from shardtune.train.resolve import ResolvedRun, resolve
+from shardtune.plan import resolve_sharding
+from shardtune.plan.facts import Facts, Machine
+from shardtune.plan.resolve import ResolvedRun, resolve
+from shardtune.train.facts import gather_facts
 
 GIB = 1 << 30
 H200 = 143771 << 20
@@ -63,7 +64,9 @@ def meta_model(name: str) -> MetaModel:
 
 def facts_of(name: str, asked: ResolvedConfig, nodes: tuple[int, ...] = (1,), memory: int = H200) -> Facts:
     facts = gather_facts(asked.config, meta_model(name), Machine("cuda", memory, nodes[0], nodes), lambda: 1.0)
-    return replace(facts, quantised=sum(facts.layers)) if name == "119B" else facts
+    if name != "119B":
+        return facts
+    return replace(facts, kinds=tuple(replace(kind, quantised=frozenset(kind.parameters)) for kind in facts.kinds))
 
 
 @pytest.mark.parametrize(
