@@ -60,6 +60,7 @@ types: install
 reference: install
 	$(BIN)/shardtune config reference > docs/config-reference.md
 	$(BIN)/python -m shardtune.config.accelerate_file > docs/accelerate-files.md
+	$(BIN)/python -m shardtune.model.families.config_defaults
 	$(BIN)/python -m shardtune.model.families.page > docs/families.md
 	$(BIN)/python tests/support/page.py > docs/support.md
 	$(BIN)/python -m shardtune.observe.schema > docs/events.md

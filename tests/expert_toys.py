@@ -9,8 +9,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import Mistral4Config, Mistral4ForCausalLM, MixtralConfig, MixtralForCausalLM, PreTrainedModel
 
 from shardtune.kernels import fp8
-from shardtune.model.experts import SCALE_SUFFIX
 from shardtune.model.quantized import fp8_candidates, use_fp8_storage
+from shardtune.model.stored_names import SCALE
 
 EXPERT_PARAMETERS = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
 
@@ -106,7 +106,7 @@ def fp8_and_its_twin(kind: str, dtype: torch.dtype) -> tuple[PreTrainedModel, Pr
     with torch.no_grad():
         for name, (codes, scale) in filled.items():
             held.get_parameter(name).copy_(codes)
-            held.get_parameter(name + SCALE_SUFFIX).copy_(scale)
+            held.get_parameter(name + SCALE).copy_(scale)
             twin.get_parameter(name).copy_(fp8.dequantize(codes, scale, blocks[name], dtype))
     return held, twin
 

@@ -12,8 +12,8 @@ from transformers import AutoModelForCausalLM, Mistral4ForCausalLM, PreTrainedMo
 from shardtune.adapters.experts import use_grouped_products
 from shardtune.adapters.fused import use_fused_lora
 from shardtune.kernels import fp8
-from shardtune.model.experts import SCALE_SUFFIX
 from shardtune.model.quantized import enable_fp8_compute, fp8_candidates, use_fp8_storage
+from shardtune.model.stored_names import SCALE
 
 TARGETS = {
     "llama": (["q_proj", "v_proj", "o_proj", "down_proj"], []),
@@ -47,7 +47,7 @@ def held_toy(kind: str, dtype: torch.dtype, *, fine: bool = False) -> PreTrained
                 scale = torch.full(fp8.scale_shape(value.shape, blocks[name]), value.abs().max() / 448)
                 codes = (value / scale.max()).to(fp8.CODES)
             model.get_parameter(name).copy_(codes)
-            model.get_parameter(name + SCALE_SUFFIX).copy_(scale)
+            model.get_parameter(name + SCALE).copy_(scale)
     return model
 
 

@@ -6,11 +6,10 @@ from typing import Any
 
 from shardtune.config import ResolvedConfig
 from shardtune.model.families.registry import family_of
-from shardtune.model.meta_model import MetaModel
-from shardtune.model.weight_mapping import WeightMapping
+from shardtune.model.model_outline import outline_of
 from shardtune.plan.facts import Machine
+from shardtune.plan.gather import gather_facts
 from shardtune.plan.resolve import ResolvedRun, resolve
-from shardtune.train.facts import gather_facts
 
 CPU = Machine("cpu", memory=16 << 30, processes_here=1, nodes=(1,))
 GPU = Machine("cuda", memory=80 << 30, processes_here=1, nodes=(1,))
@@ -18,8 +17,8 @@ GPU = Machine("cuda", memory=80 << 30, processes_here=1, nodes=(1,))
 
 def resolved_for(asked: ResolvedConfig, model: Any, machine: Machine = CPU, filled: float = 0.5) -> ResolvedRun:
     """Args:
-    model: A plain transformers model; it is frozen by this.
+    model: A plain transformers model.
     filled: How much of data.max_length a row takes on average.
     """
-    meta_model = MetaModel(model, family_of(model), None, WeightMapping({}))
-    return resolve(asked, gather_facts(asked.config, meta_model, machine, lambda: filled))
+    outline = outline_of(model, family_of(model))
+    return resolve(asked, gather_facts(asked.config, outline, machine, lambda: filled))

@@ -301,7 +301,8 @@ def mistral4_layer(device: str, tiny: bool) -> Any:
 
     from shardtune.adapters.fused import use_fused_lora
     from shardtune.kernels import fp8
-    from shardtune.model.quantized import SCALE_SUFFIX, fp8_candidates, use_fp8_storage
+    from shardtune.model.quantized import fp8_candidates, use_fp8_storage
+    from shardtune.model.stored_names import SCALE
 
     small = {"hidden_size": 64, "intermediate_size": 64, "moe_intermediate_size": 32, "n_routed_experts": 8,
              "num_attention_heads": 4, "num_key_value_heads": 4, "q_lora_rank": 16, "kv_lora_rank": 16,
@@ -314,7 +315,7 @@ def mistral4_layer(device: str, tiny: bool) -> Any:
     with torch.no_grad():
         for name, (codes, scale) in held.items():
             model.get_parameter(name).copy_(codes)
-            model.get_parameter(name + SCALE_SUFFIX).copy_(scale)
+            model.get_parameter(name + SCALE).copy_(scale)
     targets = ["q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
     adapted = get_peft_model(
         model, LoraConfig(r=16, lora_alpha=32, target_modules=targets, init_lora_weights=False),

@@ -10,7 +10,7 @@ from peft.tuners.trainable_tokens import TrainableTokensLayer
 
 from shardtune.adapters.sites import Site
 from shardtune.adapters.targets import Resolution
-from shardtune.model.experts import SCALE_SUFFIX
+from shardtune.model.stored_names import SCALE
 from shardtune.model.weight_loading import is_adapter
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def coverage_of(adapted: PeftModel, resolution: Resolution) -> Coverage:
     # trains in full was before.
     counted = {
         name: p.numel() for name, p in adapted.named_parameters()
-        if not name.endswith(SCALE_SUFFIX) and ".original_module." not in name
+        if not name.endswith(SCALE) and ".original_module." not in name
     }  # fmt: skip
     total = sum(counted.values())
     base = sum(size for name, size in counted.items() if not is_adapter(name))

@@ -20,6 +20,7 @@ from shardtune.config.schema import LoraSection
 from shardtune.errors import UserInputError
 from shardtune.model.families.family import Family
 from shardtune.model.families.registry import family_of
+from shardtune.model.model_outline import outline_of
 from shardtune.model.quantized import Fp8Linear
 
 if TYPE_CHECKING:
@@ -40,8 +41,10 @@ def add_lora(
         family: What is known about the architecture; None = found by the model's type.
         new_tokens: Ids of tokens whose rows of the embedding and the head train.
     """
-    resolution = resolve_targets(model, section, family or family_of(model))
-    saved = saved_modules(model, section, resolution.sites)
+    outline = outline_of(model, family or family_of(model))
+    resolution = resolve_targets(outline, section)
+    in_float8 = [name for name, module in model.named_modules() if isinstance(module, Fp8Linear)]
+    saved = saved_modules(outline, section, resolution.sites, in_float8)
     _refuse_dora_on_float8(model, section, resolution.sites)
     config = peft_config(model, section, resolution.sites, new_tokens, saved)
     on_meta = any(p.is_meta for p in model.parameters())

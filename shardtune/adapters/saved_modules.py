@@ -2,34 +2,34 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from shardtune.adapters.sites import matches
 from shardtune.config.schema import LoraSection, entries_of
 from shardtune.errors import UserInputError
-from shardtune.model.quantized import Fp8Linear
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from transformers import PreTrainedModel
+    from shardtune.model.outline import Outline
 
 
-def saved_modules(model: PreTrainedModel, section: LoraSection, adapted: Collection[str]) -> list[str]:
+def saved_modules(
+    outline: Outline, section: LoraSection, adapted: Collection[str], in_float8: Collection[str] = ()
+) -> list[str]:
     """Full names of the modules that train in full, in the model's order.
 
     Args:
         adapted: What gets an adapter.
+        in_float8: Modules whose weight is held in float8.
 
     Raises:
         UserInputError: an entry names nothing, a part with parts of its own, what gets an adapter, or one side of a
             tied embedding.
     """
-    leaves = {
-        name: module
-        for name, module in model.named_modules()
-        if name and next(module.children(), None) is None and next(module.parameters(), None) is not None
-    }
+    leaves = _leaves(outline)
+    tied = {name.rpartition(".")[2] for name in (outline.embedding, outline.head)} if outline.tied else set()
     found: list[str] = []
     for entry in entries_of(section.modules_to_save):
         named = [name for name in leaves if matches(entry, name)]
@@ -41,9 +41,9 @@ def saved_modules(model: PreTrainedModel, section: LoraSection, adapted: Collect
                 raise _refusal(
                     name, "also gets an adapter (lora.target_modules)", "Remove it from one of the two lists."
                 )
-            if isinstance(leaves[name], Fp8Linear):
+            if name in in_float8:
                 raise _refusal(name, "is stored in FP8, which cannot be trained", "Set model.base_precision: bf16.")
-            if name.rpartition(".")[2] in _tied(model):
+            if name.rpartition(".")[2] in tied:
                 raise _refusal(
                     name,
                     "is tied to the other embedding (tie_word_embeddings), and would be untied",
@@ -53,11 +53,12 @@ def saved_modules(model: PreTrainedModel, section: LoraSection, adapted: Collect
     return found
 
 
-def _tied(model: PreTrainedModel) -> set[str]:
-    ends = [model.get_input_embeddings(), model.get_output_embeddings()]
-    if not model.config.get_text_config().tie_word_embeddings:
-        return set()
-    return {name.rpartition(".")[2] for name, module in model.named_modules() if any(module is end for end in ends)}
+def _leaves(outline: Outline) -> list[str]:
+    """Modules that hold parameters and no other modules that do; routed experts are none of them."""
+    parents = {owner[: at.start()] for owner in outline.owners for at in re.finditer(r"\.", owner)}
+    experts = {name.rpartition(".")[0] for name in outline.family.experts}
+    held = [owner for owner in outline.owners if owner not in parents and outline.below_layer(owner)[1] not in experts]
+    return [*held, *([outline.head] if outline.tied and outline.head else [])]
 
 
 def _refusal(name: str, what: str, fix: str) -> UserInputError:

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
-
-from torch import nn
 
 from shardtune.errors import UserInputError
 from shardtune.model.families.family import Family
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from shardtune.model.outline import Outline
 
 Role = Literal["attention", "mlp", "shared-experts", "experts", "router", "other"]
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_.]+")
@@ -61,22 +58,25 @@ class Site:
         return min(self.shape[-2:])
 
 
-def sites_of(model: PreTrainedModel, family: Family) -> dict[str, Site]:
+def sites_of(outline: Outline) -> dict[str, Site]:
     """Every site by name, in the model's order.
 
     The output head is none, and what the family calls `bypassed`: their weights are multiplied with directly.
     """
-    layer_class = family.decoder_layer.get(model.config.model_type, "")
-    prefixes = [name for name, module in model.named_modules() if name and type(module).__name__ == layer_class]
-    roles = _roles(family)
-    head = model.get_output_embeddings()
+    roles = _roles(outline.family)
     found: dict[str, Site] = {}
-    for name, module in model.named_modules():
-        prefix = next((prefix for prefix in prefixes if name.startswith(f"{prefix}.")), "")
-        below = name.removeprefix(f"{prefix}.") if prefix else ""
-        for site in _sites(name, below, module, roles):
-            if module is not head and below not in family.bypassed:
-                found[site.name] = site
+    for parameter, shape in outline.parameters.items():
+        module = parameter.rpartition(".")[0]
+        _, below = outline.below_layer(parameter)
+        _, module_below = outline.below_layer(module)
+        if module == outline.head or module_below in outline.family.bypassed:
+            continue
+        # A router may be a subclass of nn.Linear (Llama 4's): it is adapted by its weight, never as a linear module.
+        if below in roles:
+            found[parameter] = Site(parameter, roles[below], shape, is_parameter=True, below=below)
+        elif module in outline.linear and parameter.endswith(".weight"):
+            role = roles.get(module_below, "other")
+            found[module] = Site(module, role, shape, is_parameter=False, below=module_below)
     return found
 
 
@@ -89,21 +89,6 @@ def _roles(family: Family) -> dict[str, Role]:
         "router": family.router,
     }
     return {name: role for role, names in parts.items() for name in names}
-
-
-def _sites(name: str, below: str, module: nn.Module, roles: dict[str, Role]) -> Iterator[Site]:
-    named: dict[str, Role] = {}
-    for parameter, _ in module.named_parameters(recurse=False):
-        role = roles.get(f"{below}.{parameter}") if below else None
-        if role is not None:
-            named[parameter] = role
-    for parameter, role in named.items():
-        shape = tuple(module.get_parameter(parameter).shape)
-        yield Site(f"{name}.{parameter}", role, shape, is_parameter=True, below=f"{below}.{parameter}")
-    # A router may be a subclass of nn.Linear (Llama 4's): it is adapted by its weight, never as a linear module.
-    if isinstance(module, nn.Linear) and not named:
-        shape = (module.out_features, module.in_features)
-        yield Site(name, roles.get(below, "other") if below else "other", shape, is_parameter=False, below=below)
 
 
 def matches(pattern: str, name: str) -> bool:

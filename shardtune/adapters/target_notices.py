@@ -7,27 +7,25 @@ from typing import TYPE_CHECKING
 
 from shardtune.adapters.sites import Site
 from shardtune.config.schema import LoraSection
-from shardtune.model.experts import why_not_grouped
 from shardtune.model.families.family import Family
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
     from shardtune.adapters.targets import Reading
+    from shardtune.model.outline import Outline
 
 
 def all_notices(
-    model: PreTrainedModel,
+    outline: Outline,
     section: LoraSection,
-    family: Family,
     sites: dict[str, Site],
     taken: dict[str, Site],
     readings: list[Reading],
 ) -> list[str]:
+    family = outline.family
     return [
         *_inspected(family, sites, readings),
         *_translated(family, readings),
-        *_left_untouched(model, section, family, readings, taken),
+        *_left_untouched(outline, section, readings, taken),
         *_without_effect(section, family, sites, taken, readings),
     ]
 
@@ -61,22 +59,20 @@ def _translated(family: Family, readings: list[Reading]) -> Iterator[str]:
 
 
 def _left_untouched(
-    model: PreTrainedModel, section: LoraSection, family: Family, readings: list[Reading], taken: dict[str, Site]
+    outline: Outline, section: LoraSection, readings: list[Reading], taken: dict[str, Site]
 ) -> Iterator[str]:
     """What `lora.experts` was not asked about: nearly all of a large mixture of experts."""
     left = {site.name: site for reading in readings for site in reading.withheld if site.name not in taken}.values()
     if section.experts is not None or not left:
         return
     size = sum(site.size for site in left)
-    share = size / sum(p.numel() for p in model.parameters())
-    for owner in (model.get_submodule(site.name.rpartition(".")[0]) for site in left if site.is_parameter):
-        if (why := why_not_grouped(owner)) is not None:
-            known = family.unsupported.get("fused_experts", f"they have {why}")
-            yield (
-                f"The routed experts get no adapter: {compact(size)} parameters, {share:.0%} of the model, stay "
-                f"frozen. {type(owner).__name__} cannot be adapted: {known}. lora.experts: false silences this notice."
-            )
-            return
+    share = size / outline.size
+    if outline.expert_obstacle is not None:
+        yield (
+            f"The routed experts get no adapter: {compact(size)} parameters, {share:.0%} of the model, stay frozen. "
+            f"They cannot be adapted: {outline.expert_obstacle}. lora.experts: false silences this notice."
+        )
+        return
     rank = section.expert_r or section.r
     adapters = sum(rank * (site.size // site.shape[-2] + site.size // site.shape[-1]) for site in left)
     yield (

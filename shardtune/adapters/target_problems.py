@@ -7,8 +7,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from torch import nn
-
 from shardtune.adapters.ranks import rank_of, rank_setting
 from shardtune.adapters.sites import Site, matches
 from shardtune.config.schema import NO_DROPOUT, TARGET_WORDS, LoraSection
@@ -16,7 +14,7 @@ from shardtune.errors import UserInputError
 from shardtune.model.families.family import Family
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from shardtune.model.outline import Outline
 
 
 def nothing_named() -> UserInputError:
@@ -102,7 +100,7 @@ def no_dropout(name: str, dropout: float) -> UserInputError:
     )
 
 
-def no_match(model: PreTrainedModel, entry: str, sites: Iterable[Site]) -> UserInputError:
+def no_match(outline: Outline, entry: str, sites: Iterable[Site]) -> UserInputError:
     """Says what the entry is, if it is anything, the nearest name, and everything there is."""
     sites = list(sites)
     linear = Counter(site.name.rpartition(".")[2] for site in sites if not site.is_parameter)
@@ -112,26 +110,27 @@ def no_match(model: PreTrainedModel, entry: str, sites: Iterable[Site]) -> UserI
         there += f" Fused experts and routers: {_listing(tensors)}."
     if entry in TARGET_WORDS:
         return UserInputError(
-            f"lora.target_modules: '{entry}' matches nothing in {type(model).__name__}.",
+            f"lora.target_modules: '{entry}' matches nothing in {outline.model_class}.",
             why=f"The model has no {entry.replace('-', ' ')} that could take an adapter.",
             fix=there,
         )
     return UserInputError(
-        f"lora.target_modules: '{entry}' matches no linear layer of {type(model).__name__}.",
-        why=_what_it_is(model, entry) or _nearest(entry, [*linear, *tensors, *TARGET_WORDS]),
+        f"lora.target_modules: '{entry}' matches no linear layer of {outline.model_class}.",
+        why=_what_it_is(outline, entry) or _nearest(entry, [*linear, *tensors, *TARGET_WORDS]),
         fix=f"{there} Words: {', '.join(TARGET_WORDS)}.",
     )
 
 
-def _what_it_is(model: PreTrainedModel, entry: str) -> str:
-    other = [module for name, module in model.named_modules() if name and matches(entry, name)]
+def _what_it_is(outline: Outline, entry: str) -> str:
+    other = [name for name in outline.modules or outline.owners if matches(entry, name)]
     if not other:
         return ""
-    if other[0] is model.get_output_embeddings():
+    if other[0] == outline.head:
         return f"'{entry}' is the output head; the loss reads its weight directly, so an adapter would never train."
-    if isinstance(other[0], nn.Linear):
+    if other[0] in outline.linear:
         return f"'{entry}' is never called: the model reads its weight directly, so an adapter would never train."
-    return f"'{entry}' matches {len(other)} module(s) of class {type(other[0]).__name__}, which is not a linear layer."
+    kind = f" of class {outline.modules[other[0]]}" if outline.modules else ""
+    return f"'{entry}' matches {len(other)} module(s){kind}, which is not a linear layer."
 
 
 def _nearest(entry: str, known: list[str]) -> str:

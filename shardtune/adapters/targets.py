@@ -9,10 +9,9 @@ from shardtune.adapters import target_notices, target_problems
 from shardtune.adapters.ranks import check_patterns
 from shardtune.adapters.sites import Role, Site, matches, sites_of
 from shardtune.config.schema import ALL_LINEAR, TARGET_WORDS, LoraSection, entries_of
-from shardtune.model.families.family import Family
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from shardtune.model.outline import Outline
 
 # The routed experts in these are taken when lora.experts says so; `experts` and `router` name what they mean.
 _ROLES: dict[str, tuple[Role, ...]] = {
@@ -65,15 +64,15 @@ class Reading:
         return self.entry in TARGET_WORDS and self.entry != ALL_LINEAR
 
 
-def resolve_targets(model: PreTrainedModel, section: LoraSection, family: Family) -> Resolution:
+def resolve_targets(outline: Outline, section: LoraSection) -> Resolution:
     """What each entry of `lora.target_modules` means in this model, in the order written.
 
-    A site two entries match counts for the first. The model may live on the meta device.
+    A site two entries match counts for the first.
 
     Args:
+        outline: Its family says which part is what, and what the names people copy mean here.
         section: Entries may be the words of `TARGET_WORDS`, module or parameter names (`q_proj`,
             `layers.0.self_attn.q_proj`, `experts.down_proj`), or regular expressions over full names.
-        family: Says which part is what, and what the names people copy mean here.
 
     Raises:
         UserInputError: an entry matches nothing, nothing at all would train, a rank is larger than its layer, or
@@ -82,9 +81,9 @@ def resolve_targets(model: PreTrainedModel, section: LoraSection, family: Family
     entries = entries_of(section.target_modules)
     if not entries:
         raise target_problems.nothing_named()
-    every = sites_of(model, family)
+    every = sites_of(outline)
     sites = _chosen(every, section)
-    readings = [_read(model, entry, sites, family, section) for entry in entries]
+    readings = [_read(outline, entry, sites, section) for entry in entries]
     targets, taken = [], dict[str, Site]()
     for reading in readings:
         new = [site for site in reading.taken if site.name not in taken]
@@ -92,12 +91,12 @@ def resolve_targets(model: PreTrainedModel, section: LoraSection, family: Family
         targets.append(Target(reading.entry, modules, tuple(site.name for site in new if site.is_parameter)))
         taken |= {site.name: site for site in new}
     if not taken:
-        raise target_problems.nothing_trains(entries, family, section)
+        raise target_problems.nothing_trains(entries, outline.family, section)
     check_patterns(taken.values(), section)
     target_problems.check_ranks(taken, section)
     target_problems.check_dropout(taken, section)
     target_problems.check_dora(taken, section)
-    notices = target_notices.all_notices(model, section, family, sites, taken, readings)
+    notices = target_notices.all_notices(outline, section, sites, taken, readings)
     experts = tuple(site for site in every.values() if site.role == "experts")
     return Resolution(targets, taken, experts, notices)
 
@@ -119,28 +118,28 @@ def _chosen(sites: dict[str, Site], section: LoraSection) -> dict[str, Site]:
     return sites
 
 
-def _read(model: PreTrainedModel, entry: str, sites: dict[str, Site], family: Family, section: LoraSection) -> Reading:
+def _read(outline: Outline, entry: str, sites: dict[str, Site], section: LoraSection) -> Reading:
     if entry in TARGET_WORDS:
         matched = [site for site in sites.values() if site.role in _ROLES[entry]]
-        return _with_experts(model, entry, matched, sites, section, named=entry == "experts")
+        return _with_experts(outline, entry, matched, sites, section, named=entry == "experts")
     literal = [site for site in sites.values() if any(matches(entry, name) for name in site.names)]
-    meant = family.aliases.get(entry)
+    meant = outline.family.aliases.get(entry)
     if meant is not None:
         reached = [site for site in sites.values() if site in literal or site.below in meant]
-        reading = _with_experts(model, entry, reached, sites, section, named=False)
+        reading = _with_experts(outline, entry, reached, sites, section, named=False)
         other = (site.below for site in reading.taken if site not in literal)
         return Reading(entry, reading.taken, reading.withheld, tuple(dict.fromkeys(other)))
     # A pattern that reaches anything else means that, and not the router by the way.
     chosen = [site for site in literal if site.role != "router"] or literal
-    return _with_experts(model, entry, chosen, sites, section, named=all(site.role == "experts" for site in chosen))
+    return _with_experts(outline, entry, chosen, sites, section, named=all(site.role == "experts" for site in chosen))
 
 
 def _with_experts(
-    model: PreTrainedModel, entry: str, matched: list[Site], sites: dict[str, Site], section: LoraSection, named: bool
+    outline: Outline, entry: str, matched: list[Site], sites: dict[str, Site], section: LoraSection, named: bool
 ) -> Reading:
     """Takes the routed experts among what matched when they are named, or asked for by lora.experts."""
     if not matched:
-        raise target_problems.no_match(model, entry, sites.values())
+        raise target_problems.no_match(outline, entry, sites.values())
     experts = tuple(site for site in matched if site.role == "experts")
     if named and experts and section.experts is False:
         raise target_problems.contradiction(entry)

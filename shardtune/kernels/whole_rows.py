@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from transformers import AttentionInterface, PretrainedConfig
+from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from shardtune.kernels.attention_names import WHOLE_ROWS
@@ -47,10 +47,3 @@ def whole_rows_attention(
         module, query, key, value, None, dropout=dropout, scaling=scaling, is_causal=is_causal
     )
     return out, None
-
-
-def usable(config: PretrainedConfig, longest: int) -> bool:
-    """Whether a token sees all tokens before it, in every layer, in rows of up to `longest` tokens."""
-    reach = [getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size")]
-    kinds = getattr(config, "layer_types", None) or []
-    return all(far is None or far >= longest for far in reach) and set(kinds) <= {"full_attention"}

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from shardtune.errors import ShardtuneError, UserInputError
 from shardtune.kernels import fp8
 from shardtune.kernels.experts import Activation, ExpertWeight, routed_experts, routed_experts_reference
+from shardtune.model.stored_names import SCALE
 
-SCALE_SUFFIX = "_scale_inv"  # as FP8 checkpoints call it, although the codes are multiplied with it
 WEIGHTS = ("gate_up_proj", "down_proj")
 
 
@@ -89,7 +89,7 @@ def expert_weight(
         return ExpertWeight(weight, lora_a=a, lora_b=b, scaling=scaling)
     check_fp8_dtypes(experts, name)
     how = name in getattr(experts, "fp8_compute_weights", ())
-    return ExpertWeight(weight, getattr(experts, name + SCALE_SUFFIX), blocks[name], a, b, scaling, how)
+    return ExpertWeight(weight, getattr(experts, name + SCALE), blocks[name], a, b, scaling, how)
 
 
 def check_experts(experts: nn.Module) -> None:
@@ -122,7 +122,7 @@ def why_not_grouped(experts: nn.Module) -> str | None:
 
 def check_fp8_dtypes(owner: nn.Module, name: str) -> None:
     """Check that a weight stored in FP8 is still codes with float32 scales when it is multiplied."""
-    weight, scale = getattr(owner, name), getattr(owner, name + SCALE_SUFFIX)
+    weight, scale = getattr(owner, name), getattr(owner, name + SCALE)
     if weight.dtype != fp8.CODES or scale.dtype != torch.float32:
         raise ShardtuneError(
             f"{type(owner).__name__}.{name} is stored in FP8 but was cast to {weight.dtype} with {scale.dtype} scales.",

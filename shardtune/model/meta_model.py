@@ -17,8 +17,11 @@ from shardtune.config.schema import ModelSection
 from shardtune.errors import UserInputError
 from shardtune.kernels.attention_names import VARLEN, WHOLE_ROWS
 from shardtune.model.families.family import Family, Wrapper
-from shardtune.model.families.registry import family_for, family_of, wrapper_for
+from shardtune.model.families.registry import family_for, family_of
+from shardtune.model.model_outline import outline_of
 from shardtune.model.safetensors_headers import StoredTensor
+from shardtune.model.text_config import held_dtype, known_wrapper
+from shardtune.model.unsuitable import quantisation
 from shardtune.model.weight_mapping import WeightMapping, map_weights
 
 if TYPE_CHECKING:
@@ -26,14 +29,7 @@ if TYPE_CHECKING:
 
     from transformers import PretrainedConfig, PreTrainedModel
 
-_DTYPES: dict[str, torch.dtype] = {"bfloat16": torch.bfloat16, "float32": torch.float32}
-_UNSUPPORTED = {
-    "gptq": "whose format is not supported",
-    "awq": "whose format is not supported",
-    "bitsandbytes": "whose 4-bit and 8-bit formats are not supported",
-    "compressed-tensors": "whose formats are not supported",
-    "mxfp4": "whose 4-bit format is not supported",
-}
+    from shardtune.model.outline import Outline
 
 
 @dataclass(frozen=True)
@@ -50,6 +46,11 @@ class MetaModel:
         """The class that is sharded layer by layer, where the family knows it."""
         return self.family.decoder_layer.get(self.model.config.model_type)
 
+    @property
+    def outline(self) -> Outline:
+        """Of the model before anything is done to it."""
+        return outline_of(self.model, self.family, self.mapping.quantised)
+
 
 def build_meta_model(section: ModelSection, folder: Path, stored: Mapping[str, StoredTensor]) -> MetaModel:
     """The model of `folder`'s config.json, with every tensor of `stored` mapped to its parameters.
@@ -59,7 +60,7 @@ def build_meta_model(section: ModelSection, folder: Path, stored: Mapping[str, S
             the checkpoint does not fit it.
     """
     raw = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    quantised = _quantisation(section.model_name_or_path, raw)
+    quantised = quantisation(section.model_name_or_path, raw)
     config = _config(section, folder, raw)
     wrapper = None
     text = config
@@ -77,21 +78,6 @@ def build_meta_model(section: ModelSection, folder: Path, stored: Mapping[str, S
         declared_block=tuple(block) if block else None,
     )
     return MetaModel(model, family_of(model), wrapper, mapping)
-
-
-def _quantisation(name: str, raw: dict[str, Any]) -> dict[str, Any]:
-    inner = raw.get("text_config") or {}
-    found: dict[str, Any] = raw.get("quantization_config") or inner.get("quantization_config") or {}
-    method = found.get("quant_method", "fp8" if found else None)
-    if method not in (None, "fp8"):
-        raise UserInputError(
-            f"'{name}' is quantised with {method}, {_UNSUPPORTED.get(method, 'which is not supported')}.",
-            why="LoRA needs gradients through the base weights; supported are checkpoints in bf16, fp16, fp32 and FP8 "
-            "(quant_method: fp8).",
-            fix="Use a bf16 checkpoint (the original, or a dequantised one); model.base_precision: fp8 quantises it to "
-            "one byte per weight while loading.",
-        )
-    return found
 
 
 def _config(section: ModelSection, folder: Path, raw: dict[str, Any]) -> PretrainedConfig:
@@ -121,14 +107,7 @@ def _config(section: ModelSection, folder: Path, raw: dict[str, Any]) -> Pretrai
 def _unwrap(name: str, config: PretrainedConfig) -> tuple[Wrapper, PretrainedConfig]:
     """The text model's config out of a vision+text one."""
     text = config.text_config
-    wrapper = wrapper_for(config.model_type, text.model_type)
-    if wrapper is None:
-        raise UserInputError(
-            f"'{name}' wraps a text model ({text.model_type}) in {config.model_type}, which is not supported.",
-            why="Only the text model is trained, and the names of its weights in this wrapper are not known.",
-            fix="Use the text model's own checkpoint, or describe the wrapper in its family's file "
-            "(shardtune/model/families).",
-        )
+    wrapper = known_wrapper(name, config.model_type, text.model_type)
     text.tie_word_embeddings = config.tie_word_embeddings  # the wrapper owns the head
     if text.dtype is None:
         text.dtype = config.dtype
@@ -146,7 +125,8 @@ def _build(
         raise _too_old(section.model_name_or_path, family)
     if hasattr(config, "quantization_config"):
         del config.quantization_config  # we read the codes ourselves
-    dtype = _DTYPES.get(section.torch_dtype) or _own_dtype(config, stored)
+    named = str(config.dtype).removeprefix("torch.") if config.dtype is not None else None
+    dtype: torch.dtype = getattr(torch, held_dtype(section, named, stored))
     # Ours are put in place when it is known how rows are laid out (train/build.py).
     ours = section.attn_implementation in ("auto", VARLEN, WHOLE_ROWS)
     # None: sdpa where the architecture has it, else eager (gpt-oss, Gemma 2).
@@ -173,22 +153,6 @@ def _build(
                 tensor.data = tensor.data.to(kept)
     model.config.use_cache = False
     return model
-
-
-def _own_dtype(config: PretrainedConfig, stored: Mapping[str, StoredTensor]) -> torch.dtype:
-    """The checkpoint's own, by its config or its files; bfloat16 for float16, which would need loss scaling."""
-    named = config.dtype
-    found: torch.dtype = (getattr(torch, named) if isinstance(named, str) else named) or _most_common_dtype(stored)
-    return torch.float32 if found in (torch.float32, torch.float64) else torch.bfloat16
-
-
-def _most_common_dtype(stored: Mapping[str, StoredTensor]) -> torch.dtype:
-    """The dtype most bytes are stored in; bfloat16 where that is float8."""
-    sizes: dict[torch.dtype, int] = {}
-    for tensor in stored.values():
-        sizes[tensor.dtype] = sizes.get(tensor.dtype, 0) + tensor.nbytes
-    found = max(sizes, key=lambda dtype: sizes[dtype], default=torch.bfloat16)
-    return found if found in (torch.float32, torch.float16, torch.bfloat16) else torch.bfloat16
 
 
 def _too_old(name: str, family: Family) -> UserInputError:

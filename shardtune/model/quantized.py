@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from shardtune.errors import ShardtuneError
 from shardtune.kernels import fp8, fp8_operators, fp8_products
 from shardtune.model.experts import (
-    SCALE_SUFFIX,
     GroupedExperts,
     check_experts,
     check_fp8_dtypes,
     grouped_class,
     is_fused,
 )
+from shardtune.model.stored_names import SCALE
 
 _NAN_CODE = 0x7F
 
@@ -154,7 +154,7 @@ def _allocate_fp8(owner: nn.Module, attribute: str, weight: Tensor, block: fp8.B
     # Never a scalar, whatever the checkpoint has: FSDP2 refuses parameters without dimensions.
     scale = torch.full(fp8.scale_shape(weight.shape, block), torch.nan, dtype=torch.float32, device=weight.device)
     setattr(owner, attribute, nn.Parameter(codes, requires_grad=False))
-    owner.register_parameter(attribute + SCALE_SUFFIX, nn.Parameter(scale, requires_grad=False))
+    owner.register_parameter(attribute + SCALE, nn.Parameter(scale, requires_grad=False))
     owner.fp8_blocks = {**getattr(owner, "fp8_blocks", {}), attribute: block}  # type: ignore[assignment]
 
 

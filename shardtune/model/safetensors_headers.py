@@ -6,47 +6,50 @@ import json
 import math
 import re
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from shardtune.errors import UserInputError
 
+if TYPE_CHECKING:
+    import torch
+
 INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
+_METADATA = "__metadata__"
 _SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.safetensors")
 _AGAIN = "Copy or download it again."
 _POINTER = b"version https://git-lfs"
 _LARGEST_HEADER = 1 << 28  # a damaged length field must not make us read gigabytes
 
-DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-    "F8_E8M0": torch.float8_e8m0fnu,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-}
+FLOAT8 = "float8_e4m3fn"  # of weights; other forms of float8 hold scales
+# torch's name of each dtype, and its bytes.
+_DTYPES = {
+    "F64": ("float64", 8), "F32": ("float32", 4), "F16": ("float16", 2), "BF16": ("bfloat16", 2),
+    "F8_E4M3": (FLOAT8, 1), "F8_E5M2": ("float8_e5m2", 1), "F8_E8M0": ("float8_e8m0fnu", 1),
+    "I64": ("int64", 8), "I32": ("int32", 4), "I16": ("int16", 2), "I8": ("int8", 1), "U8": ("uint8", 1),
+    "BOOL": ("bool", 1),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """One tensor of a checkpoint: `nbytes` from `offset` on in `file`, row-major."""
+    """One tensor of a checkpoint: `nbytes` from `offset` on in `file`, row-major. `dtype` is torch's name of it."""
 
     name: str
     file: Path
-    dtype: torch.dtype
+    dtype: str
     shape: tuple[int, ...]
     offset: int
     nbytes: int
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        import torch  # headers are read where there is none, too
+
+        return getattr(torch, self.dtype)  # type: ignore[no-any-return]
 
     @property
     def row_bytes(self) -> int:
@@ -99,7 +102,7 @@ def read_header(file: Path) -> list[StoredTensor]:
         raw = stream.read(length)
     try:
         header = json.loads(raw)
-        tensors = [_tensor(file, name, entry, 8 + length) for name, entry in header.items() if name != "__metadata__"]
+        tensors = [stored_tensor(file, name, entry, 8 + length) for name, entry in header.items() if name != _METADATA]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise _damaged(file, f"its header cannot be read ({error})") from error
     end = max((tensor.offset + tensor.nbytes for tensor in tensors), default=8 + length)
@@ -108,12 +111,18 @@ def read_header(file: Path) -> list[StoredTensor]:
     return tensors
 
 
-def _tensor(file: Path, name: str, entry: dict, data: int) -> StoredTensor:
+def stored_tensor(file: Path, name: str, entry: Mapping[str, Any], data: int) -> StoredTensor:
+    """One entry of a header whose data begins at byte `data` of the file.
+
+    Raises:
+        ValueError, KeyError, TypeError: the entry is damaged.
+    """
     begin, end = entry["data_offsets"]
-    if entry["dtype"] not in DTYPES:
+    if entry["dtype"] not in _DTYPES:
         raise ValueError(f"'{name}' has the unknown dtype {entry['dtype']}")
-    tensor = StoredTensor(name, file, DTYPES[entry["dtype"]], tuple(entry["shape"]), data + begin, end - begin)
-    if math.prod(tensor.shape) * tensor.dtype.itemsize != tensor.nbytes:
+    dtype, size = _DTYPES[entry["dtype"]]
+    tensor = StoredTensor(name, file, dtype, tuple(entry["shape"]), data + begin, end - begin)
+    if math.prod(tensor.shape) * size != tensor.nbytes:
         raise ValueError(f"'{name}' of shape {list(tensor.shape)} has {tensor.nbytes} bytes")
     return tensor
 

@@ -155,7 +155,7 @@ class ShardReader:
 
     def whole(self, stored: StoredTensor) -> torch.Tensor:
         """A stored tensor as it is, on the CPU."""
-        tensor = torch.empty(stored.shape, dtype=stored.dtype)
+        tensor = torch.empty(stored.shape, dtype=stored.torch_dtype)
         if stored.nbytes:
             self._read(stored, 0, _bytes_of(tensor))
         return tensor
@@ -170,13 +170,13 @@ class ShardReader:
     def _run(self, jobs: list[ReadJob]) -> None:
         for job in jobs:
             into = job.into
-            if into.device.type == "cpu" and into.dtype == job.stored.dtype:
+            if into.device.type == "cpu" and into.dtype == job.stored.torch_dtype:
                 self._read(job.stored, job.rows[0] * job.stored.row_bytes, _bytes_of(into))
                 continue
             buffer = self._staging(job)
             self._read(job.stored, job.rows[0] * job.stored.row_bytes, buffer)
             # A GPU gets the bytes as they are stored, and multiplies out or quantises them itself.
-            value = buffer.view(job.stored.dtype).reshape(into.shape).to(into.device)
+            value = buffer.view(job.stored.torch_dtype).reshape(into.shape).to(into.device)
             if job.scaled is not None:
                 value = self._dequantized(value, job.scaled, job)
             elif job.scale_into is not None:

@@ -19,6 +19,14 @@ _ENCODERS = frozenset(
 )  # fmt: skip
 _ALTERNATIVE = "Use a decoder-only (causal) language model, such as those of docs/families.md"
 
+_QUANTISED = {
+    "gptq": "whose format is not supported",
+    "awq": "whose format is not supported",
+    "bitsandbytes": "whose 4-bit and 8-bit formats are not supported",
+    "compressed-tensors": "whose formats are not supported",
+    "mxfp4": "whose 4-bit format is not supported",
+}
+
 
 def refuse_unsuitable(name: str, config: dict[str, Any]) -> None:
     """Args:
@@ -47,3 +55,23 @@ def refuse_unsuitable(name: str, config: dict[str, Any]) -> None:
             "transposed.",
             fix=f"{_ALTERNATIVE}; for {kind}, PEFT's LoraConfig(fan_in_fan_out=True) in a script of your own.",
         )
+
+
+def quantisation(name: str, raw: dict[str, Any]) -> dict[str, Any]:
+    """The checkpoint's `quantization_config`; empty where it is not quantised.
+
+    Raises:
+        UserInputError: it is quantised in a way that is not read.
+    """
+    inner = raw.get("text_config") or {}
+    found: dict[str, Any] = raw.get("quantization_config") or inner.get("quantization_config") or {}
+    method = found.get("quant_method", "fp8" if found else None)
+    if method not in (None, "fp8"):
+        raise UserInputError(
+            f"'{name}' is quantised with {method}, {_QUANTISED.get(method, 'which is not supported')}.",
+            why="LoRA needs gradients through the base weights; supported are checkpoints in bf16, fp16, fp32 and FP8 "
+            "(quant_method: fp8).",
+            fix="Use a bf16 checkpoint (the original, or a dequantised one); model.base_precision: fp8 quantises it to "
+            "one byte per weight while loading.",
+        )
+    return found

@@ -14,7 +14,8 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 
 from shardtune.errors import ShardtuneError
 from shardtune.model.shard_reader import ReadJob, ShardReader
-from shardtune.model.weight_mapping import SCALE, WeightMapping, tied_parameters
+from shardtune.model.stored_names import SCALE
+from shardtune.model.weight_mapping import WeightMapping, tied_parameters
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

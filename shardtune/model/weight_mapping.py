@@ -9,7 +9,6 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import torch
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import (
     Concatenate,
@@ -21,15 +20,13 @@ from transformers.core_model_loading import (
 )
 
 from shardtune.errors import ShardtuneError, UserInputError
-from shardtune.model.experts import SCALE_SUFFIX
-from shardtune.model.safetensors_headers import StoredTensor
+from shardtune.model.safetensors_headers import FLOAT8, StoredTensor
+from shardtune.model.stored_names import SCALE, text_tensors
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-SCALE = SCALE_SUFFIX
-_ACTIVATION_SCALE = re.compile(r"(^|[._])(activation_scale|input_scale)$")
-_FLOATS = {torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn}
+_FLOATS = {"float64", "float32", "float16", "bfloat16", FLOAT8}
 Block = tuple[int, int]
 
 
@@ -132,11 +129,9 @@ def map_weights(
     Raises:
         UserInputError: a parameter has no stored tensor, a stored tensor no parameter, or one does not fit.
     """
-    skip = [re.compile(pattern) for pattern in ignore]
-    meant = {name: tensor for name, tensor in stored.items() if not any(pattern.search(name) for pattern in skip)}
-    names, left_out = _text_part(meant, prefixes)
     wanted = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    weights, scales, unused = _apart(names, wanted)
+    text = text_tensors(stored, prefixes, ignore, wanted)
+    weights, scales = text.weights, text.scales
     mapping = get_model_conversion_mapping(model)
     renamings = [entry for entry in mapping if isinstance(entry, WeightRenaming)]
     converters = [entry for entry in mapping if isinstance(entry, WeightConverter)]
@@ -157,8 +152,8 @@ def map_weights(
     _refuse_bad_fit(model, pieces, wanted, same, sorted(scales))
     return WeightMapping(
         {name: tuple(found) for name, found in pieces.items() if name in wanted},
-        tuple(left_out),
-        unused,
+        text.left_out,
+        text.unused_scales,
         declared_block,
         same,
     )
@@ -191,36 +186,6 @@ def tied_parameters(model: PreTrainedModel) -> dict[str, str]:
     first = {id(parameter): name for name, parameter in model.named_parameters()}
     every = model.named_parameters(remove_duplicate=False)
     return {name: first[id(parameter)] for name, parameter in every if first[id(parameter)] != name}
-
-
-def _text_part(
-    stored: Mapping[str, StoredTensor], prefixes: Mapping[str, str] | None
-) -> tuple[dict[str, StoredTensor], list[StoredTensor]]:
-    if prefixes is None:
-        return dict(stored), []
-    names, left_out = {}, []
-    for name, tensor in stored.items():
-        prefix = next((prefix for prefix in prefixes if name.startswith(prefix)), None)
-        if prefix is None:
-            left_out.append(tensor)
-        else:
-            names[prefixes[prefix] + name.removeprefix(prefix)] = tensor
-    return names, left_out
-
-
-def _apart(
-    names: Mapping[str, StoredTensor], wanted: Collection[str]
-) -> tuple[dict[str, StoredTensor], dict[str, StoredTensor], int]:
-    """Weights, the scales of weights (by the weight's name), and how many scales of activations there are."""
-    weights, scales, unused = {}, {}, 0
-    for name, tensor in names.items():
-        if _ACTIVATION_SCALE.search(name) and name not in wanted:
-            unused += 1
-        elif name.endswith(SCALE) and name.removesuffix(SCALE) in names:
-            scales[name.removesuffix(SCALE)] = tensor
-        else:
-            weights[name] = tensor
-    return weights, scales, unused
 
 
 def _stacked(
@@ -310,16 +275,16 @@ def _refuse_dtypes(pieces: Mapping[str, list[Piece]]) -> None:
     for target, found in pieces.items():
         for piece in found:
             tensor = piece.stored
-            if tensor.dtype == torch.float8_e4m3fn and piece.scale is None:
+            if tensor.dtype == FLOAT8 and piece.scale is None:
                 raise UserInputError(
                     f"'{tensor.name}' is stored in float8 without a scale ('{tensor.name}{SCALE}' is missing).",
                     why="Without the scale its values are unknown.",
                     fix="Copy or download the checkpoint again, or use one in bf16.",
                 )
-            if tensor.dtype not in _FLOATS or (piece.scale is not None and tensor.dtype != torch.float8_e4m3fn):
+            if tensor.dtype not in _FLOATS or (piece.scale is not None and tensor.dtype != FLOAT8):
                 scaled = " with a scale" if piece.scale is not None else ""
                 raise UserInputError(
-                    f"'{tensor.name}' is stored as {_word(tensor.dtype)}{scaled}; '{target}' cannot be read from that.",
+                    f"'{tensor.name}' is stored as {tensor.dtype}{scaled}; '{target}' cannot be read from that.",
                     why="Supported are float32, float16, bfloat16, and float8_e4m3fn with scales.",
                     fix="Use the unquantised checkpoint of the model, or its FP8 one.",
                 )
@@ -345,10 +310,6 @@ def _padded(shape: tuple[int, ...], dimensions: int) -> tuple[int, ...]:
 
 def _covered(pieces: list[Piece]) -> str:
     return str(list(pieces[0].stored.shape)) if len(pieces) == 1 else f"{len(pieces)} × {list(pieces[0].stored.shape)}"
-
-
-def _word(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def _some(names: list[str]) -> str:

@@ -146,4 +146,5 @@ class Facts:
     @property
     def has_experts(self) -> bool:
         """There are routed experts, fused into one tensor."""
-        return any(len(shape) == 3 for kind in self.kinds for shape in kind.parameters.values())
+        shapes = (item for kind in self.kinds for item in kind.parameters.items())
+        return any(len(shape) == 3 and "experts." in name for name, shape in shapes)

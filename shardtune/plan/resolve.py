@@ -12,7 +12,7 @@ from shardtune.plan import resolve_sharding as sharding
 from shardtune.plan.precision import base_precision
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
     from shardtune.config import ResolvedConfig
     from shardtune.config.schema import RunConfig
@@ -119,10 +119,11 @@ def _base_precision(resolved: ResolvedConfig, facts: Facts) -> Iterator[Choice]:
 def _layer_class(resolved: ResolvedConfig, facts: Facts) -> Iterator[Choice]:
     """A decoder layer's class that was copied from another architecture's file means this model's decoder layer."""
     own, names = facts.layer_class, _layer_classes(resolved)
-    if own is None or own not in facts.module_classes:
+    if own is None or own not in _module_classes(facts):
         return
     copied = _copied(names, facts)
-    if unknown := [name for name in names if name not in facts.module_classes and name not in copied]:
+    unknown = [name for name in names if name not in facts.module_classes and name not in copied]
+    if facts.module_classes and unknown:
         raise UserInputError(
             f"{_where(resolved)}: no module of class {', '.join(unknown)} in the model.",
             why=f"The decoder layer of {facts.model_class} is {own}.",
@@ -141,7 +142,12 @@ def _layer_classes(resolved: ResolvedConfig) -> list[str]:
 
 def _copied(names: list[str], facts: Facts) -> list[str]:
     """Decoder layers of other architectures."""
-    return [name for name in names if name not in facts.module_classes and name in known_decoder_layers()]
+    return [name for name in names if name not in _module_classes(facts) and name in known_decoder_layers()]
+
+
+def _module_classes(facts: Facts) -> Collection[str | None]:
+    """Of a model that was not built, only the decoder layer's class is known."""
+    return facts.module_classes or {facts.layer_class}
 
 
 def _where(resolved: ResolvedConfig) -> str:
@@ -275,7 +281,7 @@ def _notices(asked: ResolvedConfig, config: RunConfig, facts: Facts) -> Iterator
     if facts.machine.lacks_bf16 and facts.dtype == "bfloat16":
         text = "model.torch_dtype is bfloat16, but this CPU has no bfloat16 units: expect steps many times slower. "
         yield Notice("config", text + "Set model.torch_dtype: float32.")
-    if facts.layer_class in facts.module_classes and (copied := _copied(_layer_classes(asked), facts)):
+    if facts.layer_class in _module_classes(facts) and (copied := _copied(_layer_classes(asked), facts)):
         meant = f"{facts.layer_class}, the decoder layer of {facts.model_class}"
         yield Notice("sharding", f"{_where(asked)}: {', '.join(copied)} is read as {meant}.")
     if asked.config.guards.replica_check_steps and (config.parallel.shard == "full" or facts.machine.world_size == 1):

@@ -15,9 +15,10 @@ from shardtune.model.meta_model import build_meta_model
 from shardtune.model.safetensors_headers import read_headers
 from shardtune.observe.preparing import PreparingProgress
 from shardtune.parallel.processes import device_type
+from shardtune.plan.gather import gather_facts
 from shardtune.plan.resolve import resolve
 from shardtune.train.callbacks import check_callbacks
-from shardtune.train.facts import gather_facts, machine_of
+from shardtune.train.facts import machine_of
 
 if TYPE_CHECKING:
     from shardtune.config import ResolvedConfig
@@ -46,7 +47,7 @@ def resolve_here(asked: ResolvedConfig, *, processes_here: int, world_size: int)
         return prepared.train.counts.fill_share(config.data.max_length)
 
     nodes = (processes_here,) * (world_size // processes_here) or (processes_here,)
-    facts = gather_facts(config, meta_model, machine_of(device, nodes, processes_here), fill_share)
+    facts = gather_facts(config, meta_model.outline, machine_of(device, nodes, processes_here), fill_share)
     run = resolve(asked.on_device(device.type), facts)
     notices = (*run.settings.notices, *(notice.text for notice in run.notices))
     return redacted(replace(run.settings, notices=notices))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from transformers import enable_full_determinism, set_seed
@@ -21,6 +21,7 @@ from shardtune.model.meta_model import build_meta_model
 from shardtune.observe.preparing import PreparingProgress
 from shardtune.parallel.mesh import build_mesh
 from shardtune.parallel.shard import can_split_adapters, shard_model
+from shardtune.plan.gather import gather_facts
 from shardtune.plan.resolve import FLAT_ATTENTION, NEARLY_FULL, Notice, resolve
 from shardtune.plan.resolve_sharding import full_reshards
 from shardtune.plan.steps import TrainingMath, training_math
@@ -29,7 +30,7 @@ from shardtune.train.account import report_loss, report_notices, report_plan, wr
 from shardtune.train.build import build_model
 from shardtune.train.context import Data, RunContext, refuse_different_data
 from shardtune.train.evaluation import GivenAdapter, read_given
-from shardtune.train.facts import gather_facts, machine_of
+from shardtune.train.facts import machine_of
 from shardtune.train.traffic import Traffic, model_bytes, traffic_of
 from shardtune.train.watchdog import LOADING
 from shardtune.train.weights import find_checkpoint
@@ -105,7 +106,10 @@ def set_up(context: RunContext, asked: ResolvedConfig, watchdog: Watchdog, evalu
     prepared_data = cache(partial(_prepare_data, context, asked.config, tokenizer))
     length = asked.config.data.max_length
     facts = gather_facts(
-        asked.config, meta_model, machine_of_main(processes), lambda: prepared_data().train.counts.fill_share(length)
+        asked.config,
+        meta_model.outline,
+        machine_of_main(processes),
+        lambda: prepared_data().train.counts.fill_share(length),
     )
     run = resolve(asked, facts)
     report_notices(context, run.notices)
@@ -144,13 +148,14 @@ def set_numerics(train: TrainSection) -> None:
 
 
 def machine_of_main(processes: Processes) -> Machine:
-    """Rank 0's machine with the least memory of all, on every rank: otherwise they would choose differently."""
+    """Rank 0's machine with the least memory of all ranks, on every one: otherwise they would choose differently."""
     here, nodes = processes.nodes.count(processes.nodes[processes.rank]), Counter(processes.nodes)
     own = machine_of(processes.device, tuple(nodes[node] for node in sorted(nodes)), here)
-    theirs = processes.share_from_main([own.processes_here, own.lacks_bf16])
-    return replace(
-        own, memory=min(processes.all_gather(own.memory)), processes_here=int(theirs[0]), lacks_bf16=bool(theirs[1])
+    theirs: dict[str, Any] = processes.share_from_main(
+        {"processes_here": own.processes_here, "gpu": own.gpu, "lacks_bf16": own.lacks_bf16}
     )
+    memory, host_memory = (min(each) for each in zip(*processes.all_gather([own.memory, own.host_memory]), strict=True))
+    return replace(own, memory=memory, host_memory=host_memory, **theirs)
 
 
 def _prepare_data(context: RunContext, config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> PreparedSet:

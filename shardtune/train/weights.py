@@ -29,7 +29,7 @@ from shardtune.model.weight_loading import (
     receive_shards,
 )
 from shardtune.observe.host_meter import host_peak_bytes
-from shardtune.parallel.exchange import dtype_name, dtype_of, tensor_from_spec, tensor_spec
+from shardtune.parallel.exchange import tensor_from_spec, tensor_spec
 from shardtune.parallel.processes import Processes
 from shardtune.train.divided_reading import Readers, choose_readers, read_divided, split
 
@@ -252,12 +252,11 @@ def _copy_from_rank0(
 
 
 def _stored_to_json(tensor: StoredTensor) -> dict[str, Any]:
-    return {**vars(tensor), "file": str(tensor.file), "dtype": dtype_name(tensor.dtype), "shape": list(tensor.shape)}
+    return {**vars(tensor), "file": str(tensor.file), "shape": list(tensor.shape)}
 
 
 def _stored_from_json(spec: dict[str, Any]) -> StoredTensor:
-    dtype, shape = dtype_of(spec["dtype"]), tuple(spec["shape"])
-    return StoredTensor(**{**spec, "file": Path(spec["file"]), "dtype": dtype, "shape": shape})
+    return StoredTensor(**{**spec, "file": Path(spec["file"]), "shape": tuple(spec["shape"])})
 
 
 def _refuse_different_adapters(fingerprint: str, processes: Processes) -> None:

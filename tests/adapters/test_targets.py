@@ -15,6 +15,7 @@ from shardtune.adapters.targets import Resolution, resolve_targets
 from shardtune.config.schema import LoraSection
 from shardtune.errors import UserInputError
 from shardtune.model.families.registry import family_for, family_of
+from shardtune.model.model_outline import outline_of
 
 SEVEN = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 SHARED = [f"mlp.shared_experts.{name}" for name in ("gate_proj", "up_proj", "down_proj")]
@@ -34,7 +35,7 @@ def toy(model_type: str, **changes: object) -> Any:
 
 def resolved(model: Any, targets: str | list[str], **lora: Any) -> Resolution:
     section = LoraSection(**{"r": 4, "lora_dropout": 0.0, "target_modules": targets, **lora})
-    return resolve_targets(model, section, family_of(model))
+    return resolve_targets(outline_of(model, family_of(model)), section)
 
 
 def reached(resolution: Resolution) -> set[str]:
@@ -101,7 +102,7 @@ def test_the_output_head_is_refused_with_the_reason() -> None:
 def test_no_target_at_all_is_refused() -> None:
     section = LoraSection.model_construct(target_modules=[])
     with pytest.raises(UserInputError, match="nothing would train"):
-        resolve_targets(toy("llama"), section, family_of(toy("llama")))
+        resolve_targets(outline_of(toy("llama"), family_of(toy("llama"))), section)
 
 
 # Words
@@ -109,7 +110,7 @@ def test_no_target_at_all_is_refused() -> None:
 
 def test_by_default_attention_and_mlp_are_meant() -> None:
     section = LoraSection(r=4)
-    targets = resolve_targets(toy("llama"), section, family_of(toy("llama"))).targets
+    targets = resolve_targets(outline_of(toy("llama"), family_of(toy("llama"))), section).targets
     assert [(target.pattern, len(target.modules)) for target in targets] == [("attention", 8), ("mlp", 6)]
 
 
@@ -213,8 +214,8 @@ def test_what_is_left_untouched_is_told_with_its_size_when_nobody_was_asked() ->
 @pytest.mark.parametrize(
     ("kind", "why"),
     [
-        ("gpt_oss", "GptOssExperts cannot be adapted: experts have biases"),
-        ("llama4_text", "Llama4TextExperts cannot be adapted: the inputs of an expert are scaled"),
+        ("gpt_oss", "They cannot be adapted: experts have biases"),
+        ("llama4_text", "They cannot be adapted: the inputs of an expert are scaled"),
     ],
 )
 def test_adapting_experts_is_not_recommended_where_it_is_refused(kind: str, why: str) -> None:

@@ -23,9 +23,11 @@ from shardtune.config.schema import ParallelSection
 from shardtune.kernels import varlen
 from shardtune.model.experts import use_grouped_experts
 from shardtune.model.families.registry import family_for, family_of
+from shardtune.model.model_outline import outline_of
 from shardtune.parallel.mesh import Mesh
 from shardtune.parallel.shard import shard_model
-from shardtune.train.losses.fused import use_fused_loss, why_not
+from shardtune.plan.gather import loss_obstacle
+from shardtune.train.losses.fused import use_fused_loss
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 PASSED: dict[str, list[str]] = {"varlen": [], "compile": []}
@@ -115,7 +117,7 @@ def test_compiled_layers_are_as_near_to_float32_as_their_twin(kind: str, mesh: M
     family = family_of(base)
     use_fused_lora(fast)
     use_grouped_experts(fast)
-    fused = why_not(base, family) is None
+    fused = loss_obstacle(outline_of(base, family)) is None
     if fused:
         use_fused_loss(base, causal=True)
     flat = family.why_not("varlen", base.config) is None

@@ -8,6 +8,7 @@ from toys import toy_text_config
 from transformers import AutoModelForCausalLM
 
 from shardtune.kernels import whole_rows
+from shardtune.model.text_config import sees_whole_rows
 
 LENGTHS = (12, 7, 3)
 
@@ -16,7 +17,7 @@ LENGTHS = (12, 7, 3)
 def test_padding_at_the_end_needs_no_mask(family: str) -> None:
     torch.manual_seed(0)
     config = toy_text_config(family)
-    assert whole_rows.usable(config, max(LENGTHS))
+    assert sees_whole_rows(config.to_dict(), max(LENGTHS))
     model = AutoModelForCausalLM.from_config(config).eval() if family != "mistral4" else _mistral4(config)
     ids = torch.randint(3, config.vocab_size, (3, max(LENGTHS)))
     mask = torch.stack([(torch.arange(max(LENGTHS)) < length).long() for length in LENGTHS])
@@ -68,7 +69,4 @@ def test_no_mask_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_model_that_does_not_look_all_the_way_back_keeps_its_masks(
     changes: dict[str, object], longest: int, usable: bool
 ) -> None:
-    config = toy_text_config("llama")
-    for name, value in changes.items():
-        setattr(config, name, value)
-    assert whole_rows.usable(config, longest) is usable
+    assert sees_whole_rows({**toy_text_config("llama").to_dict(), **changes}, longest) is usable

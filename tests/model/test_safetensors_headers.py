@@ -50,7 +50,7 @@ def test_every_tensor_is_found_where_it_lies(shards: Path) -> None:
     found = read_headers(shards)
     assert set(found) == set(TENSORS)
     for name, tensor in found.items():
-        assert (tensor.dtype, tensor.shape) == (TENSORS[name].dtype, tuple(TENSORS[name].shape))
+        assert (tensor.torch_dtype, tensor.shape) == (TENSORS[name].dtype, tuple(TENSORS[name].shape))
         raw = tensor.file.read_bytes()[tensor.offset : tensor.offset + tensor.nbytes]
         assert raw == TENSORS[name].contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 

@@ -38,7 +38,7 @@ LLAMA = Facts(
     own_attention="sdpa", attention_dropout=False, full_attention=True, missing={}, unsupported={},
     loss_obstacle=None, router_coefficient=0.0, unused_router_loss=None, fill_share=lambda: 0.5,
 )  # fmt: skip
-MIXTURE = replace(LLAMA, kinds=alike(32, (15, 4096, 4096)))
+MIXTURE = replace(LLAMA, kinds=(LayerKind(32, {"mlp.experts.up_proj": (15, 4096, 4096)}, frozenset(), {}),))
 FP8 = alike(32, (61440, 4096), quantised=True)  # 8 Gi parameters with the embedding
 LARGE = replace(
     LLAMA, kinds=alike(39, (262144, 4096), quantised=True), root={"model.embed_tokens.weight": (262144, 4096)}
@@ -178,6 +178,18 @@ def test_what_cannot_be_had_is_refused_before_the_data_is_prepared(
         resolved(replace(facts, fill_share=unread), *overrides)
 
 
+def test_a_copied_layer_class_is_understood_of_a_model_that_was_not_built(resolved: Resolve) -> None:
+    from_files = replace(LLAMA, module_classes=frozenset())
+    key = "parallel.transformer_layer_cls_to_wrap"
+    assert (
+        resolved(from_files, f"{key}=MistralDecoderLayer").config.parallel
+        == resolved(LLAMA, f"{key}=MistralDecoderLayer").config.parallel
+    )
+    for own in ("LlamaDecoderLayer", "LlamaMLP"):  # whether there is another class, only the model could tell
+        run = resolved(from_files, f"{key}={own}")
+        assert run.config.parallel.transformer_layer_cls_to_wrap == own and not run.notices
+
+
 def test_bfloat16_on_a_cpu_without_units_for_it_is_a_notice(resolved: Resolve) -> None:
     slow = replace(LLAMA, machine=replace(CPU, lacks_bf16=True))
     assert ["no bfloat16 units" in notice.text for notice in resolved(slow).notices] == [True]
@@ -208,11 +220,11 @@ def test_code_that_does_not_compute_a_model_is_refused(tmp_path: Path, kind: str
 
 def test_ranks_choose_by_the_rank_with_the_least_memory() -> None:
     processes: Any = SimpleNamespace(
-        device=torch.device("cpu"), rank=2, nodes=(0, 0, 1), share_from_main=lambda _: [2, False],
-        all_gather=lambda mine: [mine, 7, mine],
+        device=torch.device("cpu"), rank=2, nodes=(0, 0, 1), share_from_main=lambda mine: {**mine, "processes_here": 2},
+        all_gather=lambda mine: [mine, [7, 20], mine],
     )  # fmt: skip
     machine = machine_of_main(processes)
-    assert (machine.memory, machine.processes_here, machine.nodes) == (7, 2, (2, 1))
+    assert (machine.memory, machine.host_memory, machine.processes_here, machine.nodes) == (7, 20, 2, (2, 1))
 
 
 def test_nothing_fused_is_chosen_for_an_architecture_without_a_file(tmp_path: Path) -> None:

@@ -21,12 +21,12 @@ from transformers import (
 from shardtune.config import ResolvedConfig, load_config
 from shardtune.errors import UserInputError
 from shardtune.model.families.registry import family_of
-from shardtune.model.meta_model import MetaModel
-from shardtune.model.weight_mapping import WeightMapping
+from shardtune.model.model_outline import outline_of
+from shardtune.model.outline import Outline
 from shardtune.plan import resolve_sharding
 from shardtune.plan.facts import Facts, Machine
+from shardtune.plan.gather import gather_facts
 from shardtune.plan.resolve import ResolvedRun, resolve
-from shardtune.train.facts import gather_facts
 
 GIB = 1 << 30
 H200 = 143771 << 20
@@ -55,15 +55,15 @@ def asked(tmp_path: Path) -> Any:
 
 
 @cache
-def meta_model(name: str) -> MetaModel:
+def outline(name: str) -> Outline:
     kind, config = MODELS[name]
     with torch.device("meta"):
         model = kind._from_config(config, dtype=torch.bfloat16)
-    return MetaModel(model, family_of(model), None, WeightMapping({}))
+    return outline_of(model, family_of(model))
 
 
 def facts_of(name: str, asked: ResolvedConfig, nodes: tuple[int, ...] = (1,), memory: int = H200) -> Facts:
-    facts = gather_facts(asked.config, meta_model(name), Machine("cuda", memory, nodes[0], nodes), lambda: 1.0)
+    facts = gather_facts(asked.config, outline(name), Machine("cuda", memory, nodes[0], nodes), lambda: 1.0)
     if name != "119B":
         return facts
     return replace(facts, kinds=tuple(replace(kind, quantised=frozenset(kind.parameters)) for kind in facts.kinds))

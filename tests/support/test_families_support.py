@@ -28,11 +28,12 @@ from support.twins import (
 from shardtune.adapters.fused import use_fused_lora
 from shardtune.errors import UserInputError
 from shardtune.kernels import fp8, varlen, whole_rows
-from shardtune.model.experts import SCALE_SUFFIX, fused_experts
+from shardtune.model.experts import fused_experts
 from shardtune.model.families.generic import decoder_layers
 from shardtune.model.families.registry import family_for, family_of
 from shardtune.model.meta_model import MetaModel
 from shardtune.model.quantized import use_fp8_storage
+from shardtune.model.stored_names import SCALE
 from shardtune.model.weight_mapping import WeightMapping
 from shardtune.parallel.activation_checkpointing import apply_selective_checkpointing
 from shardtune.train.build import fp8_blocks, fuse
@@ -162,7 +163,7 @@ def test_a_base_held_in_fp8_trains_as_its_dequantised_twin_or_is_refused(kind: s
     with torch.no_grad():
         for name, (codes, scale) in values.items():
             held.get_parameter(name).copy_(codes)
-            held.get_parameter(name + SCALE_SUFFIX).copy_(scale)
+            held.get_parameter(name + SCALE).copy_(scale)
             twin.get_parameter(name).copy_(fp8.dequantize(codes, scale, blocks[name], torch.float32))
     model = adapted(held)
     use_fused_lora(model)

@@ -30,11 +30,11 @@ from shardtune.adapters.lora import add_lora
 from shardtune.config import ResolvedConfig
 from shardtune.errors import ShardtuneError
 from shardtune.kernels import fp8
-from shardtune.model.experts import SCALE_SUFFIX
 from shardtune.model.families.generic import decoder_layers
 from shardtune.model.families.registry import family_of
 from shardtune.model.meta_model import MetaModel
 from shardtune.model.quantized import use_fp8_storage
+from shardtune.model.stored_names import SCALE
 from shardtune.model.weight_mapping import WeightMapping
 from shardtune.parallel.activation_checkpointing import apply_selective_checkpointing
 from shardtune.train.build import fp8_blocks, fuse
@@ -67,7 +67,7 @@ def build(config: ResolvedConfig, cell: Cell, *, dequantised: bool = False) -> P
                 value = fp8.dequantize(code, scale, blocks[name], torch.float32) if dequantised else code
                 base.get_parameter(name).copy_(value)
                 if not dequantised:
-                    base.get_parameter(name + SCALE_SUFFIX).copy_(scale)
+                    base.get_parameter(name + SCALE).copy_(scale)
     model, _, _ = add_lora(base, config.config.lora, None, tuple(NEW_TOKENS) if config.config.model.new_tokens else ())
     return move(model)
 

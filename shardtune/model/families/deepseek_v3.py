@@ -24,6 +24,7 @@ FAMILY = Family(
         "v_proj": _KEY_VALUE,
         **mixture_aliases("mlp.shared_experts", "mlp"),
     },
+    buffers=("mlp.gate.e_score_correction_bias",),
     pitfalls=(
         "There is no q_proj, k_proj or v_proj: these names resolve to the compressed projections.",
         "Checkpoints store one tensor per expert; transformers fuses them when it loads.",

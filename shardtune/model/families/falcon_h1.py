@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from shardtune.model.families.family import Family
+from shardtune.model.families.layer_types import all_alike
 from shardtune.model.families.names import SELF_ATTENTION
 
 FAMILY = Family(
@@ -14,6 +15,7 @@ FAMILY = Family(
     mlp=("feed_forward.gate_proj", "feed_forward.up_proj", "feed_forward.down_proj"),
     bypassed=("mamba.out_proj",),
     aliases={"w1": ("feed_forward.gate_proj",), "w2": ("feed_forward.down_proj",), "w3": ("feed_forward.up_proj",)},
+    layer_types={"falcon_h1": all_alike("hybrid")},
     pitfalls=(
         "Kernels read the weight of mamba.out_proj without calling it: an adapter there would not train.",
         "Logits are multiplied by lm_head_multiplier: the loss is fused with the head only where that is 1.",

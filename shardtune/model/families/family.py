@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal, get_args
 
+from shardtune.model.families.layer_types import LayerTypes
+
 _NOTHING: Mapping[str, tuple[str, ...]] = MappingProxyType({})
 
 # What computes in another way than transformers does, and is used only where it was compared with transformers:
@@ -65,6 +67,11 @@ class Family:
         router: What scores the experts: a module, or the parameter it holds.
         other: Linear modules that are none of these: `all-linear` or their name reaches them.
         bypassed: Linear modules whose weight is read without calling them: an adapter there would not train.
+        outside: Full names of linear modules outside of decoder layers, but for the head.
+        buffers: Tensors of a decoder layer that checkpoints store and that are no parameters.
+        layer_types: Which kind each layer is where config.json does not list them, by model type.
+        own_attention: The attention code that transformers chooses.
+        router_loss: Its forward can add a load-balancing loss of its routers, computed in the usual way.
         aliases: What a name that people copy from elsewhere means here, e.g. `q_proj` under MLA.
         wrappers: Vision+text models that package it.
         min_transformers: The oldest transformers that has it and computes it rightly.
@@ -87,6 +94,11 @@ class Family:
     router: tuple[str, ...] = ()
     other: tuple[str, ...] = ()
     bypassed: tuple[str, ...] = ()
+    outside: tuple[str, ...] = ()
+    buffers: tuple[str, ...] = ()
+    layer_types: Mapping[str, LayerTypes] = field(default_factory=lambda: MappingProxyType({}))
+    own_attention: str = "sdpa"
+    router_loss: bool = False
     aliases: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: _NOTHING)
     wrappers: tuple[Wrapper, ...] = ()
     min_transformers: str = "5.0.0"
@@ -97,14 +109,19 @@ class Family:
     doubts: tuple[str, ...] = ()
 
     def why_not(self, path: FastPath, config: Any) -> str | None:
-        """Why a model of this family with this config (transformers') does not take a path; None = it does."""
+        """Why a model of this family does not take a path; None = it does.
+
+        Args:
+            config: transformers', or config.json's content with its defaults.
+        """
         if path in self.unsupported:
             return self.unsupported[path]
         if path not in self.proven:
             lacks = f"there is no family file for {self.name} that says"
             silent = f"the family file of {self.name} does not say"
             return f"{lacks if self.inspected else silent} that {_CLAIMS[path]}"
-        other = sorted(set(getattr(config, "layer_types", None) or ()) - _KNOWN_LAYERS)
+        kinds = config.get("layer_types") if isinstance(config, Mapping) else getattr(config, "layer_types", None)
+        other = sorted(set(kinds or ()) - _KNOWN_LAYERS)
         if other and path in ("packing", "varlen", "whole_rows"):
             return f"layers of type {', '.join(other)} are not known to keep documents separate"
         return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from shardtune.model.families.family import SOFTMAX_ATTENTION, Family
+from shardtune.model.families.layer_types import full_every
 from shardtune.model.families.names import MLP, MLP_ALIASES, SELF_ATTENTION
 
 _CAPPED = "attention scores are capped (softcap), which only eager attention computes"
@@ -15,6 +16,8 @@ FAMILY = Family(
     attention=SELF_ATTENTION,
     mlp=MLP,
     aliases=MLP_ALIASES,
+    layer_types={"gemma2": full_every(2)},
+    own_attention="eager",
     pitfalls=(
         "The output head shares the weight of the embedding.",
         "Attention is eager: scores are capped, which sdpa does not compute.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from shardtune.model.families.family import SOFTMAX_ATTENTION, Family
+from shardtune.model.families.layer_types import full_every
 from shardtune.model.families.names import MLP, MLP_ALIASES, SELF_ATTENTION
 from shardtune.model.families.wrappers import GEMMA3
 
@@ -15,6 +16,7 @@ FAMILY = Family(
     mlp=MLP,
     aliases=MLP_ALIASES,
     wrappers=(GEMMA3,),
+    layer_types={"gemma3_text": full_every(6, "sliding_window_pattern")},
     pitfalls=(
         "The output head shares the embedding's weight and is not stored by itself.",
         "The released checkpoints from 4B up are vision+text: the text model is inside the wrapper.",

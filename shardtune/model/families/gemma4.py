@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from shardtune.model.families.family import SOFTMAX_ATTENTION, Family
+from shardtune.model.families.layer_types import full_every
 from shardtune.model.families.names import MLP, SELF_ATTENTION
 from shardtune.model.families.wrappers import GEMMA4
 
@@ -21,6 +22,9 @@ FAMILY = Family(
     other=("per_layer_input_gate", "per_layer_projection"),
     wrappers=(GEMMA4,),
     aliases={"gate_proj": _GATE, "up_proj": _UP, "down_proj": _DOWN, "w1": _GATE, "w2": _DOWN, "w3": _UP},
+    layer_types={"gemma4_text": full_every(6, last=True)},
+    outside=("model.per_layer_model_projection",),
+    buffers=("layer_scalar",),
     pitfalls=(
         "The output head shares the weight of the embedding.",
         "Released as a wrapper with vision and audio; the text model is inside.",

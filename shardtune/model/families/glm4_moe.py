@@ -16,5 +16,6 @@ FAMILY = Family(
     experts=EXPERTS,
     router=("mlp.gate.weight",),
     aliases=mixture_aliases("mlp.shared_experts", "mlp"),
+    buffers=("mlp.gate.e_score_correction_bias",),
     proven=SOFTMAX_ATTENTION,
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from shardtune.model.families.family import Family
+from shardtune.model.families.layer_types import full_every
 from shardtune.model.families.names import EXPERTS, SELF_ATTENTION, mixture_aliases
 
 _SINKS = "attention has sinks (s_aux), which only eager attention computes"
@@ -16,6 +17,9 @@ FAMILY = Family(
     experts=EXPERTS,
     router=("mlp.router.weight",),
     aliases=mixture_aliases(),
+    layer_types={"gpt_oss": full_every(2)},
+    own_attention="eager",
+    router_loss=True,
     pitfalls=(
         "Released in MXFP4, which is not supported: use a bf16 checkpoint.",
         "Attention is eager: sinks are part of the softmax, which sdpa does not compute.",

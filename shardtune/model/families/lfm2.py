@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from shardtune.model.families.family import Family
+from shardtune.model.families.layer_types import listed_attention
 
 FAMILY = Family(
     name="lfm2",
@@ -24,6 +25,7 @@ FAMILY = Family(
         "up_proj": ("feed_forward.w3",),
         "down_proj": ("feed_forward.w2",),
     },
+    layer_types={"lfm2": listed_attention},
     pitfalls=("The output head shares the weight of the embedding.",),
     proven=frozenset({"fused_loss", "selective"}),
     unsupported={"packing": "convolutions read preceding tokens, also those of another document"},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from shardtune.model.families.family import Family
+from shardtune.model.families.layer_types import chunks_with_positions
 from shardtune.model.families.names import SELF_ATTENTION, mixture_aliases
 from shardtune.model.families.wrappers import LLAMA4
 
@@ -22,6 +23,7 @@ FAMILY = Family(
     router=("feed_forward.router.weight",),
     wrappers=(LLAMA4,),
     aliases=mixture_aliases("feed_forward.shared_expert", "feed_forward"),
+    layer_types={"llama4_text": chunks_with_positions},
     pitfalls=("Routed experts are (experts, in, out) and scale their inputs: neither LoRA nor FP8 storage.",),
     proven=frozenset({"fused_loss", "selective"}),
     unsupported={

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from shardtune.model.families.family import SOFTMAX_ATTENTION, Family
+from shardtune.model.families.layer_types import windows_if_any
 from shardtune.model.families.names import MLP, MLP_ALIASES, SELF_ATTENTION
 from shardtune.model.families.wrappers import MISTRAL3
 
@@ -23,6 +24,7 @@ FAMILY = Family(
     mlp=MLP,
     aliases=MLP_ALIASES,
     wrappers=(MISTRAL3,),
+    layer_types={"ministral": windows_if_any},
     pitfalls=(
         "On the vision+text wrapper the same module names exist in the vision tower: adapters belong on the text "
         "model alone.",

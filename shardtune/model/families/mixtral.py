@@ -14,6 +14,7 @@ FAMILY = Family(
     experts=EXPERTS,
     router=("mlp.gate.weight",),
     aliases=mixture_aliases(),
+    router_loss=True,
     pitfalls=(
         "There is no shared expert and no dense layer: without lora.experts only attention trains.",
         "Checkpoints store one tensor per expert under block_sparse_moe; transformers renames and fuses them.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from shardtune.model.families.family import SOFTMAX_ATTENTION, Family
+from shardtune.model.families.layer_types import windows_above
 from shardtune.model.families.names import MLP, MLP_ALIASES, SELF_ATTENTION
 
 FAMILY = Family(
@@ -13,5 +14,6 @@ FAMILY = Family(
     attention=SELF_ATTENTION,
     mlp=MLP,
     aliases=MLP_ALIASES,
+    layer_types={"qwen2": windows_above},
     proven=SOFTMAX_ATTENTION,
 )

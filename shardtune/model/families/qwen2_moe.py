@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from shardtune.model.families.family import SOFTMAX_ATTENTION, Family
+from shardtune.model.families.layer_types import windows_below
 from shardtune.model.families.names import EXPERTS, MLP, SELF_ATTENTION, mixture_aliases
 
 FAMILY = Family(
@@ -16,6 +17,8 @@ FAMILY = Family(
     experts=EXPERTS,
     router=("mlp.gate.weight", "mlp.shared_expert_gate.weight"),
     aliases=mixture_aliases("mlp.shared_expert", "mlp"),
+    layer_types={"qwen2_moe": windows_below},
+    router_loss=True,
     pitfalls=("Checkpoints store one tensor per expert; transformers fuses them when it loads.",),
     proven=SOFTMAX_ATTENTION,
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from shardtune.model.families.family import Family
+from shardtune.model.families.layer_types import full_every
 from shardtune.model.families.names import (
     DELTA_NET_CARRIES_STATE,
     DELTA_NET_IN_PLAIN_TORCH,
@@ -22,6 +23,7 @@ FAMILY = Family(
     mlp=MLP,
     wrappers=(QWEN3_5,),
     aliases=MLP_ALIASES,
+    layer_types={"qwen3_5_text": full_every(4, "full_attention_interval", "linear_attention")},
     pitfalls=(
         "Released as a vision+text wrapper; the text model is inside.",
         DELTA_NET_IN_PLAIN_TORCH,

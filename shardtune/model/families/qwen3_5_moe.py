@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from shardtune.model.families.family import Family
+from shardtune.model.families.layer_types import full_every
 from shardtune.model.families.names import (
     DELTA_NET_CARRIES_STATE,
     DELTA_NET_IN_PLAIN_TORCH,
@@ -24,6 +25,8 @@ FAMILY = Family(
     router=("mlp.gate.weight", "mlp.shared_expert_gate.weight"),
     wrappers=(QWEN3_5_MOE,),
     aliases=mixture_aliases("mlp.shared_expert"),
+    layer_types={"qwen3_5_moe_text": full_every(4, "full_attention_interval", "linear_attention")},
+    router_loss=True,
     pitfalls=(
         "Released as a vision+text wrapper; the text model is inside.",
         DELTA_NET_IN_PLAIN_TORCH,

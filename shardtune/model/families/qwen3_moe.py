@@ -15,6 +15,7 @@ FAMILY = Family(
     experts=EXPERTS,
     router=("mlp.gate.weight",),
     aliases=mixture_aliases("mlp"),
+    router_loss=True,
     pitfalls=(
         "There is no shared expert: without lora.experts the feed-forward of a sparse layer does not train.",
         "Checkpoints store one tensor per expert; transformers fuses them when it loads.",

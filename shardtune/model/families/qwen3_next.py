@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from shardtune.model.families.family import Family
+from shardtune.model.families.layer_types import full_every
 from shardtune.model.families.names import (
     DELTA_NET_CARRIES_STATE,
     DELTA_NET_IN_PLAIN_TORCH,
@@ -25,6 +26,8 @@ FAMILY = Family(
     experts=EXPERTS,
     router=("mlp.gate.weight", "mlp.shared_expert_gate.weight"),
     aliases=mixture_aliases("mlp.shared_expert", "mlp"),
+    layer_types={"qwen3_next": full_every(4, "full_attention_interval", "linear_attention")},
+    router_loss=True,
     pitfalls=(DELTA_NET_IN_PLAIN_TORCH,),
     proven=frozenset({"fused_loss", "fused_experts", "selective"}),
     unsupported={"packing": DELTA_NET_CARRIES_STATE},

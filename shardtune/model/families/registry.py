@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 # Decoder layers that stand in copied accelerate files, of models without a file here.
 _COPIED_LAYERS = ("BertLayer", "BloomBlock", "FalconDecoderLayer", "GPT2Block", "GPTJBlock", "GPTNeoXLayer",
                   "GemmaDecoderLayer", "OPTDecoderLayer", "T5Block")  # fmt: skip
-_NOT_FAMILIES = frozenset({"family", "generic", "names", "page", "registry", "wrappers"})
+_NOT_FAMILIES = frozenset(
+    {"config_defaults", "family", "generic", "layer_types", "names", "page", "registry", "wrappers"}
+)
 
 
 @cache

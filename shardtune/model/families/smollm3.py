@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from shardtune.model.families.family import SOFTMAX_ATTENTION, Family
+from shardtune.model.families.layer_types import windows_without_positions
 from shardtune.model.families.names import MLP, MLP_ALIASES, SELF_ATTENTION
 
 FAMILY = Family(
@@ -13,6 +14,7 @@ FAMILY = Family(
     attention=SELF_ATTENTION,
     mlp=MLP,
     aliases=MLP_ALIASES,
+    layer_types={"smollm3": windows_without_positions},
     pitfalls=("The output head shares the weight of the embedding.",),
     proven=SOFTMAX_ATTENTION,
 )

@@ -10,41 +10,13 @@ from shardtune.adapters.new_tokens import head_and_rows
 from shardtune.data.collate import SUPERVISED, TARGETS
 from shardtune.kernels.cross_entropy import linear_cross_entropy
 from shardtune.model.families.generic import decoder_of
-from shardtune.train.losses import router
 from shardtune.train.losses.router import RouterLoss
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from shardtune.model.families.family import Family
-
 
 TOKEN_LOSS = "token_loss"  # keyword of a forward pass that is to give this loss instead of logits
-
-# What models do between head and loss, by the name in their config; the fused loss does none of it.
-_BETWEEN = ("final_logit_softcapping", "logit_scale", "output_multiplier", "lm_head_multiplier", "logits_scaling")
-
-
-def why_not(model: PreTrainedModel, family: Family, router_coefficient: float = 0.0) -> str | None:
-    """Why this model's loss cannot be fused with its head; None = it can.
-
-    Args:
-        router_coefficient: Weight of the routers' auxiliary loss, which is computed beside it.
-    """
-    config = model.config
-    if (unknown := family.why_not("fused_loss", config)) is not None:
-        return unknown
-    for name in _BETWEEN:
-        if getattr(config, name, None) not in (None, 1, 1.0):
-            return f"{type(model).__name__} has {name} between its head and its loss"
-    if router_coefficient and (obstacle := router.why_not(model)):
-        return obstacle
-    head = model.get_output_embeddings()
-    if head is None or any(name.endswith("bias") for name, _ in head.named_parameters()):
-        return f"the head of {type(model).__name__} is not a plain matrix"
-    if head_and_rows(head)[0].requires_grad:
-        return "the head itself is trained"
-    return None
 
 
 def use_fused_loss(model: PreTrainedModel, *, causal: bool, router_coefficient: float = 0.0) -> None:

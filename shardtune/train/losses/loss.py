@@ -15,7 +15,6 @@ from shardtune.kernels.cross_entropy import TokenLoss, loss_of_logits
 from shardtune.train.losses import nll
 from shardtune.train.losses.fused import TOKEN_LOSS, use_fused_loss
 from shardtune.train.losses.label_smoothing import smoothed_nll
-from shardtune.train.losses.router import coefficient
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -89,13 +88,13 @@ def build_loss(train: TrainSection, model: PreTrainedModel, family: Family) -> L
     """The loss of a run; where it is fused, `model.forward` is replaced. Call it before sharding.
 
     Args:
-        train: With `fused_loss` resolved to true or false.
+        train: Resolved: `fused_loss` is true or false, and `router_aux_loss_coef` null only without such a loss.
         model: The base model, with its adapters.
 
     Raises:
-        UserInputError: a combination that has no meaning, or a router coefficient for a model without routers' loss.
+        UserInputError: a combination that has no meaning.
     """
-    loss = Loss(_token_loss(train), coefficient(model, train.router_aux_loss_coef), train.fused_loss is True)
+    loss = Loss(_token_loss(train), train.router_aux_loss_coef or 0.0, train.fused_loss is True)
     if loss.fused:
         causal = family.why_not("packing", model.config) is None
         use_fused_loss(model, causal=causal, router_coefficient=loss.router_coefficient)

@@ -22,7 +22,8 @@ COEFFICIENT = 0.3
 
 
 def built(kind: str, *, fused: bool, new_tokens: tuple[int, ...] = (), **train: Any) -> tuple[Any, Loss]:
-    base = toy(kind, **({"router_aux_loss_coef": COEFFICIENT} if kind == "qwen3_moe" else {}))
+    base = toy(kind)
+    train = {**({"router_aux_loss_coef": COEFFICIENT} if kind == "qwen3_moe" else {}), **train}
     if new_tokens:
         section = LoraSection(r=2, lora_alpha=4, lora_dropout=0.0)
         model = move(add_lora(base, section, None, new_tokens)[0])

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from resolving import resolved_for
+from support.twins import any_config, toy
 from toys import mixtral_config, toy_text_config
 
 from shardtune.data.collate import SUPERVISED, TARGETS
 from shardtune.errors import UserInputError
-from shardtune.train.losses import Loss, nll, router
+from shardtune.model.families.registry import family_of
+from shardtune.model.model_outline import outline_of
+from shardtune.model.outline import Outline
+from shardtune.plan.gather import loss_obstacle, router_coefficient
+from shardtune.train.losses import Loss, nll
 from shardtune.train.losses.fused import use_fused_loss
 
 
@@ -61,27 +69,33 @@ def test_compiled_and_recomputed_layers_give_the_same_loss_and_gradients(
 COMPILE: Callable[..., Any] = torch.compile
 
 
+def outline(model: Any) -> Outline:
+    return outline_of(model, family_of(model))
+
+
 def test_where_a_model_has_a_way_of_its_own_or_none_it_is_said() -> None:
     from transformers import AutoModelForCausalLM
 
-    doge = AutoModelForCausalLM.from_config(toy_text_config("doge", num_experts=4, is_moe=True))
-    assert "in a way of its own" in (router.why_not(doge) or "")
-    llama = AutoModelForCausalLM.from_config(toy_text_config("llama"))
-    assert router.coefficient(llama, None) == 0
+    doge = outline(AutoModelForCausalLM.from_config(toy_text_config("doge", num_experts=4, is_moe=True)))
+    assert doge.router_loss == "own"
+    fusible = replace(doge, family=replace(doge.family, proven=frozenset({"fused_loss"})))
+    assert "in a way of its own" in (loss_obstacle(fusible, 0.1) or "") and loss_obstacle(fusible) is None
+    llama = outline(AutoModelForCausalLM.from_config(toy_text_config("llama")))
+    assert router_coefficient(llama, None) == 0
     with pytest.raises(UserInputError, match="has no auxiliary loss"):
-        router.coefficient(llama, 0.1)
-    mixtral = AutoModelForCausalLM.from_config(mixtral_config(router_aux_loss_coef=0.25))
-    assert router.coefficient(mixtral, None) == 0.25 and router.coefficient(mixtral, 0.0) == 0
-    assert router.unused_notice(mixtral) is None and router.unused_notice(llama) is None
+        router_coefficient(llama, 0.1)
+    mixtral = outline(AutoModelForCausalLM.from_config(mixtral_config(router_aux_loss_coef=0.25)))
+    assert router_coefficient(mixtral, None) == 0.25 and router_coefficient(mixtral, 0.0) == 0
 
 
-def test_a_config_with_a_coefficient_is_no_auxiliary_loss_where_the_forward_computes_none() -> None:
+def test_a_config_with_a_coefficient_is_no_auxiliary_loss_where_the_forward_computes_none(tmp_path: Path) -> None:
     from transformers import Llama4ForCausalLM
 
     model = Llama4ForCausalLM(toy_text_config("llama4_text"))
     assert model.config.router_aux_loss_coef > 0
     assert model(torch.arange(5, 15)[None], output_router_logits=True).get("aux_loss") is None
-    assert router.coefficient(model, None) == router.coefficient(model, 0.0) == 0
-    assert "Llama4ForCausalLM computes no auxiliary loss" in (router.unused_notice(model) or "")
+    notices = [notice.text for notice in resolved_for(any_config(tmp_path), model).notices]
+    assert any("Llama4ForCausalLM computes no auxiliary loss" in text for text in notices)
+    assert not resolved_for(any_config(tmp_path), toy("llama")).notices
     with pytest.raises(UserInputError, match="has no auxiliary loss"):
-        router.coefficient(model, 0.1)
+        router_coefficient(outline(model), 0.1)
