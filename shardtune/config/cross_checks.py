@@ -80,7 +80,7 @@ def schedule(config: RunConfig) -> Iterator[Finding]:
 
 def offloaded_inputs(config: RunConfig) -> Iterator[Finding]:
     train = config.train
-    if train.offload_activations and train.gradient_checkpointing is not True:
+    if train.offload_activations is True and train.gradient_checkpointing not in (True, "auto"):
         how = train.gradient_checkpointing or "none"
         what = f"it offloads the inputs of fully checkpointed layers, and gradient_checkpointing is {how}"
         fix = "set gradient_checkpointing: full, or remove offload_activations"

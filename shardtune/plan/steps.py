@@ -43,16 +43,16 @@ def training_math(section: TrainSection, *, rows: int, tokens: int, processes: i
         rows: Training rows after dropping what cannot be trained on.
         tokens: Tokens in them, without padding.
     """
-    batch = section.per_device_train_batch_size * processes * section.gradient_accumulation_steps
+    batch = section.micro_batch * processes * section.accumulation
     per_epoch = math.ceil(rows / batch)
     steps = section.max_steps if section.max_steps > 0 else math.ceil(per_epoch * section.num_train_epochs)
     # As transformers counts: a ratio is rounded up to whole steps, and `constant` has no warm-up.
     warmup = section.warmup_steps if section.warmup_steps is not None else math.ceil(steps * section.warmup_ratio)
     warmup = 0 if section.lr_scheduler_type == "constant" else warmup
     return TrainingMath(
-        per_device=section.per_device_train_batch_size,
+        per_device=section.micro_batch,
         processes=processes,
-        accumulation=section.gradient_accumulation_steps,
+        accumulation=section.accumulation,
         rows=rows,
         tokens=tokens,
         epochs=steps / per_epoch,

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from shardtune.config.batch import effective_batch
 from shardtune.checkpoint.changes import changes, identity, kept_settings
 from shardtune.checkpoint.manifest import NAME as MANIFEST
 from shardtune.checkpoint.manifest import TRAINER, ManifestError, read_manifest, verify
@@ -373,7 +374,7 @@ def compare(run: Run, config: RunConfig, processes: int | None) -> Differences:
     rows = trained.get("batch", {}).get("effective")
     train = config.train
     if processes is not None and rows is not None:
-        mine = train.per_device_train_batch_size * processes * train.gradient_accumulation_steps
+        mine = effective_batch(train, processes)
         if mine != rows:
             lines.append(f"rows per step: {rows} → {mine} (per device × processes × accumulation; must stay the same)")
             refused = True

@@ -85,7 +85,7 @@ class TrainingLoop:
         self.trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         self.batches = TrainBatches(setup.data, train, self.processes)
         self.gradient_sync = GradientSync(
-            self.model, self.config.parallel, setup.sharding.mesh, train.gradient_accumulation_steps
+            self.model, self.config.parallel, setup.sharding.mesh, train.accumulation
         )
         self.offload_activations = offload_context(self.model, device, enabled=train.offload_activations)
         health = HealthChecks(self.config.guards, self.processes, gpu_of(device), train.debug_freq)
@@ -377,7 +377,7 @@ class TrainingLoop:
         state = TrainerState(
             max_steps=self.math.steps,
             num_train_epochs=math.ceil(self.math.epochs),
-            train_batch_size=self.config.train.per_device_train_batch_size,
+            train_batch_size=self.config.train.micro_batch,
             is_local_process_zero=self.processes.local_rank == 0,
             is_world_process_zero=self.processes.is_main,
         )

@@ -23,7 +23,7 @@ from shardtune.parallel.mesh import build_mesh
 from shardtune.parallel.shard import can_split_adapters, shard_model
 from shardtune.plan.gather import gather_facts
 from shardtune.plan.resolve import FLAT_ATTENTION, NEARLY_FULL, Notice, resolve
-from shardtune.plan.resolve_sharding import full_reshards
+from shardtune.plan.choose import full_reshards
 from shardtune.plan.steps import TrainingMath, training_math
 from shardtune.plan.traffic import adapter_layout
 from shardtune.train.account import report_loss, report_notices, report_plan, write_config
