@@ -113,6 +113,11 @@ def size(number: float) -> str:
     return f"{number:.3g} TiB"
 
 
+def duration(seconds: float) -> str:
+    """A short one: `812 ms`, `1.24 s`."""
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"
+
+
 def clock(seconds: float) -> str:
     """12 s → `0:12`, 3700 s → `1:01:40`."""
     minutes, rest = divmod(int(seconds), 60)
