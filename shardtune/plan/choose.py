@@ -146,8 +146,10 @@ def _values(chosen: Candidate) -> Iterator[tuple[str, object, str | Callable[[Wo
     if parallel.shard == "auto":
         offloaded = "parallel.offload_params keeps weights in host memory, which a node's processes share"
         named = partial(_shard_text, ranks=ranks)
-        yield "parallel.shard", _shard_word(work.shards, ranks), (
-            "one process" if ranks == 1 else offloaded if work.offload_params else named
+        yield (
+            "parallel.shard",
+            _shard_word(work.shards, ranks),
+            ("one process" if ranks == 1 else offloaded if work.offload_params else named),
         )
         if 1 < work.shards < ranks:
             yield "parallel.shard_size", work.shards, "the fewest processes whose memory holds a replica"

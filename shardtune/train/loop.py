@@ -86,9 +86,7 @@ class TrainingLoop:
         self.learning_rate = 0.0  # of the last step
         self.trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         self.batches = TrainBatches(setup.data, train, self.processes)
-        self.gradient_sync = GradientSync(
-            self.model, self.config.parallel, setup.sharding.mesh, train.accumulation
-        )
+        self.gradient_sync = GradientSync(self.model, self.config.parallel, setup.sharding.mesh, train.accumulation)
         self.offload_activations = offload_context(self.model, device, enabled=train.offload_activations)
         health = HealthChecks(self.config.guards, self.processes, gpu_of(device), train.debug_freq)
         self.guards = Guards(self.config.guards, self.console, self.events, self.processes, health)
