@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 VERBOSE_VARIABLE = "SHARDTUNE_VERBOSE"  # set by -v, for the ranks that a launcher starts
 _INDENT = 10  # columns of a label and the space behind it
-_LABELLED = re.compile(r" *(error|why|fix): ")
+_LABELLED = re.compile(r" *(error|why|fix|more): ")
 
 
 class EventWriter(Protocol):

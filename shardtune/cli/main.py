@@ -8,7 +8,20 @@ from typing import Annotated
 import typer
 
 from shardtune import __version__
-from shardtune.cli import checkpoints, config, dashboard, data, doctor, env, eval_loss, plan, quickstart, report, train
+from shardtune.cli import (
+    checkpoints,
+    config,
+    dashboard,
+    data,
+    doctor,
+    env,
+    eval_loss,
+    explain,
+    plan,
+    quickstart,
+    report,
+    train,
+)
 from shardtune.cli.options import ConfigCommand, WithSettings
 from shardtune.errors import ShardtuneError
 from shardtune.run.failure import render
@@ -24,6 +37,7 @@ app = typer.Typer(
 app.command("train", cls=WithSettings)(train.train)
 app.command("eval-loss", cls=WithSettings)(eval_loss.eval_loss)
 app.command("plan", cls=ConfigCommand)(plan.plan)
+app.command("explain")(explain.explain)
 app.command("checkpoints")(checkpoints.checkpoints)
 app.command("env")(env.env)
 app.command("doctor", cls=ConfigCommand)(doctor.doctor)

@@ -58,7 +58,7 @@ def rendezvous(
     else:
         attempt, verdict = _join(table, facts, attempt, log)
     if verdict["problem"]:
-        raise UserInputError(*verdict["problem"][:1], why=verdict["problem"][1], fix=verdict["problem"][2])
+        raise _refusal(verdict["problem"])
     counts, hosts = verdict["nproc"], verdict["hosts"]
     assignment = RankAssignment(
         attempt=attempt, node=facts.node, nnodes=facts.nnodes, first_rank=sum(counts[: facts.node]), nproc=facts.nproc,
@@ -131,6 +131,7 @@ def _verdict(facts: NodeFacts, joined: dict[int, NodeFacts], conflict: Any, wait
             f"{len(joined)} of {facts.nnodes} nodes joined: {', '.join(f.host for f in joined.values())}.",
             "Start the same command there with its own --node-rank, or lower --nnodes on all nodes. "
             "parallel.join_timeout_minutes sets how long a node waits.",
+            "node-missing",
         ]
     ordered = [joined[node] for node in sorted(joined)]
     if problem is None and (lines := differences(ordered)):
@@ -138,8 +139,15 @@ def _verdict(facts: NodeFacts, joined: dict[int, NodeFacts], conflict: Any, wait
             "The nodes do not have the same packages and settings.",
             "; ".join(lines) + ".",
             "Use one image and one config file on all nodes.",
+            "nodes-differ",
         ]
     return {"problem": problem, "nproc": [f.nproc for f in ordered], "hosts": [f.host for f in ordered]}
+
+
+def _refusal(problem: list[str]) -> UserInputError:
+    """From what, why, fix and code, as they are on the table."""
+    what, why, fix, code = problem
+    return UserInputError(what, why=why, fix=fix, code=code)
 
 
 def _join(
@@ -166,6 +174,7 @@ def _join(
                 f"Not all nodes joined within {table.waited:.0f} s.",
                 why="The master answers, but has not started this attempt.",
                 fix="See the error message on node 0.",
+                code="node-missing",
             )
 
 
@@ -177,9 +186,10 @@ def _check_nnodes(table: TablePoller, facts: NodeFacts, attempt: int) -> None:
             f"{facts.nnodes}, the master with {expected}.",
             "They would wait for different numbers of ranks.",
             "Start all nodes with the same --nnodes.",
+            "nodes-differ",
         ]
         table.write(f"conflict/{attempt}", problem)
-        raise UserInputError(problem[0], why=problem[1], fix=problem[2])
+        raise _refusal(problem)
 
 
 def _report_duplicate_rank(table: TablePoller, attempt: int, facts: NodeFacts, holder: NodeFacts) -> None:
@@ -187,9 +197,10 @@ def _report_duplicate_rank(table: TablePoller, attempt: int, facts: NodeFacts, h
         f"Two nodes were started as node {facts.node}: {holder.host} and {facts.host}.",
         "Every node needs its own --node-rank.",
         f"Number the nodes from 0 to {facts.nnodes - 1}.",
+        "nodes-differ",
     ]
     table.write(f"conflict/{attempt}", problem)
-    raise UserInputError(problem[0], why=problem[1], fix=problem[2])
+    raise _refusal(problem)
 
 
 def _is_alive(table: TablePoller, attempt: int, node: int) -> bool:
