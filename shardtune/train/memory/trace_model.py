@@ -32,7 +32,8 @@ def trace_model(meta_model: MetaModel, config: RunConfig, facts: Facts, work: Wo
     shapes = [{name: tuple(p.shape) for name, p in layer.named_parameters()} for layer in layers]
     firsts = [layers[shapes.index(dict(kind.parameters))] for kind in facts.kinds]
     model.requires_grad_(False)
-    model.to(dtype=torch.bfloat16)
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(torch.bfloat16)
     adapted, _, _ = add_lora(model, config.lora, meta_model.family)
     fuse(adapted, config.train)
     mode: plan.Mode = "selective" if work.checkpointing == "selective" else "none"
