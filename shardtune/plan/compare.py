@@ -14,11 +14,11 @@ from shardtune.config.cross_checks import cross_checks
 from shardtune.config.schema import RunConfig
 from shardtune.errors import UserInputError
 from shardtune.plan import sharding
-from shardtune.plan._pending import work_of
 from shardtune.plan.memory import gpu_memory
 from shardtune.plan.report import work_with
 from shardtune.plan.resolve import resolve
 from shardtune.plan.step_time import step_time
+from shardtune.plan.work import work_of
 
 if TYPE_CHECKING:
     from shardtune.plan.memory import GpuMemory

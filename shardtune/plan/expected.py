@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from shardtune.errors import UserInputError
 from shardtune.machine import usable_cores
-from shardtune.plan._pending import work_of
 from shardtune.plan.catalogue import for_cores, load_catalogue
 from shardtune.plan.memory import gpu_memory
 from shardtune.plan.report import memory_parts, work_with
 from shardtune.plan.step_time import step_time
+from shardtune.plan.work import work_of
 from shardtune.terminal import duration, size
 
 if TYPE_CHECKING:

@@ -9,7 +9,6 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from shardtune.errors import UserInputError
-from shardtune.plan._pending import work_of
 from shardtune.plan.communication import model_bytes
 from shardtune.plan.host import HostMemory, host_memory
 from shardtune.plan.memory import GpuMemory, gpu_memory, usable
@@ -18,6 +17,7 @@ from shardtune.plan.run_time import RunTime, run_time
 from shardtune.plan.step_time import ScalingPoint, StepTime, scaling, step_time
 from shardtune.plan.steps import TrainingMath, training_math
 from shardtune.plan.traffic import StepTraffic, adapter_layout, step_traffic
+from shardtune.plan.work import work_of
 
 if TYPE_CHECKING:
     from shardtune.config import ResolvedConfig
