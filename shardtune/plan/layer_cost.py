@@ -113,7 +113,8 @@ def products_of(facts: Facts, kind: LayerKind, work: Work) -> Iterator[Product]:
     """The weights that tokens are multiplied with: matrices, and those of routed experts."""
     codes = fp8_weights(kind) if work.fp8 else frozenset()
     for name, shape in kind.parameters.items():
-        if len(shape) < 2 or "conv" in name:
+        # A matrix per expert has three dimensions, and so has a convolution over time; experts' biases have two.
+        if name.endswith("bias") or not (len(shape) == 2 or (len(shape) == 3 and "experts." in name)):
             continue
         experts = shape[0] if len(shape) == 3 else 1
         visits = min(experts, facts.experts_per_token) if experts > 1 else 1
