@@ -1,4 +1,4 @@
-"""How many rows does an optimizer step take? From the settings and the number of processes, before anything is chosen."""
+"""How many rows does an optimizer step take? From the settings and the number of processes alone."""
 
 from __future__ import annotations
 

@@ -134,7 +134,7 @@ def read_outline(section: ModelSection, folder: Path, stored: Mapping[str, Store
         raise _needs_torch(name, f"There is no family file for {kind} (docs/families.md).")
     if section.trust_remote_code:
         raise _needs_torch(name, "model.trust_remote_code: its own code says what it is made of.")
-    if not stored:
+    if section.weights == "random":
         raise _needs_torch(name, "model.weights is random: there are no stored weights whose shapes could be read.")
     prefixes = wrapper.stored if wrapper is not None else None
     tensors = text_tensors(stored, prefixes, section.ignore_tensors)

@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from functools import cache
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from shardtune.plan.facts import EXPERTS_PER_TOKEN, Shape
 
 if TYPE_CHECKING:
     from shardtune.plan.facts import Facts, LayerKind
@@ -23,6 +25,7 @@ TABLE = Path(__file__).with_name("activations.json")
 KnownBy = Literal["table", "traced", "estimated"]
 Mode = Literal["none", "selective", "evaluation"]  # full checkpointing computes again as `none` does
 Dimensions = Mapping[str, int]
+T = TypeVar("T")
 _OUTPUTS = ("o_proj.weight", "dense.weight", "out_proj.weight")  # of attention, by the end of its name
 _DOWN = ("mlp.down_proj.weight", "mlp.fc2.weight", "feed_forward.down_proj.weight", "feed_forward.w2.weight")
 # Of the values that go into and come out of a layer's products, what it keeps at most; uncompiled.
@@ -99,49 +102,60 @@ class LayerActivations:
 
 
 def dimensions(model: Mapping[str, Any], kind: LayerKind) -> dict[str, int]:
-    """Of a layer, by the names that the table uses, from its config and the shapes of its weights."""
-    shapes = kind.parameters
-    hidden, heads = int(model["hidden_size"]), int(model.get("num_attention_heads") or 1)
+    """Of a layer, by the names that the table uses, from the shapes of its weights and its config."""
+    shapes, hidden, heads = kind.parameters, int(model["hidden_size"]), int(model.get("num_attention_heads") or 1)
     found = {"hidden": hidden, "heads": heads}
-    if model.get("kv_lora_rank"):
+    latent = _rows(shapes, "kv_a_proj_with_mqa.weight")
+    if latent:  # MLA
         nope, rope, value = (int(model[name]) for name in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"))
-        found |= {"q_rank": int(model.get("q_lora_rank") or 0), "kv_rank": int(model["kv_lora_rank"])}
-        found |= {"rope": rope, "nope": nope, "value_dim": value, "qk_dim": nope + rope}
-        found |= {"kv_rank_and_rope": found["kv_rank"] + rope, "nope_and_value": nope + value}
+        found |= {"q_rank": _rows(shapes, "q_a_proj.weight"), "kv_rank": latent - rope, "kv_rank_and_rope": latent}
+        found |= {"rope": rope, "nope": nope, "value_dim": value, "qk_dim": nope + rope, "nope_and_value": nope + value}
     else:
-        width = next((s[1] for n, s in shapes.items() if n.endswith(_OUTPUTS) and len(s) == 2), hidden)
-        head_dim = int(model.get("head_dim") or width // heads)
-        kv = int(model.get("num_key_value_heads") or heads)
+        head_dim = int(model.get("head_dim") or _columns(shapes, _OUTPUTS) // heads or hidden // heads)
+        kv = _rows(shapes, "k_proj.weight") // head_dim or int(model.get("num_key_value_heads") or heads)
         found |= {"head_dim": head_dim, "kv_heads": kv, "qkv_heads": heads + 2 * kv}
-    inner = next((shape[1] for name, shape in shapes.items() if name.endswith(_DOWN)), 0)
-    found["intermediate"] = inner or int(model.get("intermediate_size") or 0)
-    experts = {name: shape for name, shape in shapes.items() if len(shape) == 3}
+    found["intermediate"] = _columns(shapes, _DOWN)
+    experts = _of_experts(kind, shapes)
     if experts:
-        down = next((shape for name, shape in experts.items() if name.endswith("down_proj")), None)
-        down = down or min(experts.values(), key=prod)
-        found |= {"experts": down[0], "expert_width": min(down[1:]) if hidden in down[1:] else down[2]}
-        found["top_k"] = int(model.get("num_experts_per_tok") or 1)
-        shared = [s[1] for n, s in shapes.items() if "shared" in n and n.endswith("down_proj.weight")]
-        found["shared_width"] = shared[0] if shared else 0
-    of_experts = [rank for site, rank in kind.adapted.items() if len(_shape(shapes, site)) == 3]
-    of_others = [rank for site, rank in kind.adapted.items() if len(_shape(shapes, site)) != 3]
+        number, *_, width = next(
+            (s for n, s in experts.items() if n.endswith("down_proj")), next(iter(experts.values()))
+        )
+        routed = next((int(model[name]) for name in EXPERTS_PER_TOKEN if model.get(name)), 1)
+        shared = _columns({name: s for name, s in shapes.items() if "shared" in name}, ("down_proj.weight",))
+        found |= {"experts": number, "expert_width": width, "top_k": routed, "shared_width": shared}
+    of_experts = _of_experts(kind, kind.adapted)
+    of_others = [rank for site, rank in kind.adapted.items() if site not in of_experts]
     found["rank"] = -(-sum(of_others) // len(of_others)) if of_others else 0
-    found["expert_rank"] = -(-max(of_experts) // 8) * 8 if of_experts else 0  # filled up for grouped products
+    found["expert_rank"] = -(-max(of_experts.values(), default=0) // 8) * 8  # filled up for grouped products
     return found
 
 
-def _shape(shapes: Mapping[str, tuple[int, ...]], site: str) -> tuple[int, ...]:
-    return shapes.get(site) or shapes.get(f"{site}.weight") or ()
+def _rows(shapes: Mapping[str, Shape], end: str) -> int:
+    return next((shape[0] for name, shape in shapes.items() if name.endswith(end)), 0)
+
+
+def _columns(shapes: Mapping[str, Shape], ends: tuple[str, ...]) -> int:
+    return next((shape[1] for name, shape in shapes.items() if name.endswith(ends) and len(shape) == 2), 0)
+
+
+def _of_experts(kind: LayerKind, by_name: Mapping[str, T]) -> dict[str, T]:
+    """Of what goes by names of parameters or of their modules, that of routed experts."""
+    return {name: value for name, value in by_name.items() if len(_shape(kind, name)) == 3}
+
+
+def _shape(kind: LayerKind, site: str) -> Shape:
+    return kind.parameters.get(site) or kind.parameters.get(f"{site}.weight") or ()
 
 
 def layer_activations(facts: Facts, kind: LayerKind, work: Work, mode: Mode) -> tuple[LayerActivations, KnownBy]:
     """Of a layer of this kind."""
-    entry = _families().get(facts.model_type, {}).get("experts" if _has_experts(kind) else "dense", {})
+    sparse = bool(_of_experts(kind, kind.parameters))
+    entry = _families().get(facts.model_type, {}).get("experts" if sparse else "dense", {})
     key = setting_key(
         adapted=_adapted(kind), compiled=work.compiled, fused_lora=work.fused_lora, packed=work.packed, mode=mode,
         dropout=work.dropout and mode != "evaluation",
     )  # fmt: skip
-    if key in entry and (work.fused_experts or not _has_experts(kind)):
+    if key in entry and (work.fused_experts or not sparse):
         return LayerActivations.parse(_layers()[entry[key]]), "table"
     return _estimate(facts, kind, work), "estimated"
 
@@ -155,13 +169,9 @@ def setting_key(*, adapted: str, compiled: bool, fused_lora: bool, packed: bool,
 
 def _adapted(kind: LayerKind) -> str:
     """The tabled set of adapters that has all of these."""
-    if any(len(_shape(kind.parameters, site)) == 3 for site in kind.adapted):
+    if _of_experts(kind, kind.adapted):
         return "experts"
     return "attention" if all("attn" in site or "attention" in site for site in kind.adapted) else "linear"
-
-
-def _has_experts(kind: LayerKind) -> bool:
-    return any(len(shape) == 3 for shape in kind.parameters.values())
 
 
 def final_norm(facts: Facts) -> LayerActivations:
@@ -188,12 +198,12 @@ def _layers() -> dict[str, Any]:
 
 def _estimate(facts: Facts, kind: LayerKind, work: Work) -> LayerActivations:
     """By what goes into and comes out of the products: more than any family in the table keeps (a test compares)."""
-    routed = int(facts.model.get("num_experts_per_tok") or 1)
+    routed = facts.experts_per_token
     matrices = [shape for shape in kind.parameters.values() if len(shape) > 1]
     width = sum(sum(shape[-2:]) * (routed if len(shape) == 3 else 1) for shape in matrices)
     share = _ESTIMATED if work.compiled else _ESTIMATED_EAGER
     if work.dropout:  # what each adapter sees is another tensor
-        width += sum(_shape(kind.parameters, site)[-1] for site in kind.adapted if _shape(kind.parameters, site))
+        width += sum(_shape(kind, site)[-1] for site in kind.adapted if _shape(kind, site))
     if not work.compiled and facts.own_attention == "eager":  # scores and probabilities, in float32 and as values
         heads = int(facts.model.get("num_attention_heads") or 1)
         width += heads * min(work.length, kind.window or work.length) * 4

@@ -8,10 +8,10 @@ from functools import cached_property, partial
 from itertools import product
 from typing import TYPE_CHECKING
 
+from shardtune.config.batch import effective_batch
 from shardtune.errors import UserInputError
 from shardtune.plan import sharding
 from shardtune.plan.catalogue import shipped_cluster
-from shardtune.plan.host import host_memory
 from shardtune.plan.memory import gpu_memory, usable
 from shardtune.plan.step_time import step_time
 from shardtune.plan.work import Checkpointing, Work, work_of
@@ -26,10 +26,14 @@ _ORDER: tuple[Checkpointing, ...] = ("none", "selective", "full")
 _AS_GOOD = 1.01  # what is at most this much slower than the fastest counts as fast: the simpler or smaller one is taken
 # By how much an estimate may be wrong (docs/plan.md): what needs more than the memory times this cannot fit.
 _SURE = 1.08
+_BATCH = "train.per_device_train_batch_size"
 _GIVEN = (
-    "train.gradient_checkpointing", "train.per_device_train_batch_size", "train.offload_activations", "parallel.shard",
+    "train.gradient_checkpointing", _BATCH, "train.offload_activations", "parallel.shard",
     "parallel.reshard_after_forward", "parallel.offload_params",
 )  # fmt: skip
+
+
+_Why = str | Callable[[Work], str]  # a reason, or what a step's alternatives are called
 
 
 @dataclass(frozen=True)
@@ -52,11 +56,7 @@ class Candidate:
     @cached_property
     def fits(self) -> bool:
         machine = self.facts.machine
-        if self.memory > usable(machine.memory, machine.device):
-            return False
-        if not (self.work.offload_params or self.work.offload_activations) or not machine.host_memory:
-            return True
-        return host_memory(self.facts, self.work, self.config).per_node <= machine.host_memory
+        return self.memory <= usable(machine.memory, machine.device)
 
     @property
     def simplicity(self) -> tuple[object, ...]:
@@ -112,7 +112,7 @@ def refuse_what_cannot_fit(chosen: Candidate) -> None:
     raise UserInputError(
         f"The run does not fit: it needs {size(needed)} per GPU, and there are {size(machine.memory)}.",
         why=f"Counted with {_described(chosen.work)}; {_largest(chosen)}.",
-        fix=f"{_nearest(chosen)} `shardtune plan CONFIG --compare` shows more. guards.memory_plan: warn tries it anyway.",
+        fix=f"{_nearest(chosen)} `shardtune plan CONFIG --compare` lists more; guards.memory_plan: warn tries anyway.",
     )
 
 
@@ -136,18 +136,20 @@ def full_reshards(config: RunConfig, facts: Facts) -> bool:
     return not Candidate(facts, config, shipped_cluster(facts.machine), work).fits
 
 
-def _values(chosen: Candidate) -> Iterator[tuple[str, object, str | Callable[[Work], str]]]:
+def _values(chosen: Candidate) -> Iterator[tuple[str, object, _Why]]:
     """What each `auto` comes to, with its reason or what its alternatives are called."""
     config, facts, work = chosen.config, chosen.facts, chosen.work
     train, parallel, ranks = config.train, config.parallel, facts.machine.world_size
     if config.model.base_precision == "auto":
-        reason = _precision if facts.quantised else "the checkpoint is not quantised"
+        reason: _Why = _precision if facts.quantised else "the checkpoint is not quantised"
         yield "model.base_precision", _precision(work), reason
     if parallel.shard == "auto":
         offloaded = "parallel.offload_params keeps weights in host memory, which a node's processes share"
         named = partial(_shard_text, ranks=ranks)
-        yield "parallel.shard", _shard_word(work.shards, ranks), (
-            "one process" if ranks == 1 else offloaded if work.offload_params else named
+        yield (
+            "parallel.shard",
+            _shard_word(work.shards, ranks),
+            ("one process" if ranks == 1 else offloaded if work.offload_params else named),
         )
         if 1 < work.shards < ranks:
             yield "parallel.shard_size", work.shards, "the fewest processes whose memory holds a replica"
@@ -166,7 +168,7 @@ def _values(chosen: Candidate) -> Iterator[tuple[str, object, str | Callable[[Wo
         reason = on_cpu or kept or (lambda one: _word(one.offload_activations))
         yield "train.offload_activations", work.offload_activations, reason
     if train.per_device_train_batch_size == "auto":
-        yield "train.per_device_train_batch_size", work.batch, lambda one: str(one.batch)
+        yield _BATCH, work.batch, lambda one: str(one.batch)
     if train.gradient_accumulation_steps == "auto":
         rows = f"{work.batch * work.accumulation} rows per process and step, {work.batch} at a time"
         yield "train.gradient_accumulation_steps", work.accumulation, rows
@@ -348,7 +350,11 @@ def _grown(nodes: tuple[int, ...], ranks: int) -> tuple[int, ...]:
 
 def _with(config: RunConfig, facts: Facts, path: str, value: object) -> Candidate:
     section, _, key = path.partition(".")
-    changed = getattr(config, section).model_copy(update={key: value})
+    values = {key: value}
+    if path == _BATCH:  # the effective batch stays
+        rows = effective_batch(config.train, facts.machine.world_size)
+        values |= {"gradient_accumulation_steps": "auto", "effective_batch_size": rows}
+    changed = getattr(config, section).model_copy(update=values)
     return _best(config.model_copy(update={section: changed}), facts)
 
 

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from shardtune.config.schema import TrainSection
+from shardtune.terminal import count
 
 
 @dataclass(frozen=True)
@@ -60,3 +61,20 @@ def training_math(section: TrainSection, *, rows: int, tokens: int, processes: i
         steps=steps,
         warmup_steps=warmup,
     )
+
+
+def math_lines(math: TrainingMath, unit: str = "rows") -> tuple[str, str]:
+    """The batch and the steps, each with how it was counted."""
+    batch = (
+        f"{math.per_device} per device × {count(math.processes, 'process', 'es')} × {math.accumulation} accumulation "
+        f"= {math.effective_batch} {unit} per step"
+    )
+    steps = (
+        f"{math.steps:,} ({_epochs(math.epochs)} of {math.rows:,} {unit} / {math.effective_batch}), "
+        f"{math.warmup_steps} for warm-up, about {math.total_tokens:,} tokens"
+    )
+    return batch, steps
+
+
+def _epochs(number: float) -> str:
+    return f"{number:.3g} epoch{'' if f'{number:.3g}' == '1' else 's'}"

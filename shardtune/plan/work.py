@@ -100,6 +100,7 @@ def work_of(config: RunConfig, facts: Facts) -> Work:
         fused_lora=train.fused_lora is not False,
         fused_experts=train.fused_experts is not False and facts.has_experts,
         fused_loss=train.fused_loss is not False and facts.loss_obstacle is None,
+        dropout=config.lora.lora_dropout > 0,
     )
 
 

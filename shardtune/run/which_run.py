@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shardtune.config.batch import effective_batch
 from shardtune.checkpoint.changes import changes, identity, kept_settings
 from shardtune.checkpoint.manifest import NAME as MANIFEST
 from shardtune.checkpoint.manifest import TRAINER, ManifestError, read_manifest, verify
 from shardtune.checkpoint.store import CheckpointStore, UnreadableStoreError, publish
+from shardtune.config.batch import effective_batch
 from shardtune.config.schema import RunConfig
 from shardtune.durable import read_plain, replace_file
 from shardtune.errors import UserInputError

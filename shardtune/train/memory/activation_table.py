@@ -31,7 +31,7 @@ from shardtune.errors import UserInputError
 from shardtune.model.experts import use_grouped_experts
 from shardtune.model.families.generic import decoder_of
 from shardtune.model.families.registry import family_for
-from shardtune.parallel.shard import decoder_layers
+from shardtune.model.model_outline import outline_of
 from shardtune.plan import activations as plan
 from shardtune.plan.facts import LayerKind
 from shardtune.train.memory import layer_trace
@@ -126,14 +126,14 @@ def build(config: Any, setting: Setting) -> tuple[PreTrainedModel, nn.Module, La
         target_modules=["attention"] if setting.adapted == "attention" else ["attention", "mlp"],
         experts=setting.adapted == "experts" or None,
     )
-    (layer,) = decoder_layers(model, family.decoder_layer.get(config.model_type))
-    (prefix,) = (name for name, module in model.named_modules() if module is layer)
-    sites = resolve_targets(model, section, family).sites
+    outline = outline_of(model, family)
+    (name,) = outline.layers
+    layer = model.get_submodule(name)
     kind = LayerKind(
         count=1,
-        parameters={name: tuple(p.shape) for name, p in layer.named_parameters()},
+        parameters={below: tuple(p.shape) for below, p in layer.named_parameters()},
         quantised=frozenset(),
-        adapted={name.removeprefix(f"{prefix}."): rank_of(site, section) for name, site in sites.items()},
+        adapted={site.below: rank_of(site, section) for site in resolve_targets(outline, section).sites.values()},
     )
     adapted, _, _ = add_lora(model, section, family)
     if setting.fused_lora:
