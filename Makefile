@@ -65,6 +65,8 @@ reference: install
 	$(BIN)/python tests/support/page.py > docs/support.md
 	$(BIN)/python -m shardtune.observe.schema > docs/events.md
 	$(BIN)/python -m shardtune.plan.traffic_page docs/parallel.md
+	$(BIN)/python -m shardtune.plan.readme_table README.md docs/plan.md
+	$(BIN)/python -m shardtune.run.error_page docs
 
 # The README's output of the quickstart, from a real one (about five minutes); a test fails when its lines are out of date.
 readme: $(VENV)/.weights

@@ -16,7 +16,7 @@ import statistics
 import sys
 import tempfile
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,17 @@ from ours import RUN, command
 from speed import why_it_failed
 from windows import read_lines
 
+from shardtune.config import load_config
+from shardtune.model.meta_model import build_meta_model
+from shardtune.plan.catalogue import shipped_cluster
+from shardtune.plan.facts import Machine
+from shardtune.plan.gather import gather_facts
+from shardtune.plan.memory import gpu_memory, usable
+from shardtune.plan.resolve import resolve
+from shardtune.plan.step_time import step_time
+from shardtune.plan.work import work_of
+
+H200 = Machine("cuda", memory=150_121_414_656, processes_here=1, nodes=(1,), gpu="NVIDIA H200")
 ROOT = Path(__file__).parent.parent
 _WARM, _COUNTED = 2, 3  # steps: the first compiles
 _LLAMA: dict[str, Any] = {
@@ -191,6 +202,86 @@ def measure_all(out: Path, names: list[str], budget: float) -> None:
         print(name, found.get("why") or f"{found['peak'] / 2**30:.2f} GiB, {found['step_seconds']:.3f} s", flush=True)
 
 
+@dataclass(frozen=True)
+class Row:
+    """What was predicted of a setting, and what was measured: bytes, seconds. None: it ran out of memory."""
+
+    name: str
+    allocated: int
+    total: int
+    known_by: str
+    fits: bool
+    seconds: float
+    peak: int | None
+    step: float | None
+
+
+def predict(name: str, folder: Path, measured: dict[str, Any]) -> Row:
+    """What `plan` says of a setting on one H200."""
+    setting = SETTINGS[name]
+    write_model(folder / "model", shape_of(setting))
+    sections: dict[str, Any] = json.loads(json.dumps(setting.sets))
+    overrides = {
+        "model": {"model_name_or_path": str(folder / "model"), "weights": "random"},
+        "data": {"dataset_name_or_path": "rows.jsonl", "max_length": setting.length},
+        "lora": {"r": 16, "lora_alpha": 32, "lora_dropout": 0.0},
+        "train": {
+            "per_device_train_batch_size": setting.batch,
+            "gradient_accumulation_steps": 1,
+            "gradient_checkpointing": setting.checkpointing,
+        },
+        "parallel": {},
+        "guards": {"memory_plan": "off"},
+    }
+    if setting.validates:
+        overrides["data"]["val_split"] = 0.5
+    for section, values in sections.items():
+        overrides[section] |= values
+    file = folder / "run.yaml"
+    file.write_text(yaml.safe_dump(overrides))
+    asked = load_config(file)
+    meta = build_meta_model(asked.config.model, folder / "model", {})
+    facts = gather_facts(asked.config, meta.outline, H200, lambda: 0.05 if setting.short else 1.0)
+    config = resolve(asked, facts).config
+    work = replace(work_of(config, facts), document=250.0 if setting.short else float(setting.length))
+    memory = gpu_memory(facts, work)
+    fits = memory.total <= usable(H200.memory, "cuda")
+    seconds = step_time(facts, work, shipped_cluster(H200)).seconds
+    return Row(
+        name, memory.allocated, memory.total, memory.known_by, fits, seconds, measured.get("peak"),
+        measured.get("step_seconds"),
+    )  # fmt: skip
+
+
+def compare(file: Path) -> list[Row]:
+    """A line for each setting that was measured, or that ran out of memory."""
+    rows = []
+    for name, measured in json.loads(file.read_text())["settings"].items():
+        if "peak" in measured or "memory" in measured.get("why", ""):
+            with tempfile.TemporaryDirectory() as folder:
+                rows.append(predict(name, Path(folder), measured))
+    return rows
+
+
+def table(rows: list[Row]) -> str:
+    """Predicted and measured, with the error of each; then the errors of all."""
+    lines = [f"{'':55} {'GiB':>7} {'measured':>9} {'error':>7}   {'step s':>7} {'measured':>9} {'error':>7}"]
+    for row in rows:
+        peak = (
+            f"{row.peak / 2**30:9.2f} {row.allocated / row.peak - 1:+7.1%}" if row.peak else f"{'no memory':>9} {'':7}"
+        )
+        step = f"{row.step:9.3f} {row.seconds / row.step - 1:+7.1%}" if row.step else ""
+        verdict = "" if row.fits else "  does not fit"
+        lines.append(f"{row.name:55} {row.allocated / 2**30:7.2f} {peak}   {row.seconds:7.3f} {step}{verdict}")
+    memory = [abs(row.allocated / row.peak - 1) for row in rows if row.peak]
+    times = [abs(row.seconds / row.step - 1) for row in rows if row.step]
+    for what, errors in (("memory", memory), ("step time", times)):
+        lines.append(f"{what}: median error {statistics.median(errors):.1%}, worst {max(errors):.1%} of {len(errors)}")
+    wrong = [row.name for row in rows if row.fits and not row.peak]
+    lines.append(f"out of memory, but predicted to fit: {', '.join(wrong) or 'none'}")
+    return "\n".join(lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["measure", "compare"])
@@ -200,6 +291,8 @@ def main() -> None:
     given = parser.parse_args()
     if given.what == "measure":
         measure_all(given.file, given.names, given.budget)
+    else:
+        print(table(compare(given.file)))
 
 
 if __name__ == "__main__":

@@ -10,18 +10,21 @@ class ShardtuneError(Exception):
         what: What happened, in one sentence, naming the file, key or value at fault.
         why: Why that is a problem (or what was found instead). May be empty.
         fix: What to change. May be empty only where nothing can be.
+        code: What `shardtune explain` knows it by (run/error_codes.py); most errors need no more than their own words.
 
     Example:
         >>> raise ShardtuneError("The model folder 'm' does not exist.", fix="Check model.model_name_or_path.")
     """
 
     exit_code = 1
+    code = ""
 
-    def __init__(self, what: str, *, why: str = "", fix: str = "") -> None:
+    def __init__(self, what: str, *, why: str = "", fix: str = "", code: str = "") -> None:
         super().__init__(what)
         self.what = what
         self.why = why
         self.fix = fix
+        self.code = code or type(self).code
 
     def __str__(self) -> str:
         return "\n".join(part for part in (self.what, self.why, self.fix) if part)

@@ -27,6 +27,15 @@ def usable_cores(quota: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
         return seen
 
 
+def lacks_bf16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
+    """A CPU without bfloat16 units: products in it are many times slower than in float32."""
+    try:
+        flags = set(cpuinfo.read_text(encoding="utf-8").split())
+    except OSError:
+        return False  # not Linux: nothing to go by
+    return not flags & {"avx512_bf16", "amx_bf16", "bf16"}
+
+
 def free_memory(cgroups: Path = CGROUPS, mine: Path = MY_CGROUPS, meminfo: Path = Path("/proc/meminfo")) -> int | None:
     """Bytes this process may still take without pushing others out: the least of what the machine has and of what its
     cgroup and those above allow. None where the system does not say."""

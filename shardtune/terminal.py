@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 VERBOSE_VARIABLE = "SHARDTUNE_VERBOSE"  # set by -v, for the ranks that a launcher starts
 _INDENT = 10  # columns of a label and the space behind it
-_LABELLED = re.compile(r" *(error|why|fix): ")
+_LABELLED = re.compile(r" *(error|why|fix|more): ")
 
 
 class EventWriter(Protocol):
@@ -111,6 +111,11 @@ def size(number: float) -> str:
             return f"{number:.3g} {unit}"
         number /= 1024
     return f"{number:.3g} TiB"
+
+
+def duration(seconds: float) -> str:
+    """A short one: `812 ms`, `1.24 s`."""
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"
 
 
 def clock(seconds: float) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import pynvml
@@ -23,6 +24,11 @@ class Card:
     # per link: None = down, "switch", or the number of the card at its other end
     links: list[str | int | None] = field(default_factory=lambda: ["switch"] * 18)
     lost: bool = False
+    recent_uncorrected: int | None = 0  # since the driver was loaded
+    remapped: tuple[int, int, int, int] | None = (0, 0, 0, 0)  # rows: corrected, uncorrected; pending, failed
+    slowdown: int = 0  # nvmlClocksEventReason… bits
+    used: int = 600_000_000
+    processes: tuple[int, ...] = ()
 
 
 def h200s(number: int = 8) -> list[Card]:
@@ -37,7 +43,7 @@ class FakeNvml:
         self.open = 0
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("NVML"):  # constants and errors
+        if name.startswith(("NVML", "nvmlClocksEventReason")):  # constants and errors
             return getattr(pynvml, name)
         raise AttributeError(name)
 
@@ -74,7 +80,7 @@ class FakeNvml:
 
     def nvmlDeviceGetMemoryInfo(self, handle: int, version: int | None = None) -> Any:
         memory = pynvml.c_nvmlMemory_t()
-        memory.total, memory.used = self._cards[handle].memory, 600_000_000
+        memory.total, memory.used = self._cards[handle].memory, self._cards[handle].used
         return memory
 
     def nvmlDeviceGetEccMode(self, handle: int) -> list[int]:
@@ -82,8 +88,24 @@ class FakeNvml:
         return [mode, mode]
 
     def nvmlDeviceGetTotalEccErrors(self, handle: int, errorType: int, counterType: int) -> int:
-        assert (errorType, counterType) == (1, 1), "uncorrected, over the card's life"
-        return self._known(self._cards[handle].uncorrected)
+        assert errorType == pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED
+        card = self._cards[handle]
+        return self._known(card.uncorrected if counterType == pynvml.NVML_AGGREGATE_ECC else card.recent_uncorrected)
+
+    def nvmlDeviceGetRemappedRows(self, device: int) -> tuple[int, int, int, int]:
+        return self._known(self._cards[device].remapped)
+
+    def nvmlDeviceGetRetiredPagesPendingStatus(self, device: int) -> int:
+        return self._known(None)  # of cards before Ampere
+
+    def nvmlDeviceGetCurrentClocksEventReasons(self, handle: int) -> int:
+        return self._cards[handle].slowdown
+
+    def nvmlDeviceGetTemperature(self, handle: int, sensor: int) -> int:
+        return 91
+
+    def nvmlDeviceGetComputeRunningProcesses(self, handle: int) -> list[Any]:
+        return [SimpleNamespace(pid=pid, usedGpuMemory=None) for pid in self._cards[handle].processes]
 
     def nvmlDeviceGetClockInfo(self, handle: int, type: int) -> int:
         return {pynvml.NVML_CLOCK_SM: 345, pynvml.NVML_CLOCK_MEM: 3201}[type]

@@ -22,7 +22,7 @@ _BLOCK = re.compile(
 )
 _WIDTH, _INDENT = 100, 10
 # The last is only printed where rank 0 is the later one to look for the prepared data.
-_LEFT_OUT = ("profile ", "training rows: ", "validation rows: ", "weights ", "waiting for another process ")
+_LEFT_OUT = ("profile ", "planned ", "training rows: ", "validation rows: ", "weights ", "waiting for another process ")
 _STEPS_SHOWN = 3  # before the last one
 _BOXES = "“╭├│╰"
 _MASKS = (

@@ -8,8 +8,21 @@ from typing import Annotated
 import typer
 
 from shardtune import __version__
-from shardtune.cli import checkpoints, config, dashboard, data, env, eval_loss, quickstart, report, train
-from shardtune.cli.options import WithSettings
+from shardtune.cli import (
+    checkpoints,
+    config,
+    dashboard,
+    data,
+    doctor,
+    env,
+    eval_loss,
+    explain,
+    plan,
+    quickstart,
+    report,
+    train,
+)
+from shardtune.cli.options import ConfigCommand, WithSettings
 from shardtune.errors import ShardtuneError
 from shardtune.run.failure import render
 from shardtune.terminal import fitted
@@ -23,8 +36,11 @@ app = typer.Typer(
 )
 app.command("train", cls=WithSettings)(train.train)
 app.command("eval-loss", cls=WithSettings)(eval_loss.eval_loss)
+app.command("plan", cls=ConfigCommand)(plan.plan)
+app.command("explain")(explain.explain)
 app.command("checkpoints")(checkpoints.checkpoints)
 app.command("env")(env.env)
+app.command("doctor", cls=ConfigCommand)(doctor.doctor)
 app.command("report")(report.report)
 app.command("dashboard")(dashboard.dashboard)
 app.command("quickstart")(quickstart.quickstart)

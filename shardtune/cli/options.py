@@ -71,6 +71,12 @@ InsecureNetwork = Annotated[
     ),
 ]
 Force = Annotated[bool, typer.Option("--force", help="Start more processes than this machine has memory or cores for.")]
+SkipPreflight = Annotated[
+    bool,
+    typer.Option(
+        "--skip-preflight", help="Start several processes without checking first whether this machine is fit for them."
+    ),
+]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Print more details before the first step.")]
 
 
@@ -94,6 +100,7 @@ class ConfigCommand(TyperCommand):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         positional = next(param for param in self.params if param.name == "config")
+        self._needs_config = positional.required
         positional.required = False  # `parse_args` asks for one of the two
         self.params.append(_config_option())
 
@@ -103,7 +110,7 @@ class ConfigCommand(TyperCommand):
         given = [value for value in (ctx.params.get("config"), named) if value is not None]
         if len(given) == 2:
             ctx.fail(f"CONFIG is given twice: '{given[0]}' and --config '{given[1]}'. Remove one of them.")
-        if not given and not ctx.resilient_parsing:
+        if not given and self._needs_config and not ctx.resilient_parsing:
             ctx.fail("Missing argument 'CONFIG' (or --config FILE).")
         ctx.params["config"] = given[0] if given else None
         return rest

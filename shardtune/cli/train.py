@@ -18,6 +18,7 @@ from shardtune.cli.options import (
     NodeRank,
     Nproc,
     Overrides,
+    SkipPreflight,
     Verbose,
 )
 
@@ -49,6 +50,7 @@ def train(
         typer.Option("--resume", metavar="auto|latest|best|never|PATH", help="Short for -o train.resume=…."),
     ] = None,
     force: Force = False,
+    skip_preflight: SkipPreflight = False,
     verbose: Verbose = False,
 ) -> None:
     """Train a LoRA adapter with the settings in CONFIG, sharded over the processes of one or several machines.
@@ -62,6 +64,7 @@ def train(
     checkpoint saved, run the same command again; 76 a rank hung; 130 stopped by
     Ctrl-C. All of them: docs/exit-codes.md.
     """
+    from shardtune.doctor.run import preflight
     from shardtune.launch.network import INSECURE_VARIABLE
     from shardtune.launch.process_role import NodeOptions
     from shardtune.launch.rank_process import exit_process
@@ -84,5 +87,8 @@ def train(
         os.environ[INSECURE_VARIABLE] = "1"
     options = NodeOptions(nnodes, node_rank, master_addr, master_port)
     with ignore_write_errors():
-        code = start(config, overrides, accelerate_config, run_id, os.environ, options, force=force)
+        code = start(
+            config, overrides, accelerate_config, run_id, os.environ, options, force=force,
+            preflight=None if skip_preflight else preflight,
+        )  # fmt: skip
     exit_process(code)

@@ -17,10 +17,9 @@ from shardtune.config.schema import (
     TARGET_WORDS,
     VOCABULARY,
     RunConfig,
-    TrainSection,
     entries_of,
 )
-from shardtune.config.suggestions import nearest
+from shardtune.config.suggestions import nearest, section_fields
 
 
 @dataclass(frozen=True)
@@ -81,31 +80,11 @@ def schedule(config: RunConfig) -> Iterator[Finding]:
 
 def offloaded_inputs(config: RunConfig) -> Iterator[Finding]:
     train = config.train
-    if train.offload_activations and train.gradient_checkpointing is not True:
+    if train.offload_activations is True and train.gradient_checkpointing not in (True, "auto"):
         how = train.gradient_checkpointing or "none"
         what = f"it offloads the inputs of fully checkpointed layers, and gradient_checkpointing is {how}"
         fix = "set gradient_checkpointing: full, or remove offload_activations"
         yield Finding(("train.offload_activations", "train.gradient_checkpointing"), what, fix)
-
-
-def sharding(config: RunConfig) -> Iterator[Finding]:
-    parallel = config.parallel
-    if parallel.shard_size is not None and parallel.shard != "hybrid":
-        what = f"no effect: parallel.shard is {parallel.shard}"
-        yield Finding(("parallel.shard_size", "parallel.shard"), what, "set shard: hybrid, or remove shard_size")
-    if parallel.reshard_after_forward != "auto" and parallel.shard == "replicate":
-        what = "no effect: with shard: replicate no frozen weight is gathered"
-        fix = "remove it, or set shard: auto, full or hybrid"
-        yield Finding(("parallel.reshard_after_forward", "parallel.shard"), what, fix)
-    if config.model.load == "read-once" and parallel.shard == "full":
-        what = "no effect: parallel.shard is full, so that no two processes hold the same weights"
-        yield Finding(
-            ("model.load", "parallel.shard"), what, "set load: auto or read-all, or shard: replicate or hybrid"
-        )
-    if config.guards.replica_check_steps and parallel.shard == "full":
-        what = "no effect: with shard: full there is one replica of the base"
-        fix = "remove it, or set shard: auto, hybrid or replicate"
-        yield Finding(("guards.replica_check_steps", "parallel.shard"), what, fix)
 
 
 def patterns_compile(config: RunConfig) -> Iterator[Finding]:
@@ -144,27 +123,6 @@ def adapter_targets(config: RunConfig) -> Iterator[Finding]:
     if fused and lora.lora_dropout > 0:
         what = f"lora_dropout is {lora.lora_dropout:g}, but {fused[0]} is set: {NO_DROPOUT}"
         yield Finding(("lora.lora_dropout", me, "lora.experts"), what, "set lora_dropout: 0")
-
-
-def dora(config: RunConfig) -> Iterator[Finding]:
-    """What DoRA cannot be combined with, as far as the config alone shows."""
-    if not config.lora.use_dora:
-        return
-    if config.model.base_precision == "fp8":
-        what = "DoRA needs the norm of every weight row in each pass, which is not implemented for weights in FP8"
-        yield Finding(("lora.use_dora", "model.base_precision"), what, "set base_precision: bf16, or use_dora: false")
-    named = [word for word in (EXPERTS, ROUTER) if word in entries_of(config.lora.target_modules)]
-    if named or config.lora.experts:
-        what = "PEFT has no DoRA for routed experts and routers, which are fused tensors"
-        fix = "leave them out, or set use_dora: false with use_rslora: true and a higher r"
-        yield Finding(("lora.use_dora", "lora.target_modules", "lora.experts"), what, fix)
-
-
-def trained_in_full(config: RunConfig) -> Iterator[Finding]:
-    if config.lora.modules_to_save and config.train.bf16 is False and config.model.torch_dtype == "bfloat16":
-        what = "modules_to_save are float32, and train.bf16: false would mix them with the model's bfloat16 weights"
-        paths = ("lora.modules_to_save", "train.bf16", "model.torch_dtype")
-        yield Finding(paths, what, "set train.bf16: auto, or model.torch_dtype: float32")
 
 
 def new_tokens(config: RunConfig) -> Iterator[Finding]:
@@ -253,7 +211,7 @@ def template_names_columns(config: RunConfig) -> Iterator[Finding]:
 
 def warmup_needs_a_schedule_with_it(config: RunConfig) -> Iterator[Finding]:
     train = config.train
-    ratio = train.warmup_ratio if train.warmup_ratio != _default("warmup_ratio") else 0
+    ratio = train.warmup_ratio if train.warmup_ratio != _default("train.warmup_ratio") else 0
     if train.lr_scheduler_type == "constant" and (train.warmup_steps if train.warmup_steps is not None else ratio):
         name = "warmup_ratio" if train.warmup_steps is None else "warmup_steps"
         what = "no effect: the schedule `constant` has no warm-up"
@@ -270,67 +228,124 @@ def callbacks_are_named(config: RunConfig) -> Iterator[Finding]:
 
 @dataclass(frozen=True)
 class Requirement:
-    """Settings of `train` that have no effect unless `met`; only their defaults are accepted then."""
+    """Settings that mean nothing, or cannot work, unless `met`; only their defaults are accepted then.
+
+    Args:
+        decided_by: The settings that `met` looks at.
+        what: Why; {section.key} is filled in.
+        values: The values that need it; empty for all but the default.
+    """
 
     settings: tuple[str, ...]
     met: Callable[[RunConfig], bool]
     decided_by: tuple[str, ...]
     what: str
     fix: str
+    values: tuple[Any, ...] = ()
 
 
 REQUIREMENTS = (
     Requirement(
-        ("dataloader_prefetch_factor", "dataloader_persistent_workers"),
+        ("parallel.shard_size",),
+        lambda config: config.parallel.shard == "hybrid",
+        ("parallel.shard",),
+        "no effect: parallel.shard is {parallel.shard}",
+        "set shard: hybrid, or remove shard_size",
+    ),
+    Requirement(
+        ("parallel.reshard_after_forward",),
+        lambda config: config.parallel.shard != "replicate",
+        ("parallel.shard",),
+        "no effect: with shard: replicate no frozen weight is gathered",
+        "remove it, or set shard: auto, full or hybrid",
+    ),
+    Requirement(
+        ("model.load",),
+        lambda config: config.parallel.shard != "full",
+        ("parallel.shard",),
+        "no effect: parallel.shard is full, so that no two processes hold the same weights",
+        "set load: auto or read-all, or shard: replicate or hybrid",
+        values=("read-once",),
+    ),
+    Requirement(
+        ("guards.replica_check_steps",),
+        lambda config: config.parallel.shard != "full",
+        ("parallel.shard",),
+        "no effect: with shard: full there is one replica of the base",
+        "remove it, or set shard: auto, hybrid or replicate",
+    ),
+    Requirement(
+        ("lora.use_dora",),
+        lambda config: config.model.base_precision != "fp8",
+        ("model.base_precision",),
+        "DoRA needs the norm of every weight row in each pass, which is not implemented for weights in FP8",
+        "set base_precision: bf16, or use_dora: false",
+    ),
+    Requirement(
+        ("lora.use_dora",),
+        lambda config: not config.lora.experts and not {EXPERTS, ROUTER} & set(entries_of(config.lora.target_modules)),
+        ("lora.target_modules", "lora.experts"),
+        "PEFT has no DoRA for routed experts and routers, which are fused tensors",
+        "leave them out, or set use_dora: false with use_rslora: true and a higher r",
+    ),
+    Requirement(
+        ("lora.modules_to_save",),
+        lambda config: config.train.bf16 is not False or config.model.torch_dtype != "bfloat16",
+        ("train.bf16", "model.torch_dtype"),
+        "modules_to_save are float32, and train.bf16: false would mix them with the model's bfloat16 weights",
+        "set train.bf16: auto, or model.torch_dtype: float32",
+    ),
+    Requirement(
+        ("train.dataloader_prefetch_factor", "train.dataloader_persistent_workers"),
         lambda config: config.train.dataloader_num_workers > 0,
         ("train.dataloader_num_workers",),
         "no effect: dataloader_num_workers is 0",
         "set dataloader_num_workers too",
     ),
     Requirement(
-        ("adam_beta1", "adam_beta2", "adam_epsilon"),
+        ("train.adam_beta1", "train.adam_beta2", "train.adam_epsilon"),
         lambda config: config.train.optim not in OPTIMIZERS or OPTIMIZERS[config.train.optim].uses_adam_settings,
         ("train.optim",),
         "no effect: train.optim is {train.optim}",
         "remove it, or set optim: adamw_torch",
     ),
     Requirement(
-        ("label_smoothing_factor",),
+        ("train.label_smoothing_factor",),
         lambda config: config.train.loss == "nll",
         ("train.loss",),
         "label smoothing is defined for train.loss: nll only",
         "remove it, or set loss: nll",
     ),
     Requirement(
-        ("eval_delay", "eval_on_start", "early_stopping_patience"),
+        ("train.eval_delay", "train.eval_on_start", "train.early_stopping_patience"),
         lambda config: effective_eval_strategy(config) != "no",
         ("train.eval_strategy", "data.val_split"),
         "no effect: this run does not evaluate",
         "set data.val_split and eval_strategy: steps, or remove it",
     ),
     Requirement(
-        ("early_stopping_threshold",),
+        ("train.early_stopping_threshold",),
         lambda config: config.train.early_stopping_patience is not None,
         ("train.early_stopping_patience",),
         "no effect: early_stopping_patience is not set",
         "set early_stopping_patience too",
     ),
     Requirement(
-        ("run_name",),
+        ("train.run_name",),
         lambda config: bool(_trackers(config) & {"all", "wandb", "mlflow", "trackio", "comet_ml", "swanlab"}),
         ("train.report_to", "train.callbacks"),
         "no effect: no tracker of train.report_to reads it",
         "set report_to: wandb (or mlflow, trackio, comet_ml, swanlab), or remove it",
     ),
     Requirement(
-        ("project", "trackio_space_id", "trackio_bucket_id", "trackio_static_space_id"),
+        ("train.project", "train.trackio_space_id", "train.trackio_bucket_id", "train.trackio_static_space_id"),
         lambda config: bool(_trackers(config) & {"all", "trackio"}),
         ("train.report_to", "train.callbacks"),
         "no effect: only trackio reads it, and train.report_to is {train.report_to}",
         "set report_to: trackio, or remove it",
     ),
     Requirement(
-        ("sample_tokens",),
+        ("train.sample_tokens",),
         lambda config: config.train.samples > 0,
         ("train.samples",),
         "no effect: train.samples is 0",
@@ -339,16 +354,19 @@ REQUIREMENTS = (
 )  # fmt: skip
 
 
-def settings_have_an_effect(config: RunConfig) -> Iterator[Finding]:
+def requirements_are_met(config: RunConfig) -> Iterator[Finding]:
+    sections = {name: getattr(config, name) for name in type(config).model_fields}
     for requirement in REQUIREMENTS:
-        for name in requirement.settings if not requirement.met(config) else ():
-            if getattr(config.train, name) != _default(name):
-                what = requirement.what.format(train=config.train)
-                yield Finding((f"train.{name}", *requirement.decided_by), what, requirement.fix)
+        for path in requirement.settings if not requirement.met(config) else ():
+            section, _, name = path.partition(".")
+            value = getattr(sections[section], name)
+            if value in requirement.values if requirement.values else value != _default(path):
+                yield Finding((path, *requirement.decided_by), requirement.what.format(**sections), requirement.fix)
 
 
-def _default(name: str) -> Any:
-    return TrainSection.model_fields[name].get_default(call_default_factory=True)
+def _default(path: str) -> Any:
+    section, _, name = path.partition(".")
+    return section_fields()[section].model_fields[name].get_default(call_default_factory=True)
 
 
 def _trackers(config: RunConfig) -> set[str]:
@@ -362,11 +380,8 @@ CHECKS: tuple[Callable[[RunConfig], Iterator[Finding]], ...] = (
     optimizer,
     schedule,
     offloaded_inputs,
-    sharding,
     patterns_compile,
     adapter_targets,
-    dora,
-    trained_in_full,
     new_tokens,
     evaluation_needs_rows,
     best_checkpoint,
@@ -374,5 +389,5 @@ CHECKS: tuple[Callable[[RunConfig], Iterator[Finding]], ...] = (
     template_names_columns,
     warmup_needs_a_schedule_with_it,
     callbacks_are_named,
-    settings_have_an_effect,
+    requirements_are_met,
 )

@@ -80,6 +80,15 @@ OPTIMIZERS = {
     "adadelta": OptimizerSpec("Adadelta", Adadelta),
 }
 
+_EXTRA_STATE = ("amsgrad", "momentum", "centered")  # arguments that keep one more number per parameter
+
+
+def state_tensors(name: str, arguments: Mapping[str, Any]) -> int:
+    """Numbers that an optimizer keeps for each parameter."""
+    own = {"sgd": 0, "rmsprop": 1, "adagrad": 1}.get(name, 2)
+    return own + sum(bool(arguments.get(key)) for key in _EXTRA_STATE)
+
+
 _ADAMW = "use adamw_torch"
 _QUANTISED = (
     "its state is kept in quantised blocks that do not follow the shards of a parameter, and there is little to save: "

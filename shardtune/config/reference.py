@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -110,6 +111,10 @@ def settings_table() -> RenderableType:
             table.add_row(f"{name}.{key}", Text(f"{default}  ", style="dim") + Text(field.description or ""))
         table.add_section()
     return table
+
+
+def first_sentence(description: str) -> str:
+    return re.split(r"(?<=\.)\s", description, maxsplit=1)[0]
 
 
 def _rows(section: type[Section]) -> Iterator[str]:

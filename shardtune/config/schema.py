@@ -58,7 +58,7 @@ Int = Annotated[int, BeforeValidator(_number)]
 Float = Annotated[float, BeforeValidator(_number)]
 Strategy = Annotated[Literal["no", "steps", "epoch"], BeforeValidator(_yaml_no)]
 AutoStrategy = Annotated[Literal["auto", "no", "steps", "epoch"], BeforeValidator(_yaml_no)]
-Checkpointing = Annotated[bool | Literal["none", "selective", "full"], BeforeValidator(_all_or_nothing)]
+Checkpointing = Annotated[bool | Literal["auto", "none", "selective", "full"], BeforeValidator(_all_or_nothing)]
 # What a guard does. A step can only be skipped before the optimizer's update, so not every guard can.
 SpikeAction = Annotated[Literal["off", "warn", "skip-step", "rollback", "stop"], BeforeValidator(_off_word)]
 TrendAction = Annotated[Literal["off", "warn", "rollback", "stop"], BeforeValidator(_off_word)]
@@ -369,23 +369,32 @@ class TrainSection(Section):
     max_steps: Annotated[Int, Field(ge=1)] | Literal[-1] = Field(
         default=-1, description="Number of optimizer steps; -1 = what num_train_epochs takes."
     )
-    per_device_train_batch_size: Int = Field(default=8, ge=1, description="Rows per process in one forward pass.")
+    effective_batch_size: Annotated[int, Field(ge=1), BeforeValidator(_number)] | None = Field(
+        default=None,
+        description="Rows of all processes in one optimizer step, on any number of nodes; "
+        "per_device_train_batch_size and gradient_accumulation_steps are chosen to make it. null = 8 per process.",
+    )
+    per_device_train_batch_size: Annotated[int, Field(ge=1), BeforeValidator(_number)] | Literal["auto"] = Field(
+        default="auto",
+        description="Rows per process in one forward pass. `auto` = what is fastest in the memory there is, with "
+        "gradient_accumulation_steps making up the same effective batch.",
+    )
     per_device_eval_batch_size: Int = Field(default=8, ge=1, description="The same for evaluation.")
-    gradient_accumulation_steps: Int = Field(
-        default=1,
-        ge=1,
-        description="Forward passes per optimizer step. Effective batch = per-device × processes × this.",
+    gradient_accumulation_steps: Annotated[int, Field(ge=1), BeforeValidator(_number)] | Literal["auto"] = Field(
+        default="auto",
+        description="Forward passes per optimizer step. Effective batch = per-device × processes × this. `auto` = what "
+        "the effective batch takes, else 1.",
     )
     gradient_checkpointing: Checkpointing = Field(
-        default=True,
+        default="auto",
         description="Activation checkpointing: recompute whole layers in the backward pass (`full`, or true: "
         "about a third more compute), only cheap operations (`selective`: results of matrix products "
-        "and attention are kept), or nothing (`none`, or false).",
+        "and attention are kept), or nothing (`none`, or false). `auto` = the fastest that fits in memory.",
     )
-    offload_activations: bool = Field(
-        default=False,
+    offload_activations: bool | Literal["auto"] = Field(
+        default="auto",
         description="Keep checkpointed layer inputs (gradient_checkpointing: full) in host memory until the "
-        "backward pass. The copies overlap with computation. GPU only.",
+        "backward pass. The copies overlap with computation. GPU only. `auto` = only if the run fits no other way.",
     )
     optim: str = Field(
         default="adamw_torch",
@@ -639,6 +648,18 @@ class TrainSection(Section):
     )
     sample_tokens: Int = Field(default=64, ge=1, description="Maximum length of a generated answer, in tokens.")
 
+    @property
+    def micro_batch(self) -> int:
+        """`per_device_train_batch_size`, once it is chosen."""
+        assert self.per_device_train_batch_size != "auto"
+        return self.per_device_train_batch_size
+
+    @property
+    def accumulation(self) -> int:
+        """`gradient_accumulation_steps`, once they are chosen."""
+        assert self.gradient_accumulation_steps != "auto"
+        return self.gradient_accumulation_steps
+
 
 class ParallelSection(Section):
     """Processes and sharding (FSDP2)."""
@@ -673,9 +694,10 @@ class ParallelSection(Section):
     )
     forward_prefetch: Int = Field(default=1, ge=0, le=8, description="Layers gathered ahead in the forward pass.")
     backward_prefetch: Int = Field(default=1, ge=0, le=8, description="Layers gathered ahead in the backward pass.")
-    offload_params: bool = Field(
-        default=False,
-        description="Keep parameter shards, gradients and optimizer state in host memory (slow). No effect on a CPU.",
+    offload_params: bool | Literal["auto"] = Field(
+        default="auto",
+        description="Keep parameter shards, gradients and optimizer state in host memory (slow). No effect on a CPU. "
+        "`auto` = only if the run fits no other way.",
     )
     reduce_dtype: Literal["float32", "bfloat16"] = Field(
         default="float32", description="Dtype in which gradients are reduced across ranks."
@@ -722,6 +744,11 @@ class ParallelSection(Section):
 class GuardsSection(Section):
     """Checks of each step, and what they trigger (docs/guards.md)."""
 
+    memory_plan: Annotated[Literal["refuse", "warn", "off"], BeforeValidator(_off_word)] = Field(
+        default="refuse",
+        description="The run needs more GPU memory than there is, by the plan (docs/plan.md): `refuse` it before "
+        "weights are loaded, `warn`, or say nothing (`off`).",
+    )
     non_finite: Literal["skip-step", "rollback", "stop"] = Field(
         default="stop",
         description="Loss or gradient is NaN or infinite. It never reaches the optimizer: `skip-step` skips the "

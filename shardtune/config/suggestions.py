@@ -37,6 +37,8 @@ FOREIGN_KEYS: dict[str, str] = {
     "steps": "train.max_steps", "lr": "train.learning_rate", "batch_size": "train.per_device_train_batch_size",
     "train_batch_size": "train.per_device_train_batch_size", "micro_batch_size": "train.per_device_train_batch_size",
     "per_gpu_train_batch_size": "train.per_device_train_batch_size",
+    "per_device_batch_size": "train.per_device_train_batch_size",
+    "per_device_batch": "train.per_device_train_batch_size",
     "eval_batch_size": "train.per_device_eval_batch_size", "val_batch_size": "train.per_device_eval_batch_size",
     "accumulation_steps": "train.gradient_accumulation_steps", "grad_accum": "train.gradient_accumulation_steps",
     "grad_accum_steps": "train.gradient_accumulation_steps", "optimizer": "train.optim",
@@ -84,9 +86,14 @@ def section_fields() -> dict[str, type[Section]]:
 
 def nearest(word: str, known: Iterable[str], cutoff: float = 0.7) -> str | None:
     """The known word closest to this one in spelling, if any is close enough to be a slip."""
+    return next(iter(close_words(word, known, cutoff)), None)
+
+
+def close_words(word: str, known: Iterable[str], cutoff: float = 0.7) -> list[str]:
+    """The known words that are spelled most like this one, up to three, the closest first."""
     by_lower = {name.lower().replace("-", "_"): name for name in known}
-    close = difflib.get_close_matches(word.lower().replace("-", "_"), by_lower, n=1, cutoff=cutoff)
-    return by_lower[close[0]] if close else None
+    close = difflib.get_close_matches(word.lower().replace("-", "_"), by_lower, n=3, cutoff=cutoff)
+    return [by_lower[name] for name in close]
 
 
 def unknown_key(key: str, value: Any, section: str = "") -> tuple[str, str]:

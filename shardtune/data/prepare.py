@@ -18,7 +18,7 @@ from shardtune.data.concatenate import Concatenation, choose_concatenation, conc
 from shardtune.data.formats import FormatChoice, choose_format, renderer, space_before_answer
 from shardtune.data.output import Document, Output, taken_rows
 from shardtune.data.prepared import SCHEMA, Prepared, PreparedWriter
-from shardtune.data.source import FileSplit, Split, bad_row_error, has_split, open_split, sources_of
+from shardtune.data.source import FileSplit, Split, bad_row_error, has_split, location_of, open_split, sources_of
 from shardtune.data.stages import Recipe, Result, Side, end_ids
 from shardtune.data.tokens import Encoder
 from shardtune.data.workers import Task, process_in_order
@@ -330,7 +330,13 @@ class _Job:
 
     def _write_set(self, folder: Path, recipes: Sequence[Recipe], overlap: int) -> None:
         sources = [
-            {**asdict(split.source), "split": split.name, "format": asdict(choice), "joining": recipe.joining}
+            {
+                **asdict(split.source),
+                "location": location_of(split.source),
+                "split": split.name,
+                "format": asdict(choice),
+                "joining": recipe.joining,
+            }
             for split, choice, recipe in zip(self.train, self.choices, recipes, strict=True)
         ]
         content = {

@@ -49,6 +49,14 @@ def sources_of(section: DataSection) -> list[Source]:
     ]
 
 
+def location_of(source: Source) -> str:
+    """Where a source lies, from whatever folder a command is run; a hub name and a URL as they are."""
+    path = Path(source.path).expanduser()
+    return (
+        str(path.absolute()) if "://" not in source.path and (path.exists() or _is_glob(source.path)) else source.path
+    )
+
+
 def check_dataset_path(section: DataSection) -> None:
     """Raise if a source is a local path that cannot be read as one. Needs neither torch nor `datasets`."""
     for source in sources_of(section):
@@ -58,7 +66,7 @@ def check_dataset_path(section: DataSection) -> None:
 
 def _check_local(name: str) -> None:
     path = Path(name).expanduser()
-    found = _local_files(name)
+    found = local_files(name)
     if path.is_file() and not found:
         raise UserInputError(
             f"'{name}' has the extension '{path.suffix}', which is not a supported data format.",
@@ -263,7 +271,7 @@ def bad_row_error(chunk: Chunk, number: int, bad: BadRow) -> UserInputError:
     )
 
 
-def _local_files(name: str) -> list[DataFile]:
+def local_files(name: str) -> list[DataFile]:
     """The file itself, what a glob matches, or the data files below a folder, in a fixed order."""
     path = Path(name).expanduser()
     if path.is_dir():
@@ -284,7 +292,7 @@ def _file_splits(source: Source, path: Path) -> Mapping[str, list[DataFile]] | N
     if "://" in source.path:
         return {"train": _remote_files(source.path)}
     if not path.is_dir():
-        files = _local_files(source.path)
+        files = local_files(source.path)
         return {"train": files} if files else None  # a file or a glob is one split, called train
     from datasets import load_dataset_builder
 
@@ -301,7 +309,7 @@ def _unread_files(source: Source) -> list[str]:
     if not path.is_dir():
         return []
     read = {Path(file.name).resolve() for files in (_file_splits(source, path) or {}).values() for file in files}
-    left = (Path(file.name) for file in _local_files(source.path))
+    left = (Path(file.name) for file in local_files(source.path))
     return [str(file.relative_to(path)) for file in left if file.resolve() not in read]
 
 

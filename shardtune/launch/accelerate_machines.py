@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from shardtune.config import ResolvedConfig
+from shardtune.config.batch import effective_batch
 from shardtune.errors import UserInputError
 from shardtune.launch.process_role import NodeOptions, says_how_many_nodes
 
@@ -62,5 +63,4 @@ def _machines(resolved: ResolvedConfig) -> int:
 
 
 def _batch(resolved: ResolvedConfig, processes: int) -> int:
-    train = resolved.config.train
-    return train.per_device_train_batch_size * train.gradient_accumulation_steps * processes
+    return effective_batch(resolved.config.train, processes)

@@ -45,6 +45,7 @@ def connect_to_master(
                 why=loop.problem,
                 fix="Check --master-addr and --master-port, that node 0 is running, and that no firewall blocks the "
                 "port. parallel.join_timeout_minutes sets how long a node waits.",
+                code="node-missing",
             )
         loop.pause(min(0.5, seconds / 10))
 

@@ -30,6 +30,7 @@ class MasterLostError(ShardtuneError):
     """The master no longer answers."""
 
     exit_code = LOST
+    code = "node-lost"
 
 
 class KeyValue(Protocol):

@@ -82,6 +82,7 @@ def listen(address: str, port: int) -> socket.socket:
             if error.errno == errno.EADDRINUSE
             else "This user has no permission to use that port.",
             fix="Choose another --master-port on all nodes.",
+            code="port-in-use",
         ) from None
 
 

@@ -52,13 +52,13 @@ def rendezvous(
     Raises:
         UserInputError: a node is missing, or one has other facts; the same text on every node.
     """
-    table = _TablePoller(control, seconds, idle)
+    table = TablePoller(control, seconds, idle)
     if facts.node == 0:
         verdict = _gather_nodes(table, facts, attempt, log)
     else:
         attempt, verdict = _join(table, facts, attempt, log)
     if verdict["problem"]:
-        raise UserInputError(*verdict["problem"][:1], why=verdict["problem"][1], fix=verdict["problem"][2])
+        raise _refusal(verdict["problem"])
     counts, hosts = verdict["nproc"], verdict["hosts"]
     assignment = RankAssignment(
         attempt=attempt, node=facts.node, nnodes=facts.nnodes, first_rank=sum(counts[: facts.node]), nproc=facts.nproc,
@@ -68,7 +68,7 @@ def rendezvous(
     return NodeGroup(assignment, tuple(hosts))
 
 
-class _TablePoller:
+class TablePoller:
     """Polls the master's table until the timeout."""
 
     def __init__(self, control: ControlConnection, seconds: float, idle: Callable[[], None]) -> None:
@@ -102,7 +102,7 @@ class _TablePoller:
         return time.monotonic() - self.began
 
 
-def _gather_nodes(table: _TablePoller, facts: NodeFacts, attempt: int, log: Callable[[str], None]) -> dict[str, Any]:
+def _gather_nodes(table: TablePoller, facts: NodeFacts, attempt: int, log: Callable[[str], None]) -> dict[str, Any]:
     """On the master: wait for every node, compare them, and publish the verdict."""
     table.write("nnodes", facts.nnodes)
     table.write("attempt", attempt)
@@ -131,6 +131,7 @@ def _verdict(facts: NodeFacts, joined: dict[int, NodeFacts], conflict: Any, wait
             f"{len(joined)} of {facts.nnodes} nodes joined: {', '.join(f.host for f in joined.values())}.",
             "Start the same command there with its own --node-rank, or lower --nnodes on all nodes. "
             "parallel.join_timeout_minutes sets how long a node waits.",
+            "node-missing",
         ]
     ordered = [joined[node] for node in sorted(joined)]
     if problem is None and (lines := differences(ordered)):
@@ -138,12 +139,19 @@ def _verdict(facts: NodeFacts, joined: dict[int, NodeFacts], conflict: Any, wait
             "The nodes do not have the same packages and settings.",
             "; ".join(lines) + ".",
             "Use one image and one config file on all nodes.",
+            "nodes-differ",
         ]
     return {"problem": problem, "nproc": [f.nproc for f in ordered], "hosts": [f.host for f in ordered]}
 
 
+def _refusal(problem: list[str]) -> UserInputError:
+    """From what, why, fix and code, as they are on the table."""
+    what, why, fix, code = problem
+    return UserInputError(what, why=why, fix=fix, code=code)
+
+
 def _join(
-    table: _TablePoller, facts: NodeFacts, at_least: int, log: Callable[[str], None]
+    table: TablePoller, facts: NodeFacts, at_least: int, log: Callable[[str], None]
 ) -> tuple[int, dict[str, Any]]:
     """On every other node: claim the node rank, and wait for the master's verdict."""
     reported = -1
@@ -166,10 +174,11 @@ def _join(
                 f"Not all nodes joined within {table.waited:.0f} s.",
                 why="The master answers, but has not started this attempt.",
                 fix="See the error message on node 0.",
+                code="node-missing",
             )
 
 
-def _check_nnodes(table: _TablePoller, facts: NodeFacts, attempt: int) -> None:
+def _check_nnodes(table: TablePoller, facts: NodeFacts, attempt: int) -> None:
     expected = table.read("nnodes")
     if expected != facts.nnodes:
         problem = [
@@ -177,22 +186,24 @@ def _check_nnodes(table: _TablePoller, facts: NodeFacts, attempt: int) -> None:
             f"{facts.nnodes}, the master with {expected}.",
             "They would wait for different numbers of ranks.",
             "Start all nodes with the same --nnodes.",
+            "nodes-differ",
         ]
         table.write(f"conflict/{attempt}", problem)
-        raise UserInputError(problem[0], why=problem[1], fix=problem[2])
+        raise _refusal(problem)
 
 
-def _report_duplicate_rank(table: _TablePoller, attempt: int, facts: NodeFacts, holder: NodeFacts) -> None:
+def _report_duplicate_rank(table: TablePoller, attempt: int, facts: NodeFacts, holder: NodeFacts) -> None:
     problem = [
         f"Two nodes were started as node {facts.node}: {holder.host} and {facts.host}.",
         "Every node needs its own --node-rank.",
         f"Number the nodes from 0 to {facts.nnodes - 1}.",
+        "nodes-differ",
     ]
     table.write(f"conflict/{attempt}", problem)
-    raise UserInputError(problem[0], why=problem[1], fix=problem[2])
+    raise _refusal(problem)
 
 
-def _is_alive(table: _TablePoller, attempt: int, node: int) -> bool:
+def _is_alive(table: TablePoller, attempt: int, node: int) -> bool:
     """Does the holder of the node rank still send reports?"""
     key = f"report/{attempt}/{node}"
     before = table.read(key)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import socket
 import sys
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from contextlib import ExitStack
 from dataclasses import replace
 from datetime import datetime
@@ -14,6 +14,7 @@ from pathlib import Path
 
 from shardtune.config import ResolvedConfig, load_config
 from shardtune.config.accelerate_file import neutralise
+from shardtune.config.schema import RunConfig
 from shardtune.errors import UserInputError
 from shardtune.launch.accelerate_machines import other_process_count, refuse_lone_machine
 from shardtune.launch.launcher import launch, process_count, threads_per_process
@@ -29,7 +30,7 @@ from shardtune.run.stop_request import StopRequest
 from shardtune.run.which_run import choose_run
 from shardtune.terminal import fitted
 
-_SAFE_DEFAULTS = {  # set before any library is imported
+SAFE_DEFAULTS = {  # set before any library is imported
     "TOKENIZERS_PARALLELISM": "false",  # its threads and the data loaders' forks are incompatible
     "RDMAV_FORK_SAFE": "1",  # verbs memory survives the forks of data loaders
     "TORCH_CPP_LOG_LEVEL": "ERROR",  # closed connections at the end are expected
@@ -39,6 +40,7 @@ _INSECURE = (
     "warning: insecure network: anyone who can connect to the master's port can join this run or stop it "
     "(SHARDTUNE_SECRET is not set; docs/security.md)"
 )
+Preflight = Callable[[RunConfig, Node, int, Mapping[str, str]], None]
 _ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")  # the current and the old name; only one may be set
 
 
@@ -52,6 +54,7 @@ def start(
     *,
     force: bool = False,
     evaluation: Evaluation | None = None,
+    preflight: Preflight | None = None,
 ) -> int:
     """Train as `config` says; returns the exit code.
 
@@ -60,19 +63,21 @@ def start(
     Args:
         force: Start more processes than this machine has memory or cores for.
         evaluation: Evaluate this instead of training; no run folder is made.
+        preflight: Raises if this machine is not fit for its processes; None checks nothing.
     """
     role = detect_role(environ, options)
     set_safe_defaults(environ)
     if isinstance(role, Worker):
         # A worker's errors go to its launcher, which prints them once for all ranks.
-        return _work(config, overrides, accelerate_config, run_id, role, environ, evaluation)
+        return _work(config, overrides, accelerate_config, run_id, role, environ, evaluation, preflight)
     environ.pop(FOLDER_VARIABLE, None)  # of another run that this command was started in
     # Reading the config and importing torch take seconds, and a scheduler may not wait.
     with ExitStack() as at_end, StopRequest() as stop:
         try:
             train = _prepare(
-                config, overrides, accelerate_config, run_id, role, environ, options, at_end, evaluation, force=force
-            )
+                config, overrides, accelerate_config, run_id, role, environ, options, at_end, evaluation, preflight,
+                force=force,
+            )  # fmt: skip
             stop.wait_for_step()  # raises if a signal was swallowed; from here on the training handles signals
         except SystemExit:
             if not stop.requested:
@@ -92,6 +97,7 @@ def _prepare(
     options: NodeOptions,
     at_end: ExitStack,
     evaluation: Evaluation | None,
+    preflight: Preflight | None,
     *,
     force: bool,
 ) -> Callable[[], int]:
@@ -110,6 +116,8 @@ def _prepare(
     print(_banner(node, nproc, network.insecure), file=out, flush=True)
     if notice := unused_master(environ, options):
         print(f"notice {notice}", file=out, flush=True)
+    if preflight is not None and nproc * node.nnodes > 1:
+        preflight(resolved.config, node, nproc, environ)
     command = _command(config, overrides, accelerate_config, run_id, evaluation)
     here = partial(_work, config, overrides, accelerate_config, run_id, Worker(0, 1, 0), environ, evaluation)
     if evaluation is not None and nproc == node.nnodes == 1:
@@ -172,6 +180,7 @@ def _work(
     role: Worker,
     environ: MutableMapping[str, str],
     evaluation: Evaluation | None,
+    preflight: Preflight | None = None,
 ) -> int:
     # accelerate warns when it is unset, and then sets what torch takes anyway.
     environ.setdefault("OMP_NUM_THREADS", str(threads_per_process(int(environ.get("LOCAL_WORLD_SIZE", "1")))))
@@ -179,6 +188,10 @@ def _work(
 
     def work(stop: StopRequest) -> int:
         resolved = load_config(config, overrides, accelerate_config, environ)
+        if preflight is not None and LAUNCHER_VARIABLE not in environ and role.local_rank == 0 < role.world_size - 1:
+            here = int(environ.get("LOCAL_WORLD_SIZE", "1"))
+            first = Node(max(1, role.world_size // here), role.rank // here, environ["MASTER_ADDR"])
+            preflight(resolved.config, first, here, environ)
         neutralise(environ)  # what accelerate launch set is translated by now; accelerate must not act on it too
         if evaluation is None and (notice := other_process_count(resolved, role.world_size)):
             resolved = replace(resolved, notices=(*resolved.notices, notice))
@@ -197,7 +210,7 @@ def _work(
 
 def set_safe_defaults(environ: MutableMapping[str, str]) -> None:
     """What the user has set stays."""
-    for name, value in _SAFE_DEFAULTS.items():
+    for name, value in SAFE_DEFAULTS.items():
         environ.setdefault(name, value)
     if not any(name in environ for name in _ALLOCATOR):
         environ[_ALLOCATOR[0]] = "expandable_segments:True"

@@ -110,7 +110,7 @@ class LocalWorkers:
             stack = str(Path(state["folder"]) / "crash" / f"rank-{rank}.txt") if state.get("folder") else ""
             return self._make_finding(
                 rank, record["kind"], record["time"], text=record["text"], exit_code=record["exit_code"],
-                doing=record["doing"] or doing, stack=stack,
+                doing=record["doing"] or doing, stack=stack, error_code=record["error_code"],
             )  # fmt: skip
         if rank in codes:
             code = codes[rank]

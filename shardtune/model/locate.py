@@ -31,6 +31,27 @@ def local_or_hub(name: str) -> str:
     return str(Path(name).expanduser()) if looks_local(name) else name
 
 
+def folder_on_disk(section: ModelSection) -> Path:
+    """The folder of the model's files on this machine: as named, or a hub's in the cache. Nothing is downloaded.
+
+    Raises:
+        UserInputError: it is not here.
+    """
+    name = section.model_name_or_path
+    if looks_local(name):
+        return Path(name).expanduser()
+    from huggingface_hub import try_to_load_from_cache
+
+    found = try_to_load_from_cache(name, "config.json", revision=section.revision or "main")
+    if not isinstance(found, str):
+        raise UserInputError(
+            f"The model '{name}' is not on this machine.",
+            why="It is a Hub name, and its files are not in the Hub's cache.",
+            fix=f"Download it (hf download {name}), or set {_KEY} to a local folder.",
+        )
+    return Path(found).parent
+
+
 def check_model_folder(name: str, key: str = _KEY, *, weights: bool = True) -> None:
     """Raise if `name` is a local path that cannot be a model. A hub name passes: only loading can tell.
 

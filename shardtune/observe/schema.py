@@ -134,6 +134,18 @@ _GPU = {
     "temperature_c": Field("integer", "GPU temperature", optional=True),
     "throttle": Field("list", "Active throttle reasons", optional=True, items="text"),
 }
+_EXPECTED = {
+    "memory": Field(
+        "object", "Bytes at the peak of a step, by part; `allocated` of them in tensors, `total` with CUDA's own"
+    ),
+    "known_by": Field("text", "How activations are known: table, traced or estimated"),
+    "coarse": Field("flag", "An order of magnitude only: on a CPU"),
+    "step_seconds": Field(
+        "number", "Of an optimizer step; absent for a GPU that is not in the catalogue", optional=True
+    ),
+    "tokens_per_second": Field("number", "Real tokens of all ranks", optional=True),
+    "measured": Field("flag", "The GPU's rates were measured, not taken from a data sheet", optional=True),
+}
 _ADVICE = {
     "setting": Field("text", "Config key"),
     "value": Field("text", "Suggested value"),
@@ -171,6 +183,7 @@ EVENTS: Mapping[str, Event] = {
         "math": Field("object", "Batch size, epochs and steps"),
         "adapters": Field("object", "Trained parameters, by target module"),
         "sharding": Field("object", "FSDP units, and what this rank holds"),
+        "expected": Field("object", "What `shardtune plan` predicts for this rank", optional=True, fields=_EXPECTED),
     }),
     "weights": Event("The weights are loaded.", "every rank", {
         "strategy": Field("text", "Which ranks read the weights, and how the others get them"),

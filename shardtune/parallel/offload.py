@@ -31,7 +31,7 @@ def has_device_memory(device: torch.device) -> bool:
 
 def offloads_params(section: ParallelSection, device: torch.device) -> bool:
     """Are parameters kept in host memory and copied to the device layer by layer?"""
-    return section.offload_params and has_device_memory(device)
+    return section.offload_params is True and has_device_memory(device)
 
 
 class OffloadedInputs(saved_tensors_hooks):

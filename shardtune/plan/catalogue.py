@@ -20,10 +20,12 @@ from shardtune.config.settings_file import UnsuitableFileError, read_settings_fi
 from shardtune.config.suggestions import nearest
 from shardtune.config.yaml_reader import Node, merge, read_yaml
 from shardtune.errors import UserInputError
+from shardtune.plan.facts import Machine
 
 USER_FILE = Path("~/.config/shardtune/catalogue.yaml")
 _SHIPPED = "catalogue.yaml"
 _DEFAULT_NETWORK = "NDR"
+_STAND_IN = "H100"
 
 _Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 _RateOrNone = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -162,6 +164,19 @@ def find_link(name: str) -> Link:
 
 
 @cache
+def shipped_cluster(machine: Machine) -> Cluster:
+    """What the choices of `auto` go by: the shipped rates, and usual links, so that all ranks choose the same.
+
+    A GPU that nobody knows is taken for an H100: choices depend on the relations between rates, which are similar.
+    """
+    known = _checked(_shipped(), Path(_SHIPPED))
+    if machine.device == "cpu":
+        return known.cluster(known.gpus["CPU"], machine.nodes)
+    gpu = next((one for one in known.gpus.values() if one.matches(machine.gpu)), known.gpus[_STAND_IN])
+    return known.cluster(gpu, machine.nodes)
+
+
+@cache
 def load_catalogue(file: Path | None = None) -> Catalogue:
     """What is shipped, changed by `file`; without one by the user's own, if there is one.
 
@@ -169,13 +184,17 @@ def load_catalogue(file: Path | None = None) -> Catalogue:
         ConfigError: the file's content is wrong.
         UserInputError: it cannot be read.
     """
-    shipped = files("shardtune.plan").joinpath(_SHIPPED).read_text(encoding="utf-8")
-    top, _ = read_yaml(shipped, _SHIPPED, {})
-    assert top is not None
-    path = file or USER_FILE.expanduser()
+    top, path = _shipped(), file or USER_FILE.expanduser()
     if file is not None or path.exists():
         top = merge(top, _users(path, top))
     return _checked(top, path)
+
+
+def _shipped() -> Node:
+    text = files("shardtune.plan").joinpath(_SHIPPED).read_text(encoding="utf-8")
+    top, _ = read_yaml(text, _SHIPPED, {})
+    assert top is not None
+    return top
 
 
 def _users(path: Path, shipped: Node) -> Node:

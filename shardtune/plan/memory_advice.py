@@ -154,12 +154,12 @@ def _smaller_batch(phase: str, config: RunConfig, growing: int, needed: int) -> 
         return Change(
             "train.per_device_eval_batch_size", str(new), text, dict.fromkeys(_PER_TOKEN_PARTS, new / size_now)
         )
-    size_now = train.per_device_train_batch_size
+    size_now = train.micro_batch
     if size_now == 1 or phase in ("loading", "optimizer"):
         return None
     sizes = [n for n in range(size_now - 1, 0, -1) if size_now % n == 0]
     new = next((n for n in sizes if growing * (1 - n / size_now) >= needed), 1)
-    more = train.gradient_accumulation_steps * size_now // new
+    more = train.accumulation * size_now // new
     text = (
         f"With train.gradient_accumulation_steps: {more} the effective batch size is the same; little slower as long "
         "as a micro-batch keeps the GPU busy."
@@ -215,7 +215,7 @@ def _recompute(phase: str, config: RunConfig, model: ModelFacts, held: Mapping[s
 
 def _input_bytes(config: RunConfig, model: ModelFacts) -> int:
     """Of one layer, in bf16."""
-    return config.train.per_device_train_batch_size * config.data.max_length * model.hidden * 2
+    return config.train.micro_batch * config.data.max_length * model.hidden * 2
 
 
 def _offload_inputs(short: Shortage, config: RunConfig, model: ModelFacts, held: Mapping[str, int]) -> Change | None:

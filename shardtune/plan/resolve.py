@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from shardtune.errors import UserInputError
 from shardtune.kernels.attention_names import VARLEN, WHOLE_ROWS
 from shardtune.model.families.registry import known_decoder_layers
+from shardtune.plan import choose
 from shardtune.plan import resolve_sharding as sharding
-from shardtune.plan.precision import base_precision
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -104,18 +104,6 @@ def _dtype(resolved: ResolvedConfig, facts: Facts) -> Iterator[Choice]:
         )
 
 
-def _base_precision(resolved: ResolvedConfig, facts: Facts) -> Iterator[Choice]:
-    if resolved.config.model.base_precision == "auto":
-        chosen, why = base_precision(
-            quantised=facts.quantised,
-            parameters=facts.parameters,
-            value_bytes=facts.value_bytes,
-            ranks=sharding.ranks_of_a_replica(resolved.config, facts),
-            memory=facts.machine.memory,
-        )
-        yield "model.base_precision", chosen, why
-
-
 def _layer_class(resolved: ResolvedConfig, facts: Facts) -> Iterator[Choice]:
     """A decoder layer's class that was copied from another architecture's file means this model's decoder layer."""
     own, names = facts.layer_class, _layer_classes(resolved)
@@ -208,6 +196,11 @@ def _refuse_impossible(resolved: ResolvedConfig, facts: Facts, wider: str | None
             )
 
 
+def _fastest(resolved: ResolvedConfig, facts: Facts) -> Iterator[Choice]:
+    """Precision, sharding, recomputation, offloading and batch: they share the memory."""
+    return choose.choices(resolved.config, facts)
+
+
 def _packing(resolved: ResolvedConfig, facts: Facts) -> Iterator[Choice]:
     """Whether rows are packed, which must be known before the attention code is."""
     asked, attention = resolved.config.train.packing, resolved.config.model.attn_implementation
@@ -290,6 +283,8 @@ def _notices(asked: ResolvedConfig, config: RunConfig, facts: Facts) -> Iterator
     if kept != "auto" and config.parallel.shard == "replicate" and facts.machine.world_size > 1:
         text = "every process holds the whole base, and nothing of it is gathered (parallel.shard: auto)."
         yield Notice("sharding", f"parallel.reshard_after_forward has no effect: {text}")
+    if config.guards.memory_plan != "off" and (scarce := choose.warning(config, facts)) is not None:
+        yield Notice("memory", scarce)
     if (hybrid := sharding.hybrid_notice(asked.config, facts)) is not None:
         yield Notice("sharding", hybrid)
     if facts.unused_router_loss is not None:
@@ -299,6 +294,6 @@ def _notices(asked: ResolvedConfig, config: RunConfig, facts: Facts) -> Iterator
 # What is chosen further down depends on what is chosen above it. Whether rows are packed is asked after everything that
 # could be refused, because the data may have to be prepared for it.
 _STEPS = (
-    _place, _evaluation, _dtype, _base_precision, _layer_class, _router_loss, _fp8_compute, _kernels, sharding.choices,
+    _place, _evaluation, _dtype, _layer_class, _router_loss, _kernels, sharding.choices, _fastest, _fp8_compute,
     _packing, _attention,
 )  # fmt: skip

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from shardtune.config.schema import TrainSection
+from shardtune.terminal import count
 
 
 @dataclass(frozen=True)
@@ -43,16 +44,16 @@ def training_math(section: TrainSection, *, rows: int, tokens: int, processes: i
         rows: Training rows after dropping what cannot be trained on.
         tokens: Tokens in them, without padding.
     """
-    batch = section.per_device_train_batch_size * processes * section.gradient_accumulation_steps
+    batch = section.micro_batch * processes * section.accumulation
     per_epoch = math.ceil(rows / batch)
     steps = section.max_steps if section.max_steps > 0 else math.ceil(per_epoch * section.num_train_epochs)
     # As transformers counts: a ratio is rounded up to whole steps, and `constant` has no warm-up.
     warmup = section.warmup_steps if section.warmup_steps is not None else math.ceil(steps * section.warmup_ratio)
     warmup = 0 if section.lr_scheduler_type == "constant" else warmup
     return TrainingMath(
-        per_device=section.per_device_train_batch_size,
+        per_device=section.micro_batch,
         processes=processes,
-        accumulation=section.gradient_accumulation_steps,
+        accumulation=section.accumulation,
         rows=rows,
         tokens=tokens,
         epochs=steps / per_epoch,
@@ -60,3 +61,20 @@ def training_math(section: TrainSection, *, rows: int, tokens: int, processes: i
         steps=steps,
         warmup_steps=warmup,
     )
+
+
+def math_lines(math: TrainingMath, unit: str = "rows") -> tuple[str, str]:
+    """The batch and the steps, each with how it was counted."""
+    batch = (
+        f"{math.per_device} per device × {count(math.processes, 'process', 'es')} × {math.accumulation} accumulation "
+        f"= {math.effective_batch} {unit} per step"
+    )
+    steps = (
+        f"{math.steps:,} ({_epochs(math.epochs)} of {math.rows:,} {unit} / {math.effective_batch}), "
+        f"{math.warmup_steps} for warm-up, about {math.total_tokens:,} tokens"
+    )
+    return batch, steps
+
+
+def _epochs(number: float) -> str:
+    return f"{number:.3g} epoch{'' if f'{number:.3g}' == '1' else 's'}"

@@ -14,7 +14,7 @@ FOLDER, LATEST = "crash", "findings.json"  # as launch/launcher.py writes them; 
 _MOST_FILES = 200
 _MOST_BYTES = 4 << 20
 _MARGIN = 5.0  # seconds after its findings that a file of an older version, which has no time, was written
-_PARTS = re.compile(r"^  (why|fix): ", re.MULTILINE)
+_PARTS = re.compile(r"^  (why|fix|more): ", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,7 @@ class Failure:
     what: str
     why: str
     fix: str
+    more: str
     exit_code: int | None
     rank: int | None
     ranks: frozenset[int]
@@ -80,14 +81,15 @@ def _read(path: Path) -> Failure | None:
     if written is not None and not math.isfinite(written):
         return None
     cause = findings[0] if written is not None else {}  # older versions did not put the cause first
-    what, why, fix = _three_parts(text(record.get("message")))
+    what, parts = _parts(text(record.get("message")))
     step = re.search(r"\(step (\d{1,12})\)", text(cause.get("doing")))
     return Failure(
         time=times[0] if cause else min(times),
         written=written if written is not None else max(times) + _MARGIN,
         what=what,
-        why=why,
-        fix=fix,
+        why=parts.get("why", ""),
+        fix=parts.get("fix", ""),
+        more=f"more: {parts['more']}" if "more" in parts else "",
         exit_code=whole(record.get("exit_code")),
         rank=whole(cause.get("rank")),
         ranks=frozenset(rank for finding in findings if (rank := whole(finding.get("rank"))) is not None),
@@ -96,11 +98,12 @@ def _read(path: Path) -> Failure | None:
     )
 
 
-def _three_parts(message: str) -> tuple[str, str, str]:
-    """What, why and fix of a message as run/failure.py renders it; of a traceback the line with the exception."""
+def _parts(message: str) -> tuple[str, dict[str, str]]:
+    """What happened, and the labelled parts of a message as run/failure.py renders it; of a traceback the line with the
+    exception."""
     head, *rest = _PARTS.split(message)
     parts = dict(zip(rest[::2], (part.strip() for part in rest[1::2]), strict=True))
     first, *more = head.strip().splitlines() or [""]
     if more and not first.startswith("error: "):
         first = more[-1].strip() if first.startswith("Traceback") else f"{first} {more[-1].strip()}"
-    return first.removeprefix("error: "), parts.get("why", ""), parts.get("fix", "")
+    return first.removeprefix("error: "), parts

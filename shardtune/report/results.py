@@ -27,6 +27,7 @@ class Results:
     evaluations: int
     tokens: int | None
     tokens_per_second: float | None
+    step_seconds: float | None
     seconds: float | None
     starts: int
     mfu: float | None
@@ -54,6 +55,7 @@ def results_of(run: RunHistory, now: float) -> Results:
         evaluations=len(evals),
         tokens=int(tokens) if tokens is not None and np.isfinite(tokens) else None,
         tokens_per_second=_median([run.train.get("tokens_per_second")[1]]),
+        step_seconds=_median([columns.get("seconds.step")[1] for columns in run.profile.values()]),
         seconds=_wall(run),
         starts=len(run.facts.starts),
         mfu=_median([columns.get("mfu")[1] for columns in run.profile.values()]),

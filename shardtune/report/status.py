@@ -64,7 +64,9 @@ def status_of(folder: Path, liveness: Liveness, now: float, failure: Failure | N
             return Status("starting", f"restarting after: {failure.sentence}")
         if _leased_since(lease, failure.written):
             return Status("starting", "restarted; not resumed yet")
-        return Status("failed", failure.sentence, tuple(part for part in (failure.why, failure.fix) if part))
+        return Status(
+            "failed", failure.sentence, tuple(part for part in (failure.why, failure.fix, failure.more) if part)
+        )
     if liveness.ending is not None:
         if liveness.last_time is not None and _leased_since(lease, liveness.last_time):
             return Status("starting", "restarted; not resumed yet")

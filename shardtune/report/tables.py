@@ -13,6 +13,7 @@ from shardtune.report import formatting
 from shardtune.report.columns import Columns
 from shardtune.report.history import Mark, RunHistory
 from shardtune.report.read import Event, listed, mapping, number, read_json, text, whole
+from shardtune.report.results import Results
 
 Cell = str | dict[str, str]
 Table = dict[str, Any]
@@ -220,6 +221,36 @@ def _advice(event: Event) -> Table | None:
             ]
         )
     return {"title": "How to free memory", **table(["change", "frees", ""], rows, numbers=" n")} if rows else None
+
+
+def planned(run: RunHistory, results: Results) -> Table | None:
+    """What the run expected of itself beside what it needed."""
+    expected = mapping(mapping(run.facts.plan).get("expected"))
+    memory = mapping(expected.get("memory"))
+    on_gpu = results.gpu_peak is not None
+    peak = results.gpu_peak or (results.host_peak if expected.get("coarse") is True else None)
+    lines = [
+        (
+            "peak memory in tensors" if on_gpu else "peak memory of a process",
+            number(memory.get("allocated" if on_gpu else "total")),
+            peak[1] if peak is not None else None,
+            formatting.memory,
+        ),
+        ("step time, median", number(expected.get("step_seconds")), results.step_seconds, formatting.seconds),
+        ("tokens/s", number(expected.get("tokens_per_second")), results.tokens_per_second, formatting.short),
+    ]
+    rows: list[list[Cell]] = [
+        [name, form(plan), form(actual), f"{100 * (actual / plan - 1):+.1f} %"]
+        for name, plan, actual, form in lines
+        if plan and actual is not None
+    ]
+    if not rows:
+        return None
+    notes = {"estimated": "Activations were estimated: this architecture is not in the table of `shardtune plan`."}
+    note = notes.get(text(expected.get("known_by")), "")
+    note += " The GPU's speed is from a data sheet." if expected.get("measured") is False else ""
+    note = "Plans for a CPU are coarse: an order of magnitude." if expected.get("coarse") is True else note.strip()
+    return table(["", "planned", "actual", "difference"], rows, numbers=" nnn", note=note)
 
 
 def data(run: RunHistory) -> Table | None:

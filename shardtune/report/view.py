@@ -44,6 +44,7 @@ def run_view(run: RunHistory, now: float) -> View:
         "marks": _marks(run),
         "problems": tables.problems(run),
         "out_of_memory": tables.out_of_memory(run),
+        "planned": tables.planned(run, results),
         "rank_table": tables.ranks(run),
         "checkpoints": tables.checkpoints(run),
         "samples": tables.samples(run),

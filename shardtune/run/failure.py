@@ -10,34 +10,11 @@ import traceback
 
 from shardtune.errors import MachineError, ShardtuneError, UserInputError
 from shardtune.run.channel import Channel, put_message, read_message
+from shardtune.run.error_codes import PEER_LOST_MESSAGES, code_of_message
 from shardtune.run.exit_codes import FAILED
 from shardtune.terminal import fitted
 
 _writing = threading.Lock()  # a rank's main thread and its watchdog may fail in the same moment
-
-# What gloo, NCCL and the store raise on a rank when another one is gone.
-_PEER_LOST_MESSAGES = (
-    "connection closed by peer",
-    "connection reset by peer",
-    "connection refused",
-    "connection was likely closed",
-    "connection timed out",
-    "broken pipe",
-    "gloo/transport",
-    "socket timeout",
-    "timed out waiting",
-    "wait timeout after",
-    "remote process exited",
-    "nccl communicator was aborted",
-    "ncclremoteerror",
-    "ncclsystemerror",
-    "ncclinternalerror",
-    "watchdog caught collective operation timeout",
-    "sendbytes failed",
-    "failed to recv",
-    "no route to host",
-    "network is unreachable",
-)
 
 
 def report_failure(error: BaseException, rank: int, doing: str = "") -> int:
@@ -45,11 +22,15 @@ def report_failure(error: BaseException, rank: int, doing: str = "") -> int:
 
     A ShardtuneError is printed in its three parts; anything else is a bug or a broken machine and keeps its traceback.
     """
-    known = isinstance(error, ShardtuneError)
-    text = render(error) if isinstance(error, ShardtuneError) else "".join(traceback.format_exception(error))
-    code = error.exit_code if isinstance(error, ShardtuneError) else FAILED
-    if not record_failure(rank, kind_of(error), text, code, doing):
-        message = text if known and rank == 0 else f"rank {rank}: {text}"
+    kind = kind_of(error)
+    if isinstance(error, ShardtuneError):
+        code, explained, text = error.exit_code, error.code, render(error)
+    else:
+        code, explained = FAILED, code_of_message(str(error))
+        text = "".join(traceback.format_exception(error))
+        text += more_about(explained) if explained and kind == "error" else ""
+    if not record_failure(rank, kind, text, code, doing, explained):
+        message = text if isinstance(error, ShardtuneError) and rank == 0 else f"rank {rank}: {text}"
         print(fitted(message, sys.stderr), file=sys.stderr)
     return code
 
@@ -65,11 +46,11 @@ def kind_of(error: BaseException) -> str:
         return "known_error"
     message = str(error).lower()
     # An OSError of our own (a file, a hub) may say "connection refused" too; the libraries raise RuntimeErrors.
-    peer_lost = isinstance(error, RuntimeError) and any(text in message for text in _PEER_LOST_MESSAGES)
+    peer_lost = isinstance(error, RuntimeError) and any(text in message for text in PEER_LOST_MESSAGES)
     return "peer_lost" if peer_lost else "error"
 
 
-def record_failure(rank: int, kind: str, text: str, exit_code: int, doing: str = "") -> bool:
+def record_failure(rank: int, kind: str, text: str, exit_code: int, doing: str = "", error_code: str = "") -> bool:
     """Write this rank's failure where its launcher reads it; False when there is no launcher.
 
     The first record stays: later failures of the same rank follow from it.
@@ -77,7 +58,10 @@ def record_failure(rank: int, kind: str, text: str, exit_code: int, doing: str =
     channel = Channel.inherited(os.environ)
     if channel is None:
         return False
-    record = {"rank": rank, "time": time.time(), "kind": kind, "text": text, "exit_code": exit_code, "doing": doing}
+    record = {
+        "rank": rank, "time": time.time(), "kind": kind, "text": text, "exit_code": exit_code, "doing": doing,
+        "error_code": error_code,
+    }  # fmt: skip
     with _writing:
         try:
             if read_message(channel.failure) is None:
@@ -89,11 +73,17 @@ def record_failure(rank: int, kind: str, text: str, exit_code: int, doing: str =
 
 def render(error: ShardtuneError) -> str:
     """The three parts, each with its label."""
-    return three_parts(error.what, error.why, error.fix)
+    return three_parts(error.what, error.why, error.fix, error.code)
 
 
-def three_parts(what: str, why: str = "", fix: str = "") -> str:
+def three_parts(what: str, why: str = "", fix: str = "", code: str = "") -> str:
     parts = [f"error: {what}"]
     parts += [f"  why: {why}"] if why else []
     parts += [f"  fix: {fix}"] if fix else []
+    parts += [more_about(code)] if code else []
     return "\n".join(parts)
+
+
+def more_about(code: str) -> str:
+    """The line that ends a message whose code `shardtune explain` knows."""
+    return f"  more: shardtune explain {code}"

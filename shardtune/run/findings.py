@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from shardtune.run.error_codes import CODES_OF_KINDS
 from shardtune.run.exit_codes import FAILED, LOST, NO_PROGRESS
 from shardtune.run.failure import three_parts
 
@@ -42,9 +43,15 @@ class Finding:
     doing: str = ""
     stack: str = ""
     for_memory: bool | None = None  # killed: whether the cgroup counts it as an OOM kill; None: nobody counts
+    error_code: str = ""  # as the rank's own error has it; what `explained_by` adds is in the file
+
+    @property
+    def explained_by(self) -> str:
+        """The code that `shardtune explain` knows it by; "" if it knows none."""
+        return self.error_code or CODES_OF_KINDS.get(self.kind, "")
 
     def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        return {**asdict(self), "error_code": self.explained_by}
 
 
 @dataclass(frozen=True)
@@ -91,12 +98,14 @@ def _describe(first: Finding, others: Sequence[Finding], nnodes: int) -> str:
             f"{first.text}",
             why="Its machine, network or launcher is down, or the scheduler has preempted it.",
             fix="Check that machine. parallel.node_timeout_seconds sets how long a node may be unresponsive.",
+            code=first.explained_by,
         )
     if first.kind == "peer_lost":
         return three_parts(
             f"The connection between the ranks broke{doing}, and no rank reported why.",
             why=f"{who} noticed first: {first.text.strip().splitlines()[-1]}",
             fix="Check the network between the nodes (docs/failures.md).",
+            code=first.explained_by,
         )
     return _hung(who, first, others, doing)
 
@@ -124,7 +133,8 @@ def _killed(who: str, finding: Finding, doing: str) -> str:
     why = fix = ""
     if number == signal.SIGKILL:
         why, fix = _KILLED[finding.for_memory]
-    return three_parts(f"{who} was killed by signal {number} ({signal.Signals(number).name}){doing}.", why, fix)
+    what = f"{who} was killed by signal {number} ({signal.Signals(number).name}){doing}."
+    return three_parts(what, why, fix, finding.explained_by)
 
 
 def _hung(who: str, first: Finding, others: Sequence[Finding], doing: str) -> str:
@@ -141,7 +151,7 @@ def _hung(who: str, first: Finding, others: Sequence[Finding], doing: str) -> st
     if waiting_ranks and first.kind != "waiting":
         why += f" {'Ranks' if len(waiting_ranks) > 1 else 'Rank'} {', '.join(map(str, waiting_ranks))} waited for it."
     fix = f"Its stack: {first.stack}" if first.stack else ""
-    return three_parts(what, why.strip(), fix)
+    return three_parts(what, why.strip(), fix, first.explained_by)
 
 
 def _who(finding: Finding, nnodes: int) -> str:

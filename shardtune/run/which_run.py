@@ -14,6 +14,7 @@ from shardtune.checkpoint.changes import changes, identity, kept_settings
 from shardtune.checkpoint.manifest import NAME as MANIFEST
 from shardtune.checkpoint.manifest import TRAINER, ManifestError, read_manifest, verify
 from shardtune.checkpoint.store import CheckpointStore, UnreadableStoreError, publish
+from shardtune.config.batch import effective_batch
 from shardtune.config.schema import RunConfig
 from shardtune.durable import read_plain, replace_file
 from shardtune.errors import UserInputError
@@ -373,7 +374,7 @@ def compare(run: Run, config: RunConfig, processes: int | None) -> Differences:
     rows = trained.get("batch", {}).get("effective")
     train = config.train
     if processes is not None and rows is not None:
-        mine = train.per_device_train_batch_size * processes * train.gradient_accumulation_steps
+        mine = effective_batch(train, processes)
         if mine != rows:
             lines.append(f"rows per step: {rows} → {mine} (per device × processes × accumulation; must stay the same)")
             refused = True

@@ -18,6 +18,7 @@ from shardtune.config.redact import hide_values, redacted
 from shardtune.data.inspect import format_found, format_line
 from shardtune.observe import environment
 from shardtune.plan.resolve import Notice
+from shardtune.plan.steps import math_lines
 from shardtune.run.folder import CHECKPOINTS, RECORD
 from shardtune.run.which_run import record_finish, record_start
 from shardtune.train import summary
@@ -113,7 +114,7 @@ def report_loss(context: RunContext, loss: Loss) -> None:
 
 def report_plan(context: RunContext, setup: Setup) -> None:
     config, prepared, coverage = setup.config, setup.prepared, setup.built.coverage
-    batch, steps = summary.math_lines(setup.math, "sequences" if config.train.packing else "rows")
+    batch, steps = math_lines(setup.math, "sequences" if config.train.packing else "rows")
     compute = "bfloat16" if config.train.bf16 else config.model.torch_dtype
     lines = {
         "model": f"{config.model.model_name_or_path} ({coverage.base:,} parameters, computed in {compute})",
@@ -136,7 +137,13 @@ def report_plan(context: RunContext, setup: Setup) -> None:
     if len(coverage.rows) > 1 or terminal.is_verbose():
         context.console.print(Padding(summary.adapter_table(coverage), (0, 0, 0, 10), expand=False))
     sharding = {**summary.sharding_facts(setup.sharding), "traffic": asdict(setup.traffic.sent)}
-    context.events.write("plan", math=asdict(setup.math), adapters=asdict(coverage), sharding=sharding)
+    context.events.write(
+        "plan",
+        math=asdict(setup.math),
+        adapters=asdict(coverage),
+        sharding=sharding,
+        expected=setup.expected.event(),
+    )
 
 
 def log_resume(context: RunContext, resumed: ResumePoint, math: TrainingMath) -> None:
@@ -186,6 +193,10 @@ def report_end(loop: TrainingLoop, seconds: float, best: Best | None, adapter: P
     if eval_loss is not None:
         text += f", eval loss {eval_loss:.4f}" + (f" (best, step {best.step})" if best is not None else "")
     terminal.say(context.console, "done", text)
+    profiled = loop.profiles
+    measured = profiled.medians().get("seconds.step")
+    if planned := loop.training.setup.expected.beside(profiled.peak(), measured):
+        terminal.say(context.console, "planned", planned)
     terminal.say(
         context.console, "adapter", f"{adapter} (trained on RANDOM weights: useless)" if on_random else str(adapter)
     )

@@ -26,11 +26,11 @@ class TrainBatches:
     """The training rows as optimizer steps, each a list of this rank's micro-batches."""
 
     def __init__(self, data: Data, train: TrainSection, processes: Processes) -> None:
-        self.rows, self.accumulation = data.train, train.gradient_accumulation_steps
+        self.rows, self.accumulation = data.train, train.accumulation
         self.order = StepOrder(
             len(data.train),
-            micro_batch=train.per_device_train_batch_size,
-            accumulation=train.gradient_accumulation_steps,
+            micro_batch=train.micro_batch,
+            accumulation=train.accumulation,
             world_size=processes.world_size,
             rank=processes.rank,
             seed=train.seed if train.data_seed is None else train.data_seed,

@@ -102,6 +102,7 @@ def refuse_different_nodes(processes: Processes, asked: RunConfig) -> None:
             "The ranks do not run the same thing.",
             why="; ".join(lines) + ".",
             fix="Use one image and one config file on all nodes.",
+            code="nodes-differ",
         )
 
 
@@ -126,4 +127,5 @@ def refuse_different_data(processes: Processes, fingerprint: str) -> None:
         what,
         why="; ".join(f"fingerprint {found[:16]} on {', '.join(names)}" for found, names in held.items()) + ".",
         fix="Give every node the same files, or prepare once (shardtune data prepare) and copy the folder.",
+        code="nodes-differ",
     )

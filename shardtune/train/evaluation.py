@@ -92,6 +92,7 @@ def evaluate_only(context: RunContext, setup: Setup, stop: StopRequest, watchdog
             f"Eval loss is {found.loss}.",
             why="The model, or the adapter, computes numbers that are not finite on these rows.",
             fix="Evaluate without --adapter to see which of them it is.",
+            code="loss-nan",
         )
     counts = data.val.prepared.counts
     result = {

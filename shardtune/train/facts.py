@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
 
-from shardtune.machine import memory_limit
+from shardtune.machine import lacks_bf16, memory_limit
 from shardtune.plan.facts import Machine
 
 
@@ -19,13 +17,5 @@ def machine_of(device: torch.device, nodes: tuple[int, ...], processes_here: int
         nodes=nodes,
         gpu="" if on_cpu else torch.cuda.get_device_name(device),
         host_memory=host,
-        lacks_bf16=on_cpu and _cpu_lacks_bf16(),
+        lacks_bf16=on_cpu and lacks_bf16(),
     )
-
-
-def _cpu_lacks_bf16() -> bool:
-    try:
-        flags = set(Path("/proc/cpuinfo").read_text(encoding="utf-8").split())
-    except OSError:
-        return False  # not Linux: nothing to go by
-    return not flags & {"avx512_bf16", "amx_bf16", "bf16"}

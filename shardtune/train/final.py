@@ -64,7 +64,7 @@ def write_final(training: Training) -> Path:
     context.processes.wait_for_all(FINAL, lambda: watchdog.beat() if time.monotonic() < until else None)
     outcome = context.processes.share_from_main(outcome)
     if "path" not in outcome:
-        raise ShardtuneError(outcome["what"], why=outcome["why"], fix=outcome["fix"])
+        raise ShardtuneError(outcome["what"], why=outcome["why"], fix=outcome["fix"], code="disk-full")
     return Path(outcome["path"])
 
 

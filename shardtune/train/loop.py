@@ -17,6 +17,7 @@ from transformers.integrations.neftune import activate_neftune
 from shardtune.checkpoint.optimizer import load_optimizer
 from shardtune.data.collate import REAL_TOKENS
 from shardtune.errors import UserInputError
+from shardtune.observe.profile_window import ProfileWindow
 from shardtune.observe.profiler import LLMStepProfiler
 from shardtune.observe.progress import ProgressLines
 from shardtune.parallel.offload import offload_context
@@ -69,6 +70,7 @@ class TrainingLoop:
         stopped: The run was asked to stop, and every rank knows.
         paused_seconds: Spent evaluating and saving, which throughput does not count.
         data_seconds: Spent waiting for batches.
+        profiles: Of the last steps.
     """
 
     def __init__(self, training: Training, resumed: ResumePoint | None) -> None:
@@ -84,10 +86,8 @@ class TrainingLoop:
         self.learning_rate = 0.0  # of the last step
         self.trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         self.batches = TrainBatches(setup.data, train, self.processes)
-        self.gradient_sync = GradientSync(
-            self.model, self.config.parallel, setup.sharding.mesh, train.gradient_accumulation_steps
-        )
-        self.offload_activations = offload_context(self.model, device, enabled=train.offload_activations)
+        self.gradient_sync = GradientSync(self.model, self.config.parallel, setup.sharding.mesh, train.accumulation)
+        self.offload_activations = offload_context(self.model, device, enabled=train.offload_activations is True)
         health = HealthChecks(self.config.guards, self.processes, gpu_of(device), train.debug_freq)
         self.guards = Guards(self.config.guards, self.console, self.events, self.processes, health)
         self.guards.attach(self)
@@ -99,6 +99,8 @@ class TrainingLoop:
         )
         self.profiler.recomputes_layers = train.gradient_checkpointing is True
         self.profiler.nodes = self.processes.nodes
+        self.profiles = ProfileWindow()
+        self.profiler.listeners.append(self.profiles.add)
         self.early_stopping: EarlyStopping | None = None
         if train.early_stopping_patience is not None:
             self.early_stopping = EarlyStopping(train.early_stopping_patience, train.early_stopping_threshold)
@@ -377,7 +379,7 @@ class TrainingLoop:
         state = TrainerState(
             max_steps=self.math.steps,
             num_train_epochs=math.ceil(self.math.epochs),
-            train_batch_size=self.config.train.per_device_train_batch_size,
+            train_batch_size=self.config.train.micro_batch,
             is_local_process_zero=self.processes.local_rank == 0,
             is_world_process_zero=self.processes.is_main,
         )

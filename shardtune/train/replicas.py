@@ -124,7 +124,7 @@ class ReplicaCheck:
         what = f"Replicas differ {when}: {verdict.sentence}"
         if self.processes.is_main:
             self.events.write("guard", guard="replicas", step=step, action="stop", text=what, ranks=list(verdict.ranks))
-        raise verdict.kind(what, why=verdict.why, fix=verdict.fix + since)
+        raise verdict.kind(what, why=verdict.why, fix=verdict.fix + since, code="replicas-differ")
 
     def _tensor(self, name: str) -> torch.Tensor:
         tensors: dict[str, torch.Tensor] = dict(self.setup.model.named_parameters())

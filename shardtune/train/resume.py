@@ -177,12 +177,14 @@ def _judge(trainer: dict[str, Any], facts: RunFacts, math: TrainingMath) -> list
             "The run cannot resume with this config.",
             why="\n".join(["These changes would make it another run:", *(f"  {line}" for line in refused)]),
             fix="Revert them, or start a new run: --resume never.",
+            code="data-changed" if len(refused) == 1 and refused[0].startswith("the data:") else "cannot-resume",
         )
     _refuse_another_batch(trainer["batch"], facts.batch)
     if trainer["step"] > math.steps:
         raise UserInputError(
             f"The run is at step {trainer['step']}, past the {math.steps} steps this config asks for.",
             fix="Raise train.max_steps or train.num_train_epochs, or start a new run: --resume never.",
+            code="cannot-resume",
         )
     return changed
 
@@ -206,6 +208,7 @@ def _refuse_another_batch(old: dict[str, int], new: dict[str, int]) -> None:
         why=f"It was {_product(old)} and is now {_product(new)} (per device × processes × accumulation): steps would "
         "no longer match.",
         fix=f"{fix} Or start a new run: --resume never.",
+        code="cannot-resume",
     )
 
 

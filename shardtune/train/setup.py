@@ -14,6 +14,7 @@ from shardtune import terminal
 from shardtune.config.references import put_back
 from shardtune.data.checks import ModelLimits, enforce, model_positions, refusals_and_warnings
 from shardtune.data.collate import Collator
+from shardtune.data.estimate import DataSize
 from shardtune.data.order import Documents
 from shardtune.data.prepare import PreparedSet, prepare
 from shardtune.model.load import tokenizer_and_new_tokens
@@ -21,9 +22,10 @@ from shardtune.model.meta_model import build_meta_model
 from shardtune.observe.preparing import PreparingProgress
 from shardtune.parallel.mesh import build_mesh
 from shardtune.parallel.shard import can_split_adapters, shard_model
+from shardtune.plan.choose import full_reshards
+from shardtune.plan.expected import Expected, expected_of
 from shardtune.plan.gather import gather_facts
 from shardtune.plan.resolve import FLAT_ATTENTION, NEARLY_FULL, Notice, resolve
-from shardtune.plan.resolve_sharding import full_reshards
 from shardtune.plan.steps import TrainingMath, training_math
 from shardtune.plan.traffic import adapter_layout
 from shardtune.train.account import report_loss, report_notices, report_plan, write_config
@@ -62,6 +64,7 @@ class Setup:
         run: The config with nothing left open, and why.
         strategy: Who will read the weights.
         adapter: What to evaluate, if not the model as it is.
+        expected: The peak and step time that the plan predicts.
     """
 
     run: ResolvedRun
@@ -75,6 +78,7 @@ class Setup:
     math: TrainingMath
     sharding: Sharding
     traffic: Traffic
+    expected: Expected
 
     @property
     def config(self) -> RunConfig:
@@ -132,8 +136,22 @@ def set_up(context: RunContext, asked: ResolvedConfig, watchdog: Watchdog, evalu
     sharding, traffic = _shard(
         run.config, built.model, meta_model, processes, full_reshards=full_reshards(run.config, facts)
     )
+    counts = prepared.train.counts
+    size = DataSize(counts.rows, counts.tokens, len(data.train), 0, exact=True, how="prepared")
+    expected = expected_of(facts, run.config, size)
     setup = Setup(
-        run, meta_model, checkpoint.strategy, tokenizer, built, adapter, prepared, data, math, sharding, traffic
+        run,
+        meta_model,
+        checkpoint.strategy,
+        tokenizer,
+        built,
+        adapter,
+        prepared,
+        data,
+        math,
+        sharding,
+        traffic,
+        expected,
     )
     if evaluation is None:
         report_plan(context, setup)

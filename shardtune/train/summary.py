@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from shardtune.parallel.processes import Processes
     from shardtune.parallel.shard import Sharding
     from shardtune.plan.resolve import ResolvedRun
-    from shardtune.plan.steps import TrainingMath
     from shardtune.train.build import Fused
     from shardtune.train.context import Data
     from shardtune.train.traffic import Traffic
@@ -51,23 +50,6 @@ def packing_line(data: Data, run: ResolvedRun) -> str:
     used = documents.packs.efficiency(documents.prepared.lengths, capacity)
     rows, sequences = len(documents.prepared), len(documents)
     return f"{rows:,} rows in {sequences:,} sequences of {capacity:,}, {percent(used)} full"
-
-
-def math_lines(math: TrainingMath, unit: str = "rows") -> tuple[str, str]:
-    """The batch and the steps, each with how it was counted."""
-    batch = (
-        f"{math.per_device} per device × {count(math.processes, 'process', 'es')} × {math.accumulation} accumulation "
-        f"= {math.effective_batch} {unit} per step"
-    )
-    steps = (
-        f"{math.steps:,} ({_epochs(math.epochs)} of {math.rows:,} {unit} / {math.effective_batch}), "
-        f"{math.warmup_steps} for warm-up, about {math.total_tokens:,} tokens"
-    )
-    return batch, steps
-
-
-def _epochs(number: float) -> str:
-    return f"{number:.3g} epoch{'' if f'{number:.3g}' == '1' else 's'}"
 
 
 def sharding_line(sharding: Sharding, processes: Processes, run: ResolvedRun) -> str:

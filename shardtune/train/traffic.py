@@ -48,9 +48,9 @@ def traffic_of(sizes: ModelBytes, config: RunConfig, mesh: Mesh, *, full_reshard
             sizes,
             replicas=replicas,
             nodes=sorted(mesh.nodes),
-            micro_batches=config.train.gradient_accumulation_steps,
+            micro_batches=config.train.accumulation,
             reshard_after_forward=reshards,
-            offload_params=config.parallel.offload_params and mesh.device_type == "cuda",
+            offload_params=config.parallel.offload_params is True and mesh.device_type == "cuda",
             adapters="sharded" if mesh.splits_adapters_only else "replicated",
         )
 

@@ -17,7 +17,7 @@ from shardtune import __version__
 def test_help_names_every_command(shardtune: Command) -> None:
     result = shardtune("--help")
     assert result.returncode == 0
-    for command in ("train", "quickstart", "config"):
+    for command in ("train", "quickstart", "config", "explain"):
         assert command in result.stdout
 
 
@@ -34,7 +34,8 @@ def test_version_is_the_packages(shardtune: Command) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--help"], ["train", "--help"], ["quickstart", "--help"], ["config", "validate", "CONFIG"]]
+    "arguments",
+    [["--help"], ["train", "--help"], ["quickstart", "--help"], ["config", "validate", "CONFIG"], ["explain", "seed"]],
 )
 def test_commands_that_need_no_torch_do_not_import_it(
     arguments: list[str], tmp_path: Path, toy_model: Path, toy_data: Path, environment: dict[str, str]

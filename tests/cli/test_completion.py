@@ -80,3 +80,4 @@ def test_commands_options_settings_and_runs_are_completed(terminal: Terminal) ->
     terminal.press("2026\t", "20260101-101010-abcd")
     terminal.press("\x15shardtune train --accel\t", "--accelerate-config ")
     terminal.press("\x15shardtune train run.yaml -o train.learning_r\t", "train.learning_rate=")
+    terminal.press("\x15shardtune explain reshard_\t", "reshard_after_forward")

@@ -109,7 +109,10 @@ class FakeRun:
             "steps": steps,
             "warmup_steps": 10,
         }
-        self.everywhere("plan", math=math_, adapters=adapters, sharding={"layer_class": "Layer", "units": 24})
+        parts = {"weights": 14 * GIB, "activations": 44 * GIB, "allocated": 60 * GIB, "total": 61 * GIB}
+        expected = {"memory": parts, "known_by": "table", "coarse": False, "step_seconds": 0.8, "measured": True}
+        sharding = {"layer_class": "Layer", "units": 24}
+        self.everywhere("plan", math=math_, adapters=adapters, sharding=sharding, expected=expected)
         self.now += 20
 
     def step(

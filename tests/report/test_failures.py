@@ -66,8 +66,9 @@ def test_a_killed_rank_is_the_cause_and_not_the_rank_that_lost_its_connection(ru
         "failed", "Rank 1 was killed by signal 9 (SIGKILL) while computing a step (step 8); exit code 137.",
     )  # fmt: skip
     assert [line.split(":")[0] for line in view["advice"]] == [
-        "The host ran out of memory", "Give the job more memory, or use fewer data workers or processes.",
+        "The host ran out of memory", "Give the job more memory, or use fewer data workers or processes.", "more",
     ]  # fmt: skip
+    assert view["advice"][-1] == "more: shardtune explain rank-killed"
     ((what, said, ranks),) = problems(view)
     assert (what, ranks) == ("failure", "1") and said.startswith("Rank 1 was killed") and "more memory" in said
     (points,) = [marks["points"] for marks in view["marks"] if marks["kind"] == "failure"]

@@ -85,6 +85,9 @@ def test_the_view_tells_what_happened(tmp_path: Path) -> None:
     slow = [row[1]["tone"] if isinstance(row[1], dict) else "" for row in view["rank_table"]["rows"]]
     assert slow == ["", "", "warn", ""], "rank 2 is the slow one"
     assert "sw_power_cap" in view["rank_table"]["rows"][1][-1]["text"]
+    peak, step = view["planned"]["rows"]
+    assert peak == ["peak memory in tensors", "60 GiB", "63 GiB", "+5.0 %"]
+    assert step[:2] == ["step time, median", "800 ms"] and step[3].startswith("+")
     assert view["checkpoints"]["rows"][-1][-1]["text"] == "latest, best"
     assert "lowest evaluation loss of those kept (0.5548)" in view["checkpoints"]["note"]
     assert view["samples"][0]["before"] != view["samples"][0]["after"] == view["samples"][0]["expected"]
@@ -103,7 +106,7 @@ def test_what_a_run_does_not_know_is_left_out(tmp_path: Path) -> None:
     view = run_view(history(run.folder), run.now)
     assert [chart["id"] for chart in view["charts"]] == ["loss"]
     assert [tile["name"] for tile in view["tiles"]] == ["steps", "loss", "tokens", "time"]
-    assert view["rank_table"] is None and view["samples"] == [] and view["config"] == []
+    assert view["rank_table"] is None and view["planned"] is None and view["samples"] == [] and view["config"] == []
     assert "0" not in view["tiles"][1]["note"].replace("2.5000", "")
 
 

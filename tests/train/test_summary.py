@@ -12,10 +12,10 @@ from shardtune.adapters.coverage import Coverage, TargetRow
 from shardtune.config.schema import TrainSection
 from shardtune.data.prepared import PreparedCounts
 from shardtune.parallel.shard import Sharding
-from shardtune.plan.steps import training_math
+from shardtune.plan.steps import math_lines, training_math
 from shardtune.plan.traffic import StepTraffic
 from shardtune.terminal import say, size
-from shardtune.train.summary import adapter_table, coverage_line, data_line, math_lines, sharding_line, traffic_line
+from shardtune.train.summary import adapter_table, coverage_line, data_line, sharding_line, traffic_line
 from shardtune.train.traffic import Traffic
 
 

@@ -92,7 +92,7 @@
     const part = {
       summary: section(page, "summary", ""), notes: section(page, "notes", ""), problems: section(page, "problems", "Warnings and failures"),
       memory: section(page, "out-of-memory", "Out of memory"), charts: section(page, "charts", "Charts"),
-      ranks: section(page, "ranks", "Ranks"), checkpoints: section(page, "checkpoints", "Checkpoints"),
+      planned: section(page, "planned", "Planned and actual"), ranks: section(page, "ranks", "Ranks"), checkpoints: section(page, "checkpoints", "Checkpoints"),
       samples: section(page, "samples", "Samples"), data: section(page, "data", "Data"), adapters: section(page, "adapters", "Adapters"),
       config: section(page, "config", "Config"), environment: section(page, "environment", "Environment"),
     };
@@ -110,6 +110,7 @@
       refresh(tools, view.ranks, () => chartTools(view.ranks.map((rank) => `rank ${rank}`)));
       showCharts(figures, view.charts, view.marks);
       showTimeline(line);
+      fill(part.planned, view.planned, (t) => card(table(t, "Planned and actual")));
       fill(part.ranks, view.rank_table, (t) => card(table(t, "Ranks")), "No step was profiled.");
       fill(part.checkpoints, view.checkpoints, (t) => card(table(t, "Checkpoints")), "No checkpoints.");
       fill(part.samples, view.samples, (all) => all.map(sample));

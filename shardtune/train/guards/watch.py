@@ -227,7 +227,8 @@ class Guards:
     def stop(self, alarm: Alarm, fix: str, more: str = "") -> NoReturn:
         """Ends the run on this rank; every rank calls this with the same alarm."""
         self._report(alarm, "stop", "")
-        raise GuardStop(alarm.text + more, why=_why(alarm), fix=fix)
+        code = "loss-nan" if alarm.guard == "non_finite" else "guard-stop"
+        raise GuardStop(alarm.text + more, why=_why(alarm), fix=fix, code=code)
 
     def _report(self, alarm: Alarm, action: str, message: str, to_step: int | None = None) -> None:
         if self.processes.is_main:

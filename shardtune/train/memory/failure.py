@@ -33,6 +33,7 @@ class OutOfMemory(ShardtuneError):
     """The GPU of a rank is too small for this run: starting it again as it is would end the same way."""
 
     exit_code = OUT_OF_MEMORY
+    code = "out-of-memory"
 
 
 class MemoryAnswer:

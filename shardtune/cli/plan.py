@@ -1,0 +1,155 @@
+"""`shardtune plan CONFIG`: will it fit, how long will it take, what will it send? Needs neither a GPU nor torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from shardtune.cli.options import AccelerateConfig, Config, Overrides
+
+if TYPE_CHECKING:
+    from shardtune.config import ResolvedConfig
+    from shardtune.config.schema import RunConfig
+    from shardtune.data.estimate import DataSize
+    from shardtune.model.outline import Outline
+    from shardtune.plan.report import Plan
+
+_DOES_NOT_FIT = 1
+_UNKNOWN_FILL = 0.5  # of data that nobody has looked at: rows are packed, as most are
+
+
+def plan(
+    config: Config,
+    override: Overrides = None,
+    gpus: Annotated[
+        str,
+        typer.Option(
+            "--gpus", metavar="NxNAME", help="GPUs of each node, such as 2xH200; default: those of this machine."
+        ),
+    ] = "",
+    nodes: Annotated[int, typer.Option("--nodes", metavar="N", min=1, help="Number of machines.")] = 1,
+    accelerate_config: AccelerateConfig = None,
+    link: Annotated[
+        str, typer.Option("--link", metavar="NAME", help="What connects the nodes: NDR, HDR, 100GbE, ….")
+    ] = "",
+    catalogue: Annotated[
+        Path | None,
+        typer.Option("--catalogue", metavar="FILE", help="GPUs and links to add to the known ones (docs/plan.md)."),
+    ] = None,
+    compare: Annotated[
+        bool, typer.Option("--compare", help="Also show alternatives: the fastest that fits first.")
+    ] = False,
+    exact: Annotated[
+        bool,
+        typer.Option(
+            "--exact",
+            help="Prepare the data instead of estimating it, and trace the model's layer instead of using the table. "
+            "Imports torch.",
+        ),
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
+) -> None:
+    """Show whether a run fits, how long it takes and what it sends, before anything is started or loaded.
+
+    From config.json and the headers of the weights alone. Every `auto` comes to what `train` would choose.
+
+    Exit codes: 0 fits; 1 does not fit; 2 invalid input.
+    """
+    from shardtune.config import load_config
+
+    asked = load_config(config, override or (), accelerate_config)
+    planned = _plan(asked, gpus=gpus, nodes=nodes, link=link, catalogue=catalogue, exact=exact)
+    if as_json:
+        _print_json(planned, compare=compare)
+    else:
+        _print_page(planned, compare=compare)
+    if not planned.fits:
+        raise typer.Exit(_DOES_NOT_FIT)
+
+
+def _plan(asked: ResolvedConfig, *, gpus: str, nodes: int, link: str, catalogue: Path | None, exact: bool) -> Plan:
+    from shardtune.launch.named_paths import check_inputs
+    from shardtune.model.locate import folder_on_disk
+    from shardtune.observe.gpus import describe_gpus
+    from shardtune.plan.gather import gather_facts
+    from shardtune.plan.report import assemble
+    from shardtune.plan.target import target_of
+
+    config = asked.config
+    check_inputs(config)
+    here = () if gpus or config.parallel.device == "cpu" else describe_gpus().get("gpus", ())
+    target = target_of(config.parallel, here, gpus=gpus, nodes=nodes, link=link, catalogue=catalogue)
+    folder = folder_on_disk(config.model)
+    data = _data(config, folder, exact=exact)
+
+    def fill_share() -> float:
+        return data.fill(config.data.max_length, packed=False) if data is not None else _UNKNOWN_FILL
+
+    facts = gather_facts(config, _outline(config, folder), target.machine, fill_share)
+    return assemble(asked.on_device(target.machine.device), facts, target.cluster, data)
+
+
+def _outline(config: RunConfig, folder: Path) -> Outline:
+    """From the model's files; built with torch where they do not tell enough."""
+    from shardtune.model.outline import NeedsTorch, read_outline
+    from shardtune.model.safetensors_headers import read_headers
+
+    stored = read_headers(folder) if config.model.weights == "checkpoint" else {}
+    try:
+        return read_outline(config.model, folder, stored)
+    except NeedsTorch as needed:
+        try:
+            from shardtune.model.meta_model import build_meta_model
+        except ImportError:
+            raise needed from None
+        return build_meta_model(config.model, folder, stored).outline
+
+
+def _data(config: RunConfig, folder: Path, *, exact: bool) -> DataSize | None:
+    from shardtune.data.estimate import counted, data_size
+
+    if exact:
+        return counted(_prepared(config), config.data)
+    named = config.model.tokenizer_name_or_path
+    return data_size(config, Path(named).expanduser() if named else folder)
+
+
+def _prepared(config: RunConfig) -> Path:
+    """The folder of the prepared data, made now if it is not there."""
+    from rich.console import Console
+
+    from shardtune.data.prepare import prepare
+    from shardtune.model.load import load_tokenizer  # brings torch
+    from shardtune.observe.preparing import PreparingProgress
+
+    name = config.model.tokenizer_name_or_path or config.model.model_name_or_path
+    with PreparingProgress(Console(stderr=True)) as progress:
+        return prepare(config.data, config.train.seed, load_tokenizer(config.model), name, progress=progress).folder
+
+
+def _print_json(planned: Plan, *, compare: bool) -> None:
+    import json
+
+    from shardtune.plan.compare import alternative_json, alternatives, nearest_that_fits
+    from shardtune.plan.report import as_json
+
+    found = as_json(planned)
+    nearest = None if planned.fits else nearest_that_fits(planned)
+    found["nearest"] = alternative_json(nearest) if nearest is not None else None
+    if compare:
+        found["alternatives"] = [alternative_json(one) for one in alternatives(planned)]
+    typer.echo(json.dumps(found, indent=2, ensure_ascii=False))
+
+
+def _print_page(planned: Plan, *, compare: bool) -> None:
+    from rich.console import Console
+
+    from shardtune.plan.compare import alternatives, nearest_that_fits
+    from shardtune.plan.page import show, show_alternatives
+
+    console = Console()
+    show(console, planned, None if planned.fits else nearest_that_fits(planned))
+    if compare:
+        show_alternatives(console, planned, alternatives(planned))

@@ -1,0 +1,1 @@
+"""Is this machine, and are all nodes together, fit for the run?"""

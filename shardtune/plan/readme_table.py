@@ -1,0 +1,106 @@
+"""Which models fit on which GPUs? The README's table and the example of docs/plan.md, from shapes of public models.
+
+python -m shardtune.plan.readme_table README.md docs/plan.md
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from rich.console import Console
+
+from shardtune.config import ResolvedConfig
+from shardtune.config.resolve import Origin
+from shardtune.config.schema import RunConfig
+from shardtune.data.estimate import DataSize
+from shardtune.plan.compare import alternatives
+from shardtune.plan.gather import gather_facts
+from shardtune.plan.page import show, show_alternatives
+from shardtune.plan.public_models import CONFIGS, outline_of_public
+from shardtune.plan.report import Plan, assemble
+from shardtune.plan.target import target_of
+
+_GPUS: Mapping[str, str] = {"24 GB": "RTX-4090", "48 GB": "L40S", "80 GB": "H100", "141 GB": "H200"}
+_COUNTS = (1, 2, 8)
+_LENGTH, _ROWS = 4096, 100_000
+
+
+def table() -> str:
+    """A row for each model and number of GPUs."""
+    heads = [f"{name} ({gpu})" for name, gpu in _GPUS.items()]
+    lines = [f"| model | GPUs | {' | '.join(heads)} |", f"|---|---:|{'---|' * len(heads)}"]
+    for model in CONFIGS:
+        for count in _COUNTS:
+            cells = " | ".join(cell(plan_of(model, f"{count}x{gpu}")) for gpu in _GPUS.values())
+            lines.append(f"| {model if count == _COUNTS[0] else ''} | {count} | {cells} |")
+    return "\n".join(lines)
+
+
+def plan_of(model: str, gpus: str, nodes: int = 1) -> Plan:
+    """Everything `auto`: rows of 4,096 tokens that are full, rank 16 on attention and MLP."""
+    config = RunConfig.model_validate(
+        {
+            "model": {"model_name_or_path": model},
+            "data": {"dataset_name_or_path": "full-rows.jsonl", "max_length": _LENGTH},
+            "train": {
+                "effective_batch_size": 16,
+                "per_device_train_batch_size": "auto",
+                "gradient_accumulation_steps": "auto",
+            },
+        }
+    )
+    origins = {f"{section}.{key}": Origin("default") for section, values in config for key in type(values).model_fields}
+    target = target_of(config.parallel, (), gpus=gpus, nodes=nodes)
+    facts = gather_facts(config, outline_of_public(model), target.machine, lambda: 1.0)
+    data = DataSize(_ROWS, _ROWS * _LENGTH, _ROWS, 0, exact=True, how="full rows")
+    return assemble(ResolvedConfig(config, origins), facts, target.cluster, data)
+
+
+def cell(plan: Plan) -> str:
+    """`16,384 tokens, 16.5k tok/s`; what helped to fit it; or that it does not."""
+    if not plan.fits:
+        return "–"
+    helped = [
+        name
+        for name, used in (
+            ("FP8", plan.work.fp8),
+            ("recomputed", plan.work.checkpointing == "full"),
+            ("offloaded", plan.work.offload_params or plan.work.offload_activations),
+        )
+        if used
+    ]
+    rate = plan.time.tokens_per_second
+    speed = f"{rate / 1000:.3g}k" if rate >= 1000 else f"{rate:.3g}"
+    return f"{plan.work.tokens:,}: **{speed}**" + (f" ({', '.join(helped)})" if helped else "")
+
+
+def example() -> str:
+    """What `shardtune plan` prints."""
+    console = Console(file=io.StringIO(), width=100, color_system=None, force_terminal=True)
+    plan = plan_of("Llama-3.1-8B", "8xH200", nodes=2)
+    show(console, plan)
+    show_alternatives(console, plan, alternatives(plan))
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    command = "$ shardtune plan run.yaml --gpus 8xH200 --nodes 2 --compare"
+    return "\n".join(["```console", command, *(line.rstrip() for line in lines), "```"])
+
+
+BLOCKS: Mapping[str, Callable[[], str]] = {"memory table": table, "example": example}
+
+
+def renewed(page: str) -> str:
+    """A page with what its markers enclose made again."""
+    for name, make in BLOCKS.items():
+        begin, end = f"<!-- begin: {name} -->", f"<!-- end: {name} -->"
+        if begin in page:
+            before, rest = page.split(begin)
+            page = f"{before}{begin}\n{make()}\n{end}{rest.split(end)[1]}"
+    return page
+
+
+if __name__ == "__main__":
+    for file in map(Path, sys.argv[1:]):
+        file.write_text(renewed(file.read_text(encoding="utf-8")), encoding="utf-8")
