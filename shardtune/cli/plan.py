@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -158,6 +160,8 @@ def _print_page(planned: Plan, *, compare: bool) -> None:
     from shardtune.plan.compare import alternatives, nearest_that_fits
     from shardtune.plan.page import show, show_alternatives
 
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal that has no × shows a question mark
     console = Console()
     show(console, planned, None if planned.fits else nearest_that_fits(planned))
     if compare:
