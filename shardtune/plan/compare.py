@@ -14,6 +14,7 @@ from shardtune.config.cross_checks import cross_checks
 from shardtune.config.schema import RunConfig
 from shardtune.errors import UserInputError
 from shardtune.plan import sharding
+from shardtune.plan.host import host_memory
 from shardtune.plan.memory import gpu_memory
 from shardtune.plan.report import work_with
 from shardtune.plan.resolve import resolve
@@ -46,10 +47,11 @@ class Alternative:
     memory: GpuMemory
     time: StepTime
     usable: int
+    fits_host: bool = True
 
     @property
     def fits(self) -> bool:
-        return self.memory.total <= self.usable
+        return self.memory.total <= self.usable and self.fits_host
 
     @property
     def over(self) -> int:
@@ -95,9 +97,9 @@ def _fitting(plan: Plan) -> list[Alternative]:
         together = {path: value for change in changes for path, value in change.items()}
         work = _work(plan, together)
         # Most do not fit, or are as the plan is: their time need not be known.
-        if together and gpu_memory(plan.facts, work).total <= plan.usable:
+        if together and _memory(plan, work).total <= plan.usable:
             found.append(_priced(plan, together))
-    return sorted(found, key=lambda one: one.order)
+    return sorted((one for one in found if one.fits), key=lambda one: one.order)
 
 
 def alternative_json(one: Alternative) -> dict[str, Any]:
@@ -163,8 +165,22 @@ def _work(plan: Plan, changes: Changes) -> Work:
 def _priced(plan: Plan, changes: Changes) -> Alternative:
     work = _work(plan, changes)
     real = {path: value for path, value in changes.items() if not _same(plan.run.settings.value(path), value)}
-    memory, time = gpu_memory(plan.facts, work), step_time(plan.facts, work, plan.cluster)
-    return Alternative(real, work, memory, time, plan.usable)
+    host = plan.facts.machine.host_memory  # 0: unknown
+    needs_host = bool(host) and (work.offload_params or work.offload_activations)
+    return Alternative(
+        real,
+        work,
+        _memory(plan, work),
+        step_time(plan.facts, work, plan.cluster),
+        plan.usable,
+        fits_host=not needs_host or host_memory(plan.facts, work, plan.config).per_node <= host,
+    )
+
+
+def _memory(plan: Plan, work: Work) -> GpuMemory:
+    """A trace was made for the plan's recomputation: what is kept by `selective` is something else."""
+    alike = (work.checkpointing == "selective") == (plan.work.checkpointing == "selective")
+    return gpu_memory(plan.facts, work, plan.traced if alike else ())
 
 
 def _same(one: object, other: object) -> bool:

@@ -27,12 +27,8 @@ _COLOURS = {
     "context": "white",
 }  # fmt: skip
 _LETTERS = dict(zip(_COLOURS, "WGARMKULCX", strict=True))  # where there are no colours
-_OBVIOUS = (
-    "parallel.nproc",
-    "parallel.device",
-    "train.eval_strategy",
-    "train.fused_experts",
-)  # in other lines, or no news
+# Choices that other lines show, or that are no news.
+_OBVIOUS = ("parallel.nproc", "parallel.device", "train.eval_strategy", "train.fused_experts")
 _BLOCK, _FREE = "█", "·"
 _SPARKS = "▁▂▃▄▅▆▇█"
 

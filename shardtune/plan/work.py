@@ -84,7 +84,7 @@ def work_of(config: RunConfig, facts: Facts) -> Work:
         length=config.data.max_length,
         eval_batch=train.per_device_eval_batch_size if effective_eval_strategy(config) != "no" else 0,
         accumulation=rows // batch,
-        packed=train.packing is True,
+        packed=train.packing is True or (train.packing == "auto" and "packing" not in facts.missing),
         checkpointing=_CHECKPOINTING[train.gradient_checkpointing],
         offload_activations=on_gpu and train.offload_activations is True,
         offload_params=on_gpu and parallel.offload_params is True,

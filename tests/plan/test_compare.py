@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -46,3 +47,13 @@ def test_the_nearest_settings_that_fit_keep_the_effective_batch_or_there_are_non
     assert nearest.work.batch * nearest.work.accumulation == 32
     huge = planned("1x4090", data={"max_length": 2**22}, train={"per_device_train_batch_size": 1})
     assert nearest_that_fits(huge) is None
+
+
+def test_where_the_host_is_small_nothing_is_offloaded_to_it() -> None:
+    plan = planned("1xL40S", train={"per_device_train_batch_size": 32, "gradient_accumulation_steps": 1})
+    machine = replace(plan.facts.machine, host_memory=6 << 30)
+    small = replace(plan, facts=replace(plan.facts, machine=machine))
+    nearest = nearest_that_fits(small)
+    assert nearest is not None and not nearest.work.offload_params
+    offloaded = [one for one in alternatives(small) if one.work.offload_params]
+    assert offloaded and not any(one.fits for one in offloaded)
