@@ -152,11 +152,11 @@ def trace(config: Any, setting: Setting, tokens: int = TOKENS) -> tuple[LayerTra
 
 def named(found: LayerTrace, sizes: Mapping[str, int]) -> plan.LayerActivations:
     """A trace with products of dimensions in the place of sizes."""
-    names = _Names(sizes)
+    names = Names(sizes)
     return plan.LayerActivations(names.total(found.kept), prune(map(names.moment, found.moments)))
 
 
-class _Names:
+class Names:
     """Finds which product of dimensions a number is."""
 
     def __init__(self, sizes: Mapping[str, int]) -> None:
