@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -60,7 +62,7 @@ def plan(
     from shardtune.config import load_config
 
     asked = load_config(config, override or (), accelerate_config)
-    planned = _plan(asked, gpus=gpus, nodes=nodes, link=link, catalogue=catalogue, exact=exact)
+    planned = plan_of(asked, gpus=gpus, nodes=nodes, link=link, catalogue=catalogue, exact=exact)
     if as_json:
         _print_json(planned, compare=compare)
     else:
@@ -69,7 +71,16 @@ def plan(
         raise typer.Exit(_DOES_NOT_FIT)
 
 
-def _plan(asked: ResolvedConfig, *, gpus: str, nodes: int, link: str, catalogue: Path | None, exact: bool) -> Plan:
+def plan_of(
+    asked: ResolvedConfig,
+    *,
+    gpus: str,
+    nodes: int,
+    link: str = "",
+    catalogue: Path | None = None,
+    exact: bool = False,
+) -> Plan:
+    """The plan of a config on named hardware, or (`gpus` empty) on this machine."""
     from shardtune.launch.named_paths import check_inputs
     from shardtune.model.locate import folder_on_disk
     from shardtune.observe.gpus import describe_gpus
@@ -87,11 +98,25 @@ def _plan(asked: ResolvedConfig, *, gpus: str, nodes: int, link: str, catalogue:
     def fill_share() -> float:
         return data.fill(config.data.max_length, packed=False) if data is not None else _UNKNOWN_FILL
 
-    facts = gather_facts(config, _outline(config, folder), target.machine, fill_share)
-    return assemble(asked.on_device(target.machine.device), facts, target.cluster, data)
+    facts = gather_facts(config, outline_of(config, folder), target.machine, fill_share)
+    planned = assemble(asked.on_device(target.machine.device), facts, target.cluster, data)
+    return _traced(planned, folder) if exact and planned.memory.known_by == "estimated" else planned
 
 
-def _outline(config: RunConfig, folder: Path) -> Outline:
+def _traced(planned: Plan, folder: Path) -> Plan:
+    """With activations of this very model, traced on the meta device."""
+    from dataclasses import replace
+
+    from shardtune.model.meta_model import build_meta_model
+    from shardtune.model.safetensors_headers import read_headers
+    from shardtune.train.memory.trace_model import trace_model
+
+    section = planned.config.model
+    meta_model = build_meta_model(section, folder, read_headers(folder) if section.weights == "checkpoint" else {})
+    return replace(planned, traced=trace_model(meta_model, planned.config, planned.facts, planned.work))
+
+
+def outline_of(config: RunConfig, folder: Path) -> Outline:
     """From the model's files; built with torch where they do not tell enough."""
     from shardtune.model.outline import NeedsTorch, read_outline
     from shardtune.model.safetensors_headers import read_headers
@@ -149,6 +174,8 @@ def _print_page(planned: Plan, *, compare: bool) -> None:
     from shardtune.plan.compare import alternatives, nearest_that_fits
     from shardtune.plan.page import show, show_alternatives
 
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal that has no × shows a question mark
     console = Console()
     show(console, planned, None if planned.fits else nearest_that_fits(planned))
     if compare:
