@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -88,7 +90,21 @@ def _plan(asked: ResolvedConfig, *, gpus: str, nodes: int, link: str, catalogue:
         return data.fill(config.data.max_length, packed=False) if data is not None else _UNKNOWN_FILL
 
     facts = gather_facts(config, _outline(config, folder), target.machine, fill_share)
-    return assemble(asked.on_device(target.machine.device), facts, target.cluster, data)
+    planned = assemble(asked.on_device(target.machine.device), facts, target.cluster, data)
+    return _traced(planned, folder) if exact and planned.memory.known_by == "estimated" else planned
+
+
+def _traced(planned: Plan, folder: Path) -> Plan:
+    """With activations of this very model, traced on the meta device."""
+    from dataclasses import replace
+
+    from shardtune.model.meta_model import build_meta_model
+    from shardtune.model.safetensors_headers import read_headers
+    from shardtune.train.memory.trace_model import trace_model
+
+    section = planned.config.model
+    meta_model = build_meta_model(section, folder, read_headers(folder) if section.weights == "checkpoint" else {})
+    return replace(planned, traced=trace_model(meta_model, planned.config, planned.facts, planned.work))
 
 
 def _outline(config: RunConfig, folder: Path) -> Outline:
@@ -149,6 +165,8 @@ def _print_page(planned: Plan, *, compare: bool) -> None:
     from shardtune.plan.compare import alternatives, nearest_that_fits
     from shardtune.plan.page import show, show_alternatives
 
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal that has no × shows a question mark
     console = Console()
     show(console, planned, None if planned.fits else nearest_that_fits(planned))
     if compare:

@@ -14,11 +14,11 @@ from shardtune.config.cross_checks import cross_checks
 from shardtune.config.schema import RunConfig
 from shardtune.errors import UserInputError
 from shardtune.plan import sharding
-from shardtune.plan._pending import work_of
 from shardtune.plan.memory import gpu_memory
 from shardtune.plan.report import work_with
 from shardtune.plan.resolve import resolve
 from shardtune.plan.step_time import step_time
+from shardtune.plan.work import work_of
 
 if TYPE_CHECKING:
     from shardtune.plan.memory import GpuMemory
@@ -33,6 +33,7 @@ _PRECISION, _FP8_COMPUTE = "model.base_precision", "train.fp8_compute"
 _RECOMPUTED, _OFFLOAD = "train.gradient_checkpointing", "train.offload_activations"
 _OFFLOAD_PARAMS = "parallel.offload_params"
 _SHARD, _SHARD_SIZE, _RESHARD = "parallel.shard", "parallel.shard_size", "parallel.reshard_after_forward"
+_AS_FAST = 1.01
 _COMBINED = 6  # fastest combinations of several changes that are shown
 
 
@@ -55,6 +56,11 @@ class Alternative:
         """Bytes too many."""
         return max(0, self.memory.total - self.usable)
 
+    def is_as_good_as(self, other: Alternative) -> bool:
+        """As fast, with as little memory."""
+        as_fast = self.time.seconds <= _AS_FAST * other.time.seconds
+        return self.fits and as_fast and self.memory.total <= other.memory.total
+
     @cached_property
     def order(self) -> tuple[bool, float, int]:
         """Those that fit first, by speed; then by how much is missing."""
@@ -68,11 +74,11 @@ def alternatives(plan: Plan) -> list[Alternative]:
         Alternative({}, plan.work, plan.memory, plan.time, plan.usable),
         *(one for one in single if _accepted(plan, one)),
     ]
-    shown, most = {frozenset(one.changes.items()) for one in found}, len(found) + _COMBINED
+    most = len(found) + _COMBINED
     for one in _fitting(plan):
         if len(found) == most:
             break
-        if frozenset(one.changes.items()) not in shown and _accepted(plan, one):
+        if not any(other.is_as_good_as(one) for other in found) and _accepted(plan, one):
             found.append(one)
     return sorted(found, key=lambda one: one.order)
 

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from shardtune.errors import UserInputError
 from shardtune.machine import usable_cores
-from shardtune.plan._pending import work_of
 from shardtune.plan.catalogue import for_cores, load_catalogue
 from shardtune.plan.memory import gpu_memory
-from shardtune.plan.report import memory_parts, work_with
+from shardtune.plan.report import work_with
 from shardtune.plan.step_time import step_time
+from shardtune.plan.work import work_of
 from shardtune.terminal import duration, size
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class Expected:
         """As the event `plan` has it."""
         time = self.time
         return {
-            "memory": {**memory_parts(self.memory), "allocated": self.memory.allocated, "total": self.memory.total},
+            "memory": {**self.memory.parts(), "allocated": self.memory.allocated, "total": self.memory.total},
             "known_by": self.memory.known_by,
             "coarse": self.coarse,
             **(

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 from rich.text import Text
 
-from shardtune.plan.report import PARTS, Plan, choices
+from shardtune.plan.report import Plan, choices
 from shardtune.plan.step_time import dominated_from
 from shardtune.plan.steps import math_lines
-from shardtune.terminal import clock, count, duration, percent, say, size
+from shardtune.terminal import clock, count, duration, percent, say, size, width_of, wrapped
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -26,7 +26,7 @@ _COLOURS = {
     "activations": "red", "working": "bright_red", "loss": "bright_magenta", "communication": "bright_yellow",
     "context": "white",
 }  # fmt: skip
-_LETTERS = dict(zip(PARTS, "WGARMKULCX", strict=True))  # where there are no colours
+_LETTERS = dict(zip(_COLOURS, "WGARMKULCX", strict=True))  # where there are no colours
 _OBVIOUS = (
     "parallel.nproc",
     "parallel.device",
@@ -43,7 +43,7 @@ def show(console: Console, plan: Plan, nearest: Alternative | None = None) -> No
     """
     console.print(Text(verdict(plan), style="bold green" if plan.fits else "bold red"), soft_wrap=True)
     if not plan.fits:
-        say(console, "instead", _instead(nearest))
+        _say_lines(console, "instead", _instead(nearest))
     console.print()
     for label, text in _first_lines(plan):
         say(console, label, text)
@@ -52,8 +52,7 @@ def show(console: Console, plan: Plan, nearest: Alternative | None = None) -> No
         say(console, label, text)
     if len(plan.scaling) > 1:
         _show_scaling(console, plan)
-    for number, text in enumerate(_choice_lines(plan)):
-        say(console, "" if number else "auto", text)
+    _say_lines(console, "auto", _choice_lines(plan))
     for notice in plan.run.notices:
         say(console, "notice", notice.text, "yellow")
     say(console, "rests on", rests_on(plan))
@@ -64,20 +63,32 @@ def verdict(plan: Plan) -> str:
     needs, has = _gib(plan.memory.total), _gib(plan.capacity)
     each = "GPU" if plan.facts.machine.device == "cuda" else "process"
     left = 1 - plan.memory.total / plan.capacity
+    if plan.lacks_host_memory:
+        has = size(plan.facts.machine.host_memory)
+        return f"does not fit: needs {size(plan.host.per_node)} of host memory per node; there are {has}"
     if plan.fits:
         return f"fits: {needs} of {has} GiB per {each}, {100 * left:.0f} % headroom"
-    return f"does not fit: {needs} GiB per {each}, of which {_gib(plan.usable)} of {has} GiB may be filled"
+    return f"does not fit: needs {needs} GiB per {each}; {_gib(plan.usable)} of {has} GiB may be used"
 
 
-def _instead(nearest: Alternative | None) -> str:
+def _instead(nearest: Alternative | None) -> list[str]:
     if nearest is None:
-        return "nothing fits here with the same effective batch: more or larger GPUs, a shorter data.max_length"
+        return ["nothing fits here with the same effective batch: more or larger GPUs, a shorter data.max_length"]
     needs = f"{_gib(nearest.memory.total)} GiB, {nearest.time.tokens_per_second:,.0f} tokens/s"
-    return f"{_options(nearest)} fits: {needs}"
+    return [f"the fastest that fits ({needs}):", *_options(nearest)]
+
+
+def _say_lines(console: Console, label: str, texts: Sequence[str]) -> None:
+    """Lines under one label."""
+    for number, text in enumerate(texts):
+        if number:
+            console.print(Text(wrapped(" " * _INDENT + text, width_of(console), 2)), soft_wrap=True)
+        else:
+            say(console, label, text)
 
 
 def _gib(number: int) -> str:
-    return f"{number / 2**30:.1f}"
+    return f"{number / 2**30:,.1f}"
 
 
 def _value(value: object) -> str:
@@ -109,11 +120,8 @@ def _show_memory(console: Console, plan: Plan) -> None:
     """A bar of the whole GPU, and a line for each part of it."""
     width = min(console.width, _WIDEST) - _INDENT - 2
     coloured = console.color_system is not None and (console.encoding or "").lower().startswith("utf")
-    say(
-        console,
-        "memory",
-        f"of each {'GPU' if plan.facts.machine.device == 'cuda' else 'process'} at the peak of a step",
-    )
+    each = "GPU" if plan.facts.machine.device == "cuda" else "process"
+    say(console, "memory", f"of each {each} at the peak of a step ({plan.memory.moment})")
     console.print(Text(" " * _INDENT).append_text(bar(plan, width, coloured=coloured)), soft_wrap=True)
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
     table.add_column(width=_INDENT - 2)
@@ -138,8 +146,8 @@ def bar(plan: Plan, width: int, *, coloured: bool) -> Text:
     """The GPU's memory as a line of `width` columns; what does not fit goes beyond its end."""
     whole = max(plan.capacity, plan.memory.total)
     text, at, filled = Text(), 0, 0
-    for part in PARTS:
-        filled += getattr(plan.memory, part)
+    for part, number in plan.memory.parts().items():
+        filled += number
         until = round(width * filled / whole)
         sign = _BLOCK if coloured else _LETTERS[part]
         text.append(sign * (until - at), style=_COLOURS[part] if coloured else "")
@@ -163,9 +171,12 @@ def _explained(plan: Plan) -> dict[str, str]:
     }[work.checkpointing]
     where = ", most of it in host memory" if work.offload_activations else ""
     tokens = f"{work.tokens:,} tokens"
+    gathered = f"layers in use, {work.prefetch} ahead" if work.reshard else "the base, kept between passes"
+    if work.shards == 1:
+        gathered = "layers copied from the host" if work.offload_params else "adapters as they are computed with"
     return {
         "weights": f"{shard}, {base}",
-        "gathered": f"layers in use, {work.prefetch} ahead" if work.reshard else "the base, kept between passes",
+        "gathered": gathered,
         "adapters": "values in float32",
         "gradients": "of the adapters",
         "optimizer": train.optim,
@@ -187,11 +198,11 @@ def _lines(plan: Plan) -> Iterator[tuple[str, str]]:
     if plan.data is not None and plan.math is not None:
         packed = plan.config.train.packing is True
         full = percent(plan.data.fill(plan.work.length, packed=packed))
+        rows = f"{plan.data.sequences:,} packed sequences" if packed else "rows"
         yield (
             "data",
-            f"{plan.data.rows:,} rows, {plan.data.tokens:,} tokens"
-            + (f", packed into {plan.data.sequences:,} sequences" if packed else "")
-            + f" of {plan.work.length:,}, {full} full ({plan.data.how})",
+            f"{plan.data.rows:,} rows, {plan.data.tokens:,} tokens; {rows} of up to {plan.work.length:,} are {full} "
+            f"full ({plan.data.how})",
         )
         batch, steps = math_lines(plan.math, "sequences" if packed else "rows")
         yield "batch", batch
@@ -232,14 +243,17 @@ def _step_parts(plan: Plan) -> str:
         "waiting for offloading": time.offload,
     }
     ordered = sorted(parts.items(), key=lambda part: -part[1])
-    return ", ".join(f"{name} {100 * share:.0f} %" for name, part in ordered if (share := part / time.seconds) >= 0.005)
+    return ", ".join(
+        f"{name} {100 * share:.0f}\u00a0%" for name, part in ordered if (share := part / time.seconds) >= 0.005
+    )
 
 
 def show_alternatives(console: Console, plan: Plan, found: Sequence[Alternative]) -> None:
     """A line for each, the fastest that fits first; what differs from the plan is bold."""
     current = next(one for one in found if not one.changes)
     say(console, "compare", "with the same effective batch; spare: GiB that may still be filled")
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
+    padding = 1 if console.width < 100 else 2
+    table = Table(box=None, padding=(0, padding, 0, 0), pad_edge=False, header_style="bold")
     for name in ("tokens/s", "speed", "GiB", "spare", "batch"):
         table.add_column(name, justify="right", no_wrap=True)
     for name in ("recompute", "base", "offload", "sharding"):
@@ -261,24 +275,20 @@ def show_alternatives(console: Console, plan: Plan, found: Sequence[Alternative]
     console.print(table)
     fastest = found[0]
     if fastest.changes and fastest.fits:
-        say(console, "fastest", _options(fastest))
+        _say_lines(console, "fastest", _options(fastest))
 
 
 def _setting_cells(work: Work) -> tuple[str, str, str, str, str]:
-    base = "fp8 products" if work.fp8_compute else "fp8" if work.fp8 else "bf16" if work.value_bytes == 2 else "float32"
+    base = "fp8 x fp8" if work.fp8_compute else "fp8" if work.fp8 else "bf16" if work.value_bytes == 2 else "float32"
     offload = [name for name, on in (("inputs", work.offload_activations), ("params", work.offload_params)) if on]
-    sharding = "none" if work.shards == 1 else f"{work.shards}, {'reshard' if work.reshard else 'keep'}"
+    sharding = "none" if work.shards == 1 else f"{work.shards} {'reshard' if work.reshard else 'keep'}"
     batch = f"{work.batch} x {work.accumulation}"
-    return batch, work.checkpointing, base, " + ".join(offload) or "-", sharding
+    return batch, work.checkpointing, base, "both" if len(offload) == 2 else "".join(offload) or "-", sharding
 
 
-def _options(one: Alternative) -> str:
-    return " ".join(f"-o {change}" for change in changes_text(one).split())
-
-
-def changes_text(one: Alternative) -> str:
-    """As the command line takes it, without `-o`."""
-    return " ".join(f"{path}={_value('null' if value is None else value)}" for path, value in one.changes.items())
+def _options(one: Alternative) -> list[str]:
+    """As the command line takes them."""
+    return [f"-o {path}={_value('null' if value is None else value)}" for path, value in one.changes.items()]
 
 
 def _show_scaling(console: Console, plan: Plan) -> None:
@@ -317,7 +327,7 @@ def rests_on(plan: Plan) -> str:
     known = {
         "table": f"activations from the table for {plan.facts.model_type}",
         "traced": "activations traced now",
-        "estimated": f"activations estimated: {plan.facts.model_type} is not in the table (--exact traces it)",
+        "estimated": f"activations estimated: no {plan.facts.model_type} with such settings in the table (try --exact)",
     }[plan.memory.known_by]
     gpu = plan.cluster.gpu
     rates = f"rates measured on {gpu.name}" if gpu.measured else f"rates of {gpu.name} from data sheets, not measured"

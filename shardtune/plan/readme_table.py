@@ -39,14 +39,14 @@ def table() -> str:
     return "\n".join(lines)
 
 
-def plan_of(model: str, gpus: str, nodes: int = 1) -> Plan:
+def plan_of(model: str, gpus: str, nodes: int = 1, rows: int = 16) -> Plan:
     """Everything `auto`: rows of 4,096 tokens that are full, rank 16 on attention and MLP."""
     config = RunConfig.model_validate(
         {
             "model": {"model_name_or_path": model},
             "data": {"dataset_name_or_path": "full-rows.jsonl", "max_length": _LENGTH},
             "train": {
-                "effective_batch_size": 16,
+                "effective_batch_size": rows,
                 "per_device_train_batch_size": "auto",
                 "gradient_accumulation_steps": "auto",
             },
@@ -80,11 +80,11 @@ def cell(plan: Plan) -> str:
 def example() -> str:
     """What `shardtune plan` prints."""
     console = Console(file=io.StringIO(), width=100, color_system=None, force_terminal=True)
-    plan = plan_of("Llama-3.1-8B", "8xH200", nodes=2)
+    plan = plan_of("Llama-3.3-70B", "8xH100", nodes=2, rows=64)
     show(console, plan)
     show_alternatives(console, plan, alternatives(plan))
     lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
-    command = "$ shardtune plan run.yaml --gpus 8xH200 --nodes 2 --compare"
+    command = "$ shardtune plan run.yaml --gpus 8xH100 --nodes 2 --compare"
     return "\n".join(["```console", command, *(line.rstrip() for line in lines), "```"])
 
 

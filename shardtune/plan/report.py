@@ -5,59 +5,61 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from shardtune.errors import UserInputError
-from shardtune.plan._pending import work_of
 from shardtune.plan.communication import model_bytes
 from shardtune.plan.host import HostMemory, host_memory
 from shardtune.plan.memory import GpuMemory, gpu_memory, usable
 from shardtune.plan.resolve import ResolvedRun, resolve
 from shardtune.plan.run_time import RunTime, run_time
-from shardtune.plan.step_time import ScalingPoint, StepTime, scaling, step_time
+from shardtune.plan.step_time import NODES, ScalingPoint, StepTime, scaling, step_time
 from shardtune.plan.steps import TrainingMath, training_math
 from shardtune.plan.traffic import StepTraffic, adapter_layout, step_traffic
+from shardtune.plan.work import work_of
 
 if TYPE_CHECKING:
     from shardtune.config import ResolvedConfig
     from shardtune.config.schema import RunConfig
     from shardtune.data.estimate import DataSize
+    from shardtune.plan.activations import LayerActivations
     from shardtune.plan.catalogue import Cluster
     from shardtune.plan.facts import Facts
     from shardtune.plan.work import Work
 
-PARTS = (
-    "weights", "gathered", "adapters", "gradients", "optimizer", "activations", "working", "loss", "communication",
-    "context",
-)  # fmt: skip
-
 
 @dataclass(frozen=True)
 class Plan:
-    """A run as it would be.
+    """A run as it would be; what is not asked for is not computed.
 
     Attributes:
-        run: The settings with nothing left open, and the reason of each choice.
+        asked: The settings as they were given.
+        run: With nothing left open, and the reason of each choice.
         data: None where it cannot be told without preparing it.
-        math: None without `data`.
+        traced: What a trace found for each kind of layer, to go by instead of the table.
     """
 
+    asked: ResolvedConfig
     run: ResolvedRun
     facts: Facts
     cluster: Cluster
-    work: Work
-    memory: GpuMemory
-    host: HostMemory
-    traffic: StepTraffic
-    time: StepTime
-    scaling: tuple[ScalingPoint, ...]
     data: DataSize | None
-    math: TrainingMath | None
+    traced: Sequence[LayerActivations] = ()
 
     @property
     def config(self) -> RunConfig:
         return self.run.config
+
+    @cached_property
+    def work(self) -> Work:
+        return work_with(work_of(self.config, self.facts), self.data)
+
+    @cached_property
+    def memory(self) -> GpuMemory:
+        return gpu_memory(self.facts, self.work, self.traced)
 
     @property
     def capacity(self) -> int:
@@ -71,7 +73,26 @@ class Plan:
 
     @property
     def fits(self) -> bool:
-        return self.memory.total <= self.usable
+        return self.memory.total <= self.usable and not self.lacks_host_memory
+
+    @property
+    def lacks_host_memory(self) -> bool:
+        """Known where the plan is for this machine. (On a CPU, a rank's memory is its part of the host's.)"""
+        machine = self.facts.machine
+        return machine.device == "cuda" and 0 < machine.host_memory < self.host.per_node
+
+    @cached_property
+    def host(self) -> HostMemory:
+        return host_memory(self.facts, self.work, self.config)
+
+    @cached_property
+    def math(self) -> TrainingMath | None:
+        """None where the data is not known."""
+        if self.data is None:
+            return None
+        train, processes = self.config.train, self.facts.machine.world_size
+        rows = self.data.sequences if train.packing is True else self.data.rows
+        return training_math(train, rows=rows, tokens=self.data.tokens, processes=processes)
 
     @property
     def steps(self) -> int | None:
@@ -79,50 +100,66 @@ class Plan:
             return self.math.steps
         return self.config.train.max_steps if self.config.train.max_steps > 0 else None
 
-    @property
+    @cached_property
+    def time(self) -> StepTime:
+        return step_time(self.facts, self.work, self.cluster)
+
+    @cached_property
     def total(self) -> RunTime | None:
         """Of the whole run; None where nobody knows how many steps it has."""
         if self.steps is None:
             return None
         evaluations, saves = _times(self.config, self.steps, self.math)
+        rows = self.data.validation if self.data is not None else 0
         return run_time(
             self.facts,
             self.work,
             self.cluster,
             steps=self.steps,
             evaluations=evaluations,
-            eval_rows=self.data.validation if self.data is not None else 0,
+            eval_rows=rows,
             saves=saves,
         )
+
+    @cached_property
+    def traffic(self) -> StepTraffic:
+        """What a step sends."""
+        nodes = [node for node, ranks in enumerate(self.facts.machine.nodes) for _ in range(ranks)]
+        model = model_bytes(self.facts, self.work)
+        return step_traffic(
+            model,
+            replicas=len(nodes) // self.work.shards,
+            nodes=nodes,
+            micro_batches=self.work.accumulation,
+            reshard_after_forward=self.work.reshard,
+            offload_params=self.work.offload_params,
+            adapters=adapter_layout(model, len(nodes)).adapters,
+        )
+
+    @cached_property
+    def scaling(self) -> list[ScalingPoint]:
+        """Each number of nodes as the run would be resolved there; those that its settings allow."""
+        works = {nodes: work for nodes in NODES if (work := self._work_on(nodes)) is not None}
+        return scaling(self.facts, works.__getitem__, self.cluster, list(works))
+
+    def _work_on(self, nodes: int) -> Work | None:
+        machine = replace(self.facts.machine, nodes=self.facts.machine.nodes[:1] * nodes)
+        there = replace(self.facts, machine=machine)
+        try:
+            return work_with(work_of(resolve(self.asked, there).config, there), self.data)
+        except UserInputError:  # such as an effective batch that so many processes cannot divide
+            return None
 
 
 def assemble(asked: ResolvedConfig, facts: Facts, cluster: Cluster, data: DataSize | None) -> Plan:
     """The plan of a config on a cluster.
 
     Raises:
-        UserInputError: as `train` would.
+        UserInputError: as `train` would, unless that is for memory: a plan says what fits instead.
     """
-    run = resolve(asked, facts)
-    config = run.config
-    work = work_with(work_of(config, facts), data)
-    math = None
-    if data is not None:
-        packed = config.train.packing is True
-        rows = data.sequences if packed else data.rows
-        math = training_math(config.train, rows=rows, tokens=data.tokens, processes=facts.machine.world_size)
-    return Plan(
-        run=run,
-        facts=facts,
-        cluster=cluster,
-        work=work,
-        memory=gpu_memory(facts, work),
-        host=host_memory(facts, work, config),
-        traffic=traffic_of(facts, work),
-        time=step_time(facts, work, cluster),
-        scaling=_scaling(asked, facts, cluster, data),
-        data=data,
-        math=math,
-    )
+    guards = asked.config.guards.model_copy(update={"memory_plan": "off"})
+    asked = replace(asked, config=asked.config.model_copy(update={"guards": guards}))
+    return Plan(asked, resolve(asked, facts), facts, cluster, data)
 
 
 def _times(config: RunConfig, steps: int, math: TrainingMath | None) -> tuple[int, int]:
@@ -136,41 +173,12 @@ def _times(config: RunConfig, steps: int, math: TrainingMath | None) -> tuple[in
     return times(train.eval_strategy, train.eval_steps), times(train.save_strategy, train.save_steps)
 
 
-def _scaling(asked: ResolvedConfig, facts: Facts, cluster: Cluster, data: DataSize | None) -> tuple[ScalingPoint, ...]:
-    """Each number of nodes as the run would be resolved there; as far as it can be."""
-
-    def work(nodes: int) -> Work:
-        machine = replace(facts.machine, nodes=facts.machine.nodes[:1] * nodes)
-        there = replace(facts, machine=machine)
-        return work_with(work_of(resolve(asked, there).config, there), data)
-
-    try:
-        return tuple(scaling(facts, work, cluster))
-    except UserInputError:  # settings that only fit some numbers of nodes, such as parallel.shard_size
-        return ()
-
-
 def work_with(work: Work, data: DataSize | None) -> Work:
     """What a rank does in a step, with how full the rows are."""
     if data is None:
         return work
     return replace(
         work, fill=data.fill(work.length, packed=work.packed), document=min(work.length, data.tokens / data.rows)
-    )
-
-
-def traffic_of(facts: Facts, work: Work) -> StepTraffic:
-    """What a step sends."""
-    nodes = [node for node, ranks in enumerate(facts.machine.nodes) for _ in range(ranks)]
-    model = model_bytes(facts, work)
-    return step_traffic(
-        model,
-        replicas=len(nodes) // work.shards,
-        nodes=nodes,
-        micro_batches=work.accumulation,
-        reshard_after_forward=work.reshard,
-        offload_params=work.offload_params,
-        adapters=adapter_layout(model, len(nodes)).adapters,
     )
 
 
@@ -198,11 +206,12 @@ def as_json(plan: Plan) -> dict[str, Any]:
         "choices": [{"setting": path, "value": value, "reason": why} for path, value, why in choices(plan.run)],
         "notices": [notice.text for notice in plan.run.notices],
         "memory": {
-            **memory_parts(plan.memory),
+            **plan.memory.parts(),
             "allocated": plan.memory.allocated,
             "total": plan.memory.total,
             "capacity": plan.capacity,
             "usable": plan.usable,
+            "moment": plan.memory.moment,
             "known_by": plan.memory.known_by,
         },
         "host": asdict(plan.host),
@@ -228,10 +237,6 @@ def as_json(plan: Plan) -> dict[str, Any]:
             for point in plan.scaling
         ],
     }
-
-
-def memory_parts(memory: GpuMemory) -> dict[str, int]:
-    return {part: getattr(memory, part) for part in PARTS}
 
 
 def choices(run: ResolvedRun) -> list[tuple[str, object, str]]:

@@ -17,7 +17,7 @@ _OPTIMIZER_BYTES = 50
 _HOST_BANDWIDTH = 20e9  # of the host's memory, for an optimizer that runs there
 _FUSED_LOGIT_BYTES, _PLAIN_LOGIT_BYTES = 5, 16  # times a value's: logits and their gradients read and written
 _EAGER_LAUNCHES = 2.0  # an uncompiled layer starts about twice as many kernels
-_NODES = (1, 2, 4, 8, 16, 32, 64)
+NODES = (1, 2, 4, 8, 16, 32, 64)
 
 
 @dataclass(frozen=True)
@@ -210,7 +210,7 @@ class ScalingPoint:
 
 
 def scaling(
-    facts: Facts, work: Work | Callable[[int], Work], cluster: Cluster, counts: Sequence[int] = _NODES
+    facts: Facts, work: Work | Callable[[int], Work], cluster: Cluster, counts: Sequence[int] = NODES
 ) -> list[ScalingPoint]:
     """The same micro-batches on more nodes: the effective batch grows with them (weak scaling).
 

@@ -50,14 +50,15 @@ def target_of(
         )
     if not gpus and (not gpus_here or parallel.device == "cpu"):
         return _on_cpu(parallel, known, nodes, link)
+    host = 0  # of machines elsewhere nobody knows it
     if gpus:
         number, gpu = known.gpus_of(gpus)
         memory = gpu.memory
     else:
         number, gpu = len(gpus_here), known.gpu(str(gpus_here[0].get("name")))
-        memory = min(int(one.get("memory", gpu.memory)) for one in gpus_here)
+        memory, host = min(int(one.get("memory", gpu.memory)) for one in gpus_here), memory_limit()
     ranks = _ranks(parallel, number, gpus or f"{number}x{gpu.name}")
-    machine = Machine("cuda", memory, ranks, (ranks,) * nodes, gpu=gpu.name)
+    machine = Machine("cuda", memory, ranks, (ranks,) * nodes, gpu=gpu.name, host_memory=host)
     return Target(machine, known.cluster(gpu, machine.nodes, link))
 
 

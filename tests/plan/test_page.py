@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
 import pytest
 from planning import planned
@@ -8,7 +9,7 @@ from rich.console import Console
 
 from shardtune.plan.compare import alternatives, nearest_that_fits
 from shardtune.plan.page import bar, rests_on, show, show_alternatives, verdict
-from shardtune.plan.report import PARTS, Plan
+from shardtune.plan.report import Plan
 
 
 def shown(plan: Plan, width: int = 80, *, compare: bool = False) -> str:
@@ -66,11 +67,20 @@ def test_without_colours_the_bar_is_ascii_and_letters_tell_the_parts_apart() -> 
 def test_every_part_that_takes_memory_has_a_line() -> None:
     plan = planned("2xH200", parallel={"shard": "full"})
     text = shown(plan)
-    for part in PARTS:
-        if getattr(plan.memory, part):
-            assert f" {part} " in text, part
+    for part, number in plan.memory.parts().items():
+        assert not number or f" {part} " in text, part
 
 
 def test_what_the_numbers_rest_on_is_said() -> None:
     assert "measured on H200" in rests_on(planned("1xH200"))
     assert "data sheet" in rests_on(planned("1xL40S"))
+
+
+def test_where_the_host_has_too_little_memory_the_verdict_says_so() -> None:
+    plan = planned("1xH200", parallel={"offload_params": True})
+    machine = replace(plan.facts.machine, host_memory=4 << 30)
+    small = replace(plan, facts=replace(plan.facts, machine=machine))
+    assert plan.fits and not small.fits
+    assert verdict(small).startswith("does not fit: needs ") and "host memory per node; there are 4 GiB" in verdict(
+        small
+    )

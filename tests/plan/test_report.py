@@ -55,4 +55,8 @@ def test_json_holds_plain_numbers_that_add_up() -> None:
 def test_a_scaling_curve_resolves_the_run_on_each_number_of_nodes() -> None:
     one, many = planned("8xH200").scaling, planned("8xH200", nodes=8).scaling
     assert [p.step.tokens_per_second for p in one] == pytest.approx([p.step.tokens_per_second for p in many])
-    assert planned("8xH200", parallel={"shard": "hybrid", "shard_size": 5 * 8}, nodes=5).scaling == ()
+    some = planned(
+        "8xH200",
+        train={"effective_batch_size": 64, "per_device_train_batch_size": 1, "gradient_accumulation_steps": "auto"},
+    )
+    assert [point.nodes for point in some.scaling] == [1, 2, 4, 8], "more processes cannot divide 64 rows"
