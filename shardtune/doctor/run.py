@@ -43,6 +43,7 @@ QUICK: tuple[Check, ...] = (
 ALL: tuple[Check, ...] = (
     *QUICK,
     versions.check_model_class,
+    memory.check_processes,
     gpu.check_persistence,
     gpu.check_xids,
     gpu.check_peer_access,
