@@ -17,6 +17,7 @@ from shardtune.cli import (
     env,
     eval_loss,
     explain,
+    init,
     plan,
     quickstart,
     report,
@@ -34,6 +35,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.command("init")(init.init)
 app.command("train", cls=WithSettings)(train.train)
 app.command("eval-loss", cls=WithSettings)(eval_loss.eval_loss)
 app.command("plan", cls=ConfigCommand)(plan.plan)

@@ -62,7 +62,7 @@ def plan(
     from shardtune.config import load_config
 
     asked = load_config(config, override or (), accelerate_config)
-    planned = _plan(asked, gpus=gpus, nodes=nodes, link=link, catalogue=catalogue, exact=exact)
+    planned = plan_of(asked, gpus=gpus, nodes=nodes, link=link, catalogue=catalogue, exact=exact)
     if as_json:
         _print_json(planned, compare=compare)
     else:
@@ -71,7 +71,16 @@ def plan(
         raise typer.Exit(_DOES_NOT_FIT)
 
 
-def _plan(asked: ResolvedConfig, *, gpus: str, nodes: int, link: str, catalogue: Path | None, exact: bool) -> Plan:
+def plan_of(
+    asked: ResolvedConfig,
+    *,
+    gpus: str,
+    nodes: int,
+    link: str = "",
+    catalogue: Path | None = None,
+    exact: bool = False,
+) -> Plan:
+    """The plan of a config on named hardware, or (`gpus` empty) on this machine."""
     from shardtune.launch.named_paths import check_inputs
     from shardtune.model.locate import folder_on_disk
     from shardtune.observe.gpus import describe_gpus
@@ -89,7 +98,7 @@ def _plan(asked: ResolvedConfig, *, gpus: str, nodes: int, link: str, catalogue:
     def fill_share() -> float:
         return data.fill(config.data.max_length, packed=False) if data is not None else _UNKNOWN_FILL
 
-    facts = gather_facts(config, _outline(config, folder), target.machine, fill_share)
+    facts = gather_facts(config, outline_of(config, folder), target.machine, fill_share)
     planned = assemble(asked.on_device(target.machine.device), facts, target.cluster, data)
     return _traced(planned, folder) if exact and planned.memory.known_by == "estimated" else planned
 
@@ -107,7 +116,7 @@ def _traced(planned: Plan, folder: Path) -> Plan:
     return replace(planned, traced=trace_model(meta_model, planned.config, planned.facts, planned.work))
 
 
-def _outline(config: RunConfig, folder: Path) -> Outline:
+def outline_of(config: RunConfig, folder: Path) -> Outline:
     """From the model's files; built with torch where they do not tell enough."""
     from shardtune.model.outline import NeedsTorch, read_outline
     from shardtune.model.safetensors_headers import read_headers

@@ -59,6 +59,45 @@ class DataSize:
         return min(1.0, self.tokens / max(1, (self.sequences if packed else self.rows) * length))
 
 
+@dataclass(frozen=True)
+class SampledRows:
+    """Rows of a sample as they are tokenised, before data.max_length.
+
+    Attributes:
+        lengths: In tokens, of rows with text.
+        concatenated: Rows are joined and cut into sequences, so that their own lengths do not matter.
+        how: How they were counted, for people.
+    """
+
+    choice: FormatChoice
+    lengths: tuple[int, ...]
+    concatenated: bool
+    how: str
+
+
+def sampled_rows(section: DataSection, tokenizer_folder: Path | None) -> SampledRows | None:
+    """None for data that only `datasets` can read.
+
+    Raises:
+        UserInputError: rows that `train` would refuse.
+    """
+    tokenizer = _tokenizer(tokenizer_folder)
+    samples = [sample_source(source, source.split or section.train_split) for source in sources_of(section)]
+    known = [sample for sample in samples if sample is not None and sample.some]
+    if len(known) < len(samples):
+        return None
+    each = [_lengths(section, sample, tokenizer) for sample in known]
+    counted = (
+        "counted with the model's tokenizer" if tokenizer is not None else f"at {_PER_TOKEN:g} characters per token"
+    )
+    return SampledRows(
+        choice=each[0][0],
+        lengths=tuple(length for _, lengths, _ in each for length in lengths.tolist()),
+        concatenated=all(joined for _, _, joined in each),
+        how=f"in a sample of {sum(len(sample.some) for sample in known):,} rows, {counted}",
+    )
+
+
 def data_size(config: RunConfig, tokenizer: Path | None) -> DataSize | None:
     """None where nothing is known: data that only `datasets` can read, and that is not prepared.
 
@@ -149,16 +188,11 @@ def _of_source(section: DataSection, sample: FileSample, tokenizer: Tokenizer | 
     """The size of a source, and how many of its rows were looked at."""
     import numpy as np
 
-    columns = list(dict.fromkeys(name for row in sample.some for name in row))
-    choice = choose_format(section, columns, sample.some)
-    texts, added = _texts(section, choice, sample.some)
-    if not texts:
+    _, lengths, concatenated = _lengths(section, sample, tokenizer)
+    if not len(lengths):
         return DataSize(0, 0, 0, 0, False, ""), len(sample.some)
-    per_token, edges = _tokens(section, choice, texts, tokenizer)
-    lengths = np.array([round(len(text) / per_token) + more + edges for text, more in zip(texts, added, strict=True)])
     of_all = sample.rows / len(sample.some)
-    raw = [str(row.get(choice.columns[0]) or "") for row in sample.some]
-    if choose_concatenation(section, choice, raw, from_text_file=sample.lines) != "no":
+    if concatenated:
         tokens = round(of_all * int(lengths.sum()))
         rows = max(1, -(-tokens // section.max_length))
         return DataSize(rows, tokens, rows, 0, False, ""), len(sample.some)
@@ -168,6 +202,19 @@ def _of_source(section: DataSection, sample: FileSample, tokenizer: Tokenizer | 
         np.resize(kept, round(of_all * len(kept))) if of_all < 2 else kept, tokens, section.max_length
     )
     return DataSize(round(of_all * len(kept)), tokens, sequences, 0, False, ""), len(sample.some)
+
+
+def _lengths(section: DataSection, sample: FileSample, tokenizer: Tokenizer | None) -> tuple[FormatChoice, Any, bool]:
+    """The format, the length of each sampled row with text, and whether rows are joined."""
+    import numpy as np
+
+    columns = list(dict.fromkeys(name for row in sample.some for name in row))
+    choice = choose_format(section, columns, sample.some)
+    texts, added = _texts(section, choice, sample.some)
+    per_token, edges = _tokens(section, choice, texts, tokenizer)
+    lengths = np.array([round(len(text) / per_token) + more + edges for text, more in zip(texts, added, strict=True)])
+    raw = [str(row.get(choice.columns[0]) or "") for row in sample.some]
+    return choice, lengths, choose_concatenation(section, choice, raw, from_text_file=sample.lines) != "no"
 
 
 def _kept(lengths: Sequence[int], section: DataSection) -> Iterator[int]:

@@ -168,6 +168,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
             if gradient is not None:
                 back = grad_logits @ head
                 gradient.index_copy_(0, positions, back if own is None else back.addmm_(grad_own, own))
+                del back
+            del states, logits, grad_logits  # before the next chunk's are allocated
         ctx.save_for_backward(gradient, of_rows)
         ctx.mark_non_differentiable(token_stats)
         return total, token_stats

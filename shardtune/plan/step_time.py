@@ -16,7 +16,7 @@ from shardtune.plan.work import Work
 _OPTIMIZER_BYTES = 50
 _HOST_BANDWIDTH = 20e9  # of the host's memory, for an optimizer that runs there
 _FUSED_LOGIT_BYTES, _PLAIN_LOGIT_BYTES = 5, 16  # times a value's: logits and their gradients read and written
-_EAGER_LAUNCHES = 2.0  # an uncompiled layer starts about twice as many kernels
+_EAGER_LAUNCHES = 1.3  # an uncompiled layer starts more kernels
 NODES = (1, 2, 4, 8, 16, 32, 64)
 
 
