@@ -40,7 +40,7 @@ def doctor(
     Exit codes: 0 fit (also with warnings); 1 a check failed; 2 invalid input.
     """
     from shardtune.config import load_config
-    from shardtune.doctor.finding import NodeReport
+    from shardtune.doctor.finding import NodeReport, fail
     from shardtune.doctor.needs import plan_needs
     from shardtune.doctor.nodes import Examination, examine
     from shardtune.doctor.run import job_for, make_checks
@@ -61,9 +61,12 @@ def doctor(
     resolved = load_config(config, list(override or ()), None, os.environ) if config is not None else None
     system = System()
     job = job_for(system, resolved.config if resolved else None, node, nproc, grace)
-    needs, planned = plan_needs(resolved, system, job) if resolved else (None, None)
-    job = replace(job, needs=needs)
-    findings = [*([planned] if planned else ()), *make_checks(system, job)]
+    findings = []
+    try:
+        job = replace(job, needs=plan_needs(resolved, system, job) if resolved else None)
+    except UserInputError as error:
+        findings.append(fail("plan", " ".join(filter(None, (error.what, error.why))), error.fix))
+    findings += make_checks(system, job)
     if job.node.nnodes * job.nproc > 1:
         examination = examine(system, job, findings, network, _log)
     else:

@@ -99,7 +99,21 @@ def plan_of(
         return data.fill(config.data.max_length, packed=False) if data is not None else _UNKNOWN_FILL
 
     facts = gather_facts(config, outline_of(config, folder), target.machine, fill_share)
-    return assemble(asked.on_device(target.machine.device), facts, target.cluster, data)
+    planned = assemble(asked.on_device(target.machine.device), facts, target.cluster, data)
+    return _traced(planned, folder) if exact and planned.memory.known_by == "estimated" else planned
+
+
+def _traced(planned: Plan, folder: Path) -> Plan:
+    """With activations of this very model, traced on the meta device."""
+    from dataclasses import replace
+
+    from shardtune.model.meta_model import build_meta_model
+    from shardtune.model.safetensors_headers import read_headers
+    from shardtune.train.memory.trace_model import trace_model
+
+    section = planned.config.model
+    meta_model = build_meta_model(section, folder, read_headers(folder) if section.weights == "checkpoint" else {})
+    return replace(planned, traced=trace_model(meta_model, planned.config, planned.facts, planned.work))
 
 
 def outline_of(config: RunConfig, folder: Path) -> Outline:

@@ -11,16 +11,7 @@ from shardtune.model.locate import looks_local
 
 if TYPE_CHECKING:
     from shardtune.config.schema import RunConfig
-
-
-@dataclass(frozen=True)
-class Needs:
-    """Bytes, from the plan: host memory of a node's ranks together, shared memory, one checkpoint, all checkpoints."""
-
-    host: int
-    shm: int
-    checkpoint: int
-    disk: int
+    from shardtune.plan.host import HostMemory
 
 
 @dataclass(frozen=True)
@@ -30,6 +21,7 @@ class Job:
     Attributes:
         device: cpu | cuda
         grace: Seconds between SIGTERM and SIGKILL.
+        needs: By the plan; None = unknown.
     """
 
     config: RunConfig | None = None
@@ -37,7 +29,7 @@ class Job:
     nproc: int = 1
     device: str = "cpu"
     grace: float = 30.0
-    needs: Needs | None = None
+    needs: HostMemory | None = None
 
     @property
     def output(self) -> Path:

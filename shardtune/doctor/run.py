@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shardtune.doctor import gpu, limits, memory, nccl_variables, network, storage, versions
 from shardtune.doctor.finding import Finding, warn
 from shardtune.doctor.job import Job
+from shardtune.doctor.needs import plan_needs
 from shardtune.doctor.system import System
 from shardtune.errors import MachineError, UserInputError
 from shardtune.launch.process_role import Node
@@ -16,6 +19,7 @@ from shardtune.run.stop_request import grace_seconds
 from shardtune.terminal import fitted
 
 if TYPE_CHECKING:
+    from shardtune.config import ResolvedConfig
     from shardtune.config.schema import RunConfig
 
 Check = Callable[[System, Job], Iterable[Finding]]
@@ -79,7 +83,7 @@ def job_for(
     return Job(config, node, processes, device, grace)
 
 
-def preflight(config: RunConfig, node: Node, nproc: int, environ: Mapping[str, str]) -> None:
+def preflight(asked: ResolvedConfig, node: Node, nproc: int, environ: Mapping[str, str]) -> None:
     """The quick checks, before the processes of a run are started.
 
     Raises:
@@ -87,7 +91,10 @@ def preflight(config: RunConfig, node: Node, nproc: int, environ: Mapping[str, s
         UserInputError: any other failed check.
     """
     system = System(environ=environ)
-    findings = make_checks(system, job_for(system, config, node, nproc), QUICK)
+    job = job_for(system, asked.config, node, nproc)
+    with suppress(UserInputError):  # the run refuses it in its own place
+        job = replace(job, needs=plan_needs(asked, system, job))
+    findings = make_checks(system, job, QUICK)
     for finding in findings:
         if finding.verdict == "warn":
             text = f"warning: {finding.check}: {finding.evidence}. {finding.fix}"

@@ -14,7 +14,6 @@ from pathlib import Path
 
 from shardtune.config import ResolvedConfig, load_config
 from shardtune.config.accelerate_file import neutralise
-from shardtune.config.schema import RunConfig
 from shardtune.errors import UserInputError
 from shardtune.launch.accelerate_machines import other_process_count, refuse_lone_machine
 from shardtune.launch.launcher import launch, process_count, threads_per_process
@@ -40,7 +39,7 @@ _INSECURE = (
     "warning: insecure network: anyone who can connect to the master's port can join this run or stop it "
     "(SHARDTUNE_SECRET is not set; docs/security.md)"
 )
-Preflight = Callable[[RunConfig, Node, int, Mapping[str, str]], None]
+Preflight = Callable[[ResolvedConfig, Node, int, Mapping[str, str]], None]
 _ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")  # the current and the old name; only one may be set
 
 
@@ -117,7 +116,7 @@ def _prepare(
     if notice := unused_master(environ, options):
         print(f"notice {notice}", file=out, flush=True)
     if preflight is not None and nproc * node.nnodes > 1:
-        preflight(resolved.config, node, nproc, environ)
+        preflight(resolved, node, nproc, environ)
     command = _command(config, overrides, accelerate_config, run_id, evaluation)
     here = partial(_work, config, overrides, accelerate_config, run_id, Worker(0, 1, 0), environ, evaluation)
     if evaluation is not None and nproc == node.nnodes == 1:
@@ -191,7 +190,7 @@ def _work(
         if preflight is not None and LAUNCHER_VARIABLE not in environ and role.local_rank == 0 < role.world_size - 1:
             here = int(environ.get("LOCAL_WORLD_SIZE", "1"))
             first = Node(max(1, role.world_size // here), role.rank // here, environ["MASTER_ADDR"])
-            preflight(resolved.config, first, here, environ)
+            preflight(resolved, first, here, environ)
         neutralise(environ)  # what accelerate launch set is translated by now; accelerate must not act on it too
         if evaluation is None and (notice := other_process_count(resolved, role.world_size)):
             resolved = replace(resolved, notices=(*resolved.notices, notice))

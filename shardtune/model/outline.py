@@ -18,7 +18,7 @@ from shardtune.errors import UserInputError
 from shardtune.model.families.family import Family
 from shardtune.model.families.registry import family_for
 from shardtune.model.stored_names import TextTensors, text_tensors
-from shardtune.model.text_config import held_dtype, text_config
+from shardtune.model.text_config import EXPERT_COUNTS, held_dtype, text_config
 from shardtune.model.unsuitable import quantisation
 
 if TYPE_CHECKING:
@@ -166,7 +166,7 @@ def _needs_torch(name: str, why: str) -> NeedsTorch:
     return NeedsTorch(
         f"'{name}' cannot be described from its files alone.",
         why=why,
-        fix="Install torch and transformers, with which the model is built without its weights.",
+        fix="With --exact it is built without its weights; that needs torch and transformers.",
     )
 
 
@@ -175,7 +175,7 @@ def _parameters(
 ) -> tuple[dict[str, Shape], frozenset[str]]:
     """Shapes by parameter, and which of them are stored in float8 as a whole."""
     pieces: dict[str, list[tuple[str, Shape, bool]]] = defaultdict(list)
-    for stored, tensor in sorted(tensors.weights.items(), key=lambda item: _natural_key(item[0])):
+    for stored, tensor in tensors.weights.items():
         target, part = _target(stored)
         if not _is_left_out(target, family, config):
             pieces[target].append((part, tensor.shape, stored in tensors.scales))
@@ -183,7 +183,7 @@ def _parameters(
         head = pieces.pop(f"{HEAD}.weight", None)
         if head is not None:
             pieces.setdefault(f"{EMBEDDING}.weight", head)
-    shapes = {target: _joined(name, target, found) for target, found in pieces.items()}
+    shapes = {target: _joined(name, target, pieces[target], config) for target in sorted(pieces, key=_natural_key)}
     _refuse_misfit(name, shapes, family, config)
     return shapes, frozenset(target for target, found in pieces.items() if all(scaled for _, _, scaled in found))
 
@@ -205,7 +205,7 @@ def _is_left_out(name: str, family: Family, config: Mapping[str, Any]) -> bool:
     return layer is not None and (int(layer[1]) >= config["num_hidden_layers"] or layer[2] in family.buffers)
 
 
-def _joined(model: str, target: str, pieces: list[tuple[str, Shape, bool]]) -> Shape:
+def _joined(model: str, target: str, pieces: list[tuple[str, Shape, bool]], config: Mapping[str, Any]) -> Shape:
     """The shape of a parameter that is stored in one piece, or of experts stored one by one: gate above up."""
     if [part for part, _, _ in pieces] == [""]:
         return pieces[0][1]
@@ -213,7 +213,12 @@ def _joined(model: str, target: str, pieces: list[tuple[str, Shape, bool]]) -> S
     for part, shape, _ in pieces:
         by_part[part].append(shape)
     counts, shapes = {len(found) for found in by_part.values()}, {shape for _, shape, _ in pieces}
-    if "" in by_part or len(counts) != 1 or len(shapes) != 1 or len(by_part) != (2 if "gate" in target else 1):
+    whole = "" not in by_part and len(by_part) == (2 if target.endswith("gate_up_proj") else 1)
+    if (
+        not whole
+        or counts != {config[name] for name in EXPERT_COUNTS if name in config}
+        or [len(shape) for shape in shapes] != [2]
+    ):
         raise UserInputError(
             f"The experts of '{model}' are incomplete: {target} is stored in {len(pieces)} tensors that do not fit "
             "together.",

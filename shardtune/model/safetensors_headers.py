@@ -65,7 +65,9 @@ def read_headers(folder: Path) -> dict[str, StoredTensor]:
     """
     index = folder / INDEX
     listed = _read_index(index) if index.is_file() else None
-    files = sorted({folder / file for file in listed.values()}) if listed is not None else _files_without_index(folder)
+    files = (
+        sorted(folder / file for file in set(listed.values())) if listed is not None else _files_without_index(folder)
+    )
     missing = [file.name for file in files if not file.is_file()]
     if missing:
         raise UserInputError(
@@ -133,7 +135,7 @@ def _read_index(index: Path) -> dict[str, str]:
         names = {str(name): str(file) for name, file in listed.items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserInputError(f"'{index}' is not a valid safetensors index.", why=str(error), fix=_AGAIN) from error
-    outside = [file for file in names.values() if Path(file).name != file]
+    outside = [file for file in set(names.values()) if Path(file).name != file]
     if outside:
         raise UserInputError(f"'{index}' names a file outside its folder: {outside[0]}.", fix=_AGAIN)
     return names

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from shardtune.config.schema import ModelSection
     from shardtune.model.safetensors_headers import StoredTensor
 
+EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")  # names of one number; files have either
 _REACH = {"sliding_attention": "sliding_window", "chunked_attention": "attention_chunk_size"}
 
 
@@ -39,6 +40,9 @@ def completed(raw: Mapping[str, Any]) -> dict[str, Any]:
     """A text model's config with what its class fills in, under the names of today."""
     kind = str(raw.get("model_type"))
     config: dict[str, Any] = {**config_defaults(kind), **raw, "dtype": _dtype(raw)}
+    experts = next((raw[name] for name in EXPERT_COUNTS if raw.get(name) is not None), None)
+    if experts is not None:  # a default stands under one name where the file has another
+        config |= {name: experts for name in EXPERT_COUNTS if name in config}
     if "tie_embedding" in raw:  # LFM2's first files
         config["tie_word_embeddings"] = raw["tie_embedding"]
     if config.get("use_sliding_window") is False:

@@ -156,7 +156,7 @@ def layer_activations(facts: Facts, kind: LayerKind, work: Work, mode: Mode) -> 
         dropout=work.dropout and mode != "evaluation",
     )  # fmt: skip
     if key in entry and (work.fused_experts or not sparse):
-        return LayerActivations.parse(_layers()[entry[key]]), "table"
+        return _entry(entry[key]), "table"
     return _estimate(facts, kind, work), "estimated"
 
 
@@ -177,7 +177,7 @@ def _adapted(kind: LayerKind) -> str:
 def final_norm(facts: Facts) -> LayerActivations:
     """Of the norm behind the layers, which runs uncompiled."""
     families = _families()
-    return LayerActivations.parse(_layers()[families.get(facts.model_type, families["llama"])["norm"]])
+    return _entry(families.get(facts.model_type, families["llama"])["norm"])
 
 
 @cache
@@ -191,9 +191,9 @@ def _families() -> dict[str, Any]:
     return families
 
 
-def _layers() -> dict[str, Any]:
-    layers: dict[str, Any] = _content()["layers"]
-    return layers
+@cache
+def _entry(name: str) -> LayerActivations:
+    return LayerActivations.parse(_content()["layers"][name])
 
 
 def _estimate(facts: Facts, kind: LayerKind, work: Work) -> LayerActivations:

@@ -12,6 +12,7 @@ from shardtune.config.batch import effective_batch
 from shardtune.errors import UserInputError
 from shardtune.plan import sharding
 from shardtune.plan.catalogue import shipped_cluster
+from shardtune.plan.host import host_memory
 from shardtune.plan.memory import gpu_memory, usable
 from shardtune.plan.step_time import step_time
 from shardtune.plan.work import Checkpointing, Work, work_of
@@ -56,7 +57,11 @@ class Candidate:
     @cached_property
     def fits(self) -> bool:
         machine = self.facts.machine
-        return self.memory <= usable(machine.memory, machine.device)
+        if self.memory > usable(machine.memory, machine.device):
+            return False
+        if not (self.work.offload_params or self.work.offload_activations) or not machine.host_memory:
+            return True
+        return host_memory(self.facts, self.work, self.config).per_node <= machine.host_memory
 
     @property
     def simplicity(self) -> tuple[object, ...]:

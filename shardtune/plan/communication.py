@@ -11,7 +11,7 @@ from math import prod
 
 from shardtune.plan.catalogue import Cluster
 from shardtune.plan.facts import Facts
-from shardtune.plan.layer_cost import is_fp8
+from shardtune.plan.memory import fp8_weights
 from shardtune.plan.traffic import ModelBytes, StepTraffic, adapter_layout, step_traffic
 from shardtune.plan.work import Work
 
@@ -57,11 +57,11 @@ def communication(facts: Facts, work: Work, cluster: Cluster) -> Communication:
 
 def model_bytes(facts: Facts, work: Work) -> ModelBytes:
     """What collectives send of the model: frozen weights in the dtype that computes, or as float8 codes."""
-    layers = sum(
-        kind.count * prod(shape) * (1 if work.fp8 and is_fp8(facts, kind, name) else work.value_bytes)
-        for kind in facts.kinds
-        for name, shape in kind.parameters.items()
-    )
+    layers = 0
+    for kind in facts.kinds:
+        codes = fp8_weights(kind) if work.fp8 else frozenset()
+        sizes = (prod(shape) * (1 if name in codes else work.value_bytes) for name, shape in kind.parameters.items())
+        layers += kind.count * sum(sizes)
     root = sum(map(prod, facts.root.values())) * work.value_bytes
     return ModelBytes(layers, root, facts.trained, work.value_bytes, work.reduce_bytes)
 

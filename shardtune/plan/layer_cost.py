@@ -13,6 +13,7 @@ from dataclasses import dataclass, fields
 
 from shardtune.plan.catalogue import Gpu
 from shardtune.plan.facts import Facts, LayerKind
+from shardtune.plan.memory import fp8_weights
 from shardtune.plan.work import Work
 
 # Fitted on an H200.
@@ -110,29 +111,15 @@ def layer_passes(facts: Facts, kind: LayerKind, work: Work, gpu: Gpu, tokens: fl
 
 def products_of(facts: Facts, kind: LayerKind, work: Work) -> Iterator[Product]:
     """The weights that tokens are multiplied with: matrices, and those of routed experts."""
+    codes = fp8_weights(kind) if work.fp8 else frozenset()
     for name, shape in kind.parameters.items():
-        if len(shape) < 2 or "conv" in name:
+        # A matrix per expert has three dimensions, and so has a convolution over time; experts' biases have two.
+        if name.endswith("bias") or not (len(shape) == 2 or (len(shape) == 3 and "experts." in name)):
             continue
         experts = shape[0] if len(shape) == 3 else 1
-        visits = min(experts, experts_per_token(facts)) if experts > 1 else 1
+        visits = min(experts, facts.experts_per_token) if experts > 1 else 1
         rank = kind.adapted.get(name.removesuffix(".weight"), 0)
-        yield Product(name, shape[-1], shape[-2], visits, experts, rank, is_fp8(facts, kind, name) and work.fp8)
-
-
-def experts_per_token(facts: Facts) -> int:
-    for key in ("num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_topk"):
-        if key in facts.model:
-            return int(facts.model[key])
-    return 1
-
-
-def is_fp8(facts: Facts, kind: LayerKind, name: str) -> bool:
-    """Whether a base in float8 holds this one so: as the checkpoint does, or in one that does not, all but routers."""
-    shape = kind.parameters[name]
-    if facts.quantised:
-        return name in kind.quantised
-    experts = max((s[0] for s in kind.parameters.values() if len(s) == 3), default=0)
-    return len(shape) >= 2 and "conv" not in name and not (len(shape) == 2 and shape[0] <= experts)
+        yield Product(name, shape[-1], shape[-2], visits, experts, rank, name in codes)
 
 
 def multiplies_fp8(work: Work, gpu: Gpu) -> bool:

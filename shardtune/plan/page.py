@@ -327,7 +327,7 @@ def rests_on(plan: Plan) -> str:
     known = {
         "table": f"activations from the table for {plan.facts.model_type}",
         "traced": "activations traced now",
-        "estimated": f"activations estimated: {plan.facts.model_type} is not in the table for such settings (--exact traces it)",
+        "estimated": f"activations estimated: no {plan.facts.model_type} with such settings in the table (try --exact)",
     }[plan.memory.known_by]
     gpu = plan.cluster.gpu
     rates = f"rates measured on {gpu.name}" if gpu.measured else f"rates of {gpu.name} from data sheets, not measured"

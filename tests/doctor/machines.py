@@ -12,6 +12,7 @@ from shardtune.config.schema import RunConfig
 from shardtune.doctor.finding import Finding
 from shardtune.doctor.job import Job
 from shardtune.doctor.system import Space, System
+from shardtune.plan.host import HostMemory
 
 MOUNTS = "/dev/sda1 / ext4 rw 0 0\nserver:/data /data nfs4 rw 0 0\ntmpfs /scratch tmpfs rw 0 0\noverlay /layer overlay rw 0 0\n"
 LARGE, ANY_RUN = Space(1 << 40, 1 << 40), Job()
@@ -41,6 +42,10 @@ def machine(
         root=root, environ=environ or {}, nvml=FakeNvml(cards), version=packages.get, folder=folders.get,
         space=lambda path: space, ipv4=(ipv4 or {}).get, **more,
     )  # fmt: skip
+
+
+def needs(per_node: int = 0, shm: int = 0, checkpoint: int = 0, disk: int = 0) -> HostMemory:
+    return HostMemory(0, 0, 0, per_node, shm, checkpoint, disk)
 
 
 def config(**sections: dict[str, Any]) -> RunConfig:

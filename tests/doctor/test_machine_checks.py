@@ -6,10 +6,10 @@ import os
 from pathlib import Path
 
 import pytest
-from doctor.machines import USER, config, found, limits, machine
+from doctor.machines import USER, config, found, limits, machine, needs
 from small_disk import fill, small_disk
 
-from shardtune.doctor.job import Job, Needs
+from shardtune.doctor.job import Job
 from shardtune.doctor.limits import check_memlock, check_shm
 from shardtune.doctor.memory import check_memory
 from shardtune.doctor.network import check_hca, check_interfaces, check_master_name, check_rdma, matches
@@ -58,7 +58,7 @@ def test_shared_memory_is_compared_with_what_workers_and_nccl_need(tmp_path: Pat
     verdict, text = found(check_shm, docker, workers)["shm"]
     assert verdict == "warn" and "64 MiB" in text and "4 data workers" in text and "dataloader_num_workers: 0" in text
     assert "NCCL may need 512 MiB" in found(check_shm, docker, TWO_NODES)["shm"][1]
-    planned = Job(needs=Needs(0, 70 << 20, 0, 0))
+    planned = Job(needs=needs(0, 70 << 20, 0, 0))
     assert found(check_shm, docker, planned)["shm"][0] == "warn"
 
 
@@ -133,8 +133,8 @@ def test_host_memory_is_compared_with_the_plan(tmp_path: Path) -> None:
     answer = found(check_memory, pod)
     assert "8 GiB for this process, 2 GiB available" in answer["host memory"][1]
     assert answer["oom kills"][0] == "warn" and "3 processes" in answer["oom kills"][1]
-    assert found(check_memory, pod, Job(needs=Needs(9 << 30, 0, 0, 0)))["host memory"][0] == "fail"
-    assert found(check_memory, pod, Job(needs=Needs(4 << 30, 0, 0, 0)))["host memory"][0] == "warn"
+    assert found(check_memory, pod, Job(needs=needs(9 << 30), device="cuda"))["host memory"][0] == "fail"
+    assert found(check_memory, pod, Job(needs=needs(4 << 30, 0, 0, 0)))["host memory"][0] == "warn"
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_an_output_that_would_be_lost_is_a_warning(
 
 def test_a_full_disk_at_the_output_fails_and_a_small_one_is_a_warning(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", 400) as disk:
-        job = Job(config(train={"output_dir": str(disk / "runs")}), needs=Needs(0, 0, 0, 1 << 20))
+        job = Job(config(train={"output_dir": str(disk / "runs")}), needs=needs(0, 0, 0, 1 << 20))
         verdict, text = found(check_output, System(), job)["output.space"]
         assert verdict == "warn" and "the checkpoints need about 1 MiB" in text and "tmpfs" in text
         fill(disk)
@@ -169,9 +169,9 @@ def test_the_models_files_are_read_and_a_slow_disk_is_a_warning(tmp_path: Path) 
 
 
 def test_a_save_is_compared_with_the_grace_period(tmp_path: Path) -> None:
-    job = Job(config(train={"output_dir": str(tmp_path / "runs")}), needs=Needs(0, 0, 1 << 20, 0), grace=30)
+    job = Job(config(train={"output_dir": str(tmp_path / "runs")}), needs=needs(0, 0, 1 << 20, 0), grace=30)
     assert found(check_grace, System(), job)["grace period"][0] == "ok"
-    verdict, text = found(check_grace, System(), Job(job.config, needs=Needs(0, 0, 1 << 50, 0), grace=30))[
+    verdict, text = found(check_grace, System(), Job(job.config, needs=needs(0, 0, 1 << 50, 0), grace=30))[
         "grace period"
     ]
     assert verdict == "warn" and "terminationGracePeriodSeconds" in text

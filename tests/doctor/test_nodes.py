@@ -153,3 +153,26 @@ def test_three_nodes_are_compared_and_the_slow_one_with_another_mtu_and_variable
     if limited:
         assert any("all of them lead to node 1" in text for text in evidence)
     assert "verdict" in told
+
+
+def test_nodes_with_different_configs_all_fail_and_time_nothing(tmp_path: Path, environment: dict[str, str]) -> None:
+    (port,) = free_ports(1)
+    nodes = []
+    for node in (0, 1):
+        config = tmp_path / f"{node}.yaml"
+        config.write_text(
+            f"model: {{model_name_or_path: org/model}}\ndata: {{dataset_name_or_path: org/data}}\ntrain: {{seed: {node}}}\n"
+        )
+        command = [*DOCTOR, config, "--nnodes", "2", "--node-rank", str(node), "--master-addr", "127.0.0.1",
+                   "--master-port", str(port), "--nproc", "1", "--json"]  # fmt: skip
+        nodes.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True))
+    said = [node.communicate(timeout=180)[0] for node in nodes]
+    assert [node.returncode for node in nodes] == [1, 1]
+    master, other = map(json.loads, said)
+    found = {finding["check"]: finding for finding in master["findings"]}
+    assert (
+        found["differences"]["verdict"] == "fail"
+        and "train.seed is another value on node 1" in found["differences"]["evidence"]
+    )
+    assert "not timed" in found["links"]["evidence"] and master["links"] is None
+    assert other["verdict"] == "fail", "the verdict of all nodes"

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from doctor.machines import config
 from running import Command
 from typer.testing import CliRunner
 
 from shardtune.cli.main import app
+from shardtune.config import ResolvedConfig, load_config
 from shardtune.doctor.finding import fail
 from shardtune.doctor.run import QUICK, make_checks, preflight, refuse_failed
 from shardtune.doctor.system import System
@@ -20,6 +20,11 @@ from shardtune.errors import MachineError, UserInputError
 from shardtune.launch.process_role import Node
 
 YAML = "model: {{model_name_or_path: {0}}}\ndata: {{dataset_name_or_path: {1}, max_length: 32}}\ntrain: {{output_dir: {2}}}\n"
+
+
+def asked(folder: Path) -> ResolvedConfig:
+    (folder / "run.yaml").write_text(YAML.format("org/model", "org/data", folder / "runs"))
+    return load_config(folder / "run.yaml")
 
 
 def test_a_failed_check_refuses_the_run_before_a_process_is_started(
@@ -42,8 +47,8 @@ def test_skip_preflight_starts_without_checks(monkeypatch: pytest.MonkeyPatch, t
     assert given == [preflight, None]
 
 
-def test_warnings_are_printed_once_and_do_not_refuse(capsys: pytest.CaptureFixture[str]) -> None:
-    preflight(config(), Node(), 2, {"TORCH_NCL_BLOCKING_WAIT": "1"})
+def test_warnings_are_printed_once_and_do_not_refuse(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    preflight(asked(tmp_path), Node(), 2, {"TORCH_NCL_BLOCKING_WAIT": "1"})
     assert (
         capsys.readouterr().err.count("TORCH_NCL_BLOCKING_WAIT (= 1) is read by nothing. Did you mean TORCH_NCCL") == 1
     )
@@ -65,9 +70,9 @@ def test_a_check_that_cannot_be_made_is_a_warning() -> None:
     assert finding.verdict == "warn" and "not checked" in finding.evidence and finding.check == "disks"
 
 
-def test_the_quick_checks_take_no_seconds_on_this_machine() -> None:
+def test_the_quick_checks_take_no_seconds_on_this_machine(tmp_path: Path) -> None:
     began = time.process_time()
-    preflight(config(), Node(), 2, {})
+    preflight(asked(tmp_path), Node(), 2, {})
     assert time.process_time() - began < 2 and QUICK
 
 

@@ -225,7 +225,7 @@ def test_a_model_without_stored_weights_or_with_its_own_code_is_one_too(
     assert why in caught.value.why
 
 
-@pytest.mark.parametrize("gone", ["layers.1.", "lm_head", ".experts.3.w1"])
+@pytest.mark.parametrize("gone", ["layers.1.", "lm_head", ".experts.3.w1", ".experts.3."])
 def test_a_checkpoint_that_lacks_something_is_refused(gone: str, tmp_path: Path) -> None:
     toy_mixtral(tmp_path)
     file = tmp_path / "model.safetensors"

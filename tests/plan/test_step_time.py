@@ -11,6 +11,8 @@ from model_facts import dense_7b, llama, mistral4, smollm_135m
 from running import REPOSITORY
 
 from shardtune.plan.catalogue import Cluster, for_cores, load_catalogue
+from shardtune.plan.facts import LayerKind
+from shardtune.plan.layer_cost import products_of
 from shardtune.plan.run_time import run_time
 from shardtune.plan.step_time import computed_tokens, dominated_from, scaling, step_time
 from shardtune.plan.work import Work
@@ -87,6 +89,20 @@ def test_a_bf16_checkpoint_that_is_held_in_float8_keeps_its_router_as_it_is() ->
     stored, made = mistral4(8, quantised=True), mistral4(8)
     held = replace(STEP, fp8=True)
     assert step_time(made, held, cluster()) == step_time(stored, held, cluster())
+
+
+def test_projections_of_a_convolution_are_products_and_its_kernel_and_biases_are_not() -> None:
+    shapes = {
+        "conv.in_proj.weight": (192, 64),
+        "conv.conv.weight": (64, 1, 3),
+        "mlp.experts.gate_up_proj": (4, 32, 64),
+        "mlp.experts.gate_up_proj_bias": (4, 32),
+        "operator_norm.weight": (64,),
+    }
+    facts = mistral4(1)
+    found = products_of(facts, LayerKind(1, shapes, frozenset(), {"conv.in_proj": 8}), STEP)
+    names = {product.name: (product.visits, product.rank) for product in found}
+    assert names == {"conv.in_proj.weight": (1, 8), "mlp.experts.gate_up_proj": (4, 0)}
 
 
 def test_a_small_model_waits_for_the_host_and_more_so_uncompiled() -> None:

@@ -65,7 +65,7 @@ _LATENT = {  # MLA has as many keys as queries
 }  # fmt: skip
 _RANK, _EXPERT_RANK = 19, 184
 _LATENT_FAMILIES = ("mistral4", "deepseek_v3")
-_MULTIPLIERS = (1, 2, 4, 8, 0.5)
+_MULTIPLIERS = (1, 2, 4, 8, 0.5, 0.25)
 _SMALL = 64  # values per token that need no name
 
 
@@ -192,7 +192,7 @@ class _Names:
 
 
 def prune(moments: Iterable[plan.Moment]) -> tuple[plan.Moment, ...]:
-    """Those that can be the largest, for layers of any shape, in bf16 or in float8."""
+    """The fewest that give the peak to a percent, for layers of any shape, in bf16 or in float8."""
     unique = list({str(one): one for one in moments}.values())
     parts = [
         {("token", *t): n for t, n in _items(one.alive.of_token)}
@@ -200,15 +200,19 @@ def prune(moments: Iterable[plan.Moment]) -> tuple[plan.Moment, ...]:
         for one in unique
     ]
     terms = sorted({term for part in parts for term in part})
-    draw = random.Random(0)
     counted = numpy.array([[part.get(term, 0.0) for term in terms] for part in parts])
-    largest = set()
+    draw, peaks = random.Random(0), []
     for _ in range(400):
         sizes, tokens, per_weight = _sizes(draw), 2 ** draw.uniform(9, 18), draw.choice((0, 1, 2))
         values = [(tokens if where == "token" else 1) * prod(sizes[one] for one in names) for where, *names in terms]
         weights = numpy.array([per_weight * plan.numel(one.weight, sizes) if per_weight else 0 for one in unique])
-        largest.add(int(numpy.argmax(counted @ numpy.array(values) + weights)))
-    return tuple(unique[place] for place in sorted(largest))
+        peaks.append(counted @ numpy.array(values) + weights)
+    covered = numpy.array(peaks) >= 0.99 * numpy.max(peaks, axis=1, keepdims=True)  # (samples, moments)
+    chosen: list[int] = []
+    while len(covered):
+        chosen.append(int(covered.sum(axis=0).argmax()))
+        covered = covered[~covered[:, chosen[-1]]]
+    return tuple(unique[place] for place in sorted(chosen))
 
 
 def _items(terms: Mapping[str, float]) -> Iterator[tuple[list[str], float]]:
@@ -271,12 +275,27 @@ def _put(layers: dict[str, Any], found: plan.LayerActivations) -> str:
 
 
 def main(wanted: list[str]) -> None:
+    """Trace these families, or all; of the others, what is there stays."""
+    before = json.loads(plan.TABLE.read_text(encoding="utf-8")) if wanted else {"families": {}}
     layers: dict[str, Any] = {}
     families = {}
-    for model_type in wanted or (*_DENSE, *_SPARSE):
+    for model_type in (*_DENSE, *_SPARSE):
+        if wanted and model_type not in wanted:
+            families[model_type] = _copied(before["families"][model_type], before["layers"], layers)
+            continue
         print(model_type, file=sys.stderr)
         families[model_type] = family_table(model_type, layers)
     plan.TABLE.write_text(json.dumps({"families": families, "layers": layers}, indent=1) + "\n", encoding="utf-8")
+
+
+def _copied(table: dict[str, Any], old: dict[str, Any], layers: dict[str, Any]) -> dict[str, Any]:
+    def put(name: str) -> str:
+        return _put(layers, plan.LayerActivations.parse(old[name]))
+
+    return {
+        kind: put(lines) if isinstance(lines, str) else {key: put(name) for key, name in lines.items()}
+        for kind, lines in table.items()
+    }
 
 
 if __name__ == "__main__":
