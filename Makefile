@@ -68,6 +68,11 @@ reference: install
 	$(BIN)/python -m shardtune.plan.readme_table README.md docs/plan.md
 	$(BIN)/python -m shardtune.run.error_page docs
 
+# What layers keep for their backward pass, for `shardtune plan`: traced without a GPU, in about fifteen minutes. FAMILIES="llama
+# qwen3" traces some; a test fails when an entry is out of date.
+activations: install
+	$(BIN)/python -m shardtune.train.memory.activation_table $(FAMILIES)
+
 # The README's output of the quickstart, from a real one (about five minutes); a test fails when its lines are out of date.
 readme: $(VENV)/.weights
 	$(BIN)/python tests/readme_blocks.py

@@ -97,6 +97,12 @@ class LayerActivations:
     def parse(entry: Mapping[str, Any]) -> LayerActivations:
         return LayerActivations(Bytes.parse(entry["kept"]), tuple(map(Moment.parse, entry["moments"])))
 
+    def dimensions(self) -> set[str]:
+        """Those it is computed from."""
+        counted = (self.kept, *(one.alive for one in self.moments))
+        terms = {term for one in counted for part in (one.of_token, one.of_layer) for term in part}
+        return {name for term in terms for name in term.split("*")} - {"1"}
+
     def entry(self) -> dict[str, Any]:
         return {"kept": str(self.kept), "moments": [str(one) for one in self.moments]}
 
@@ -150,13 +156,15 @@ def _shape(kind: LayerKind, site: str) -> Shape:
 def layer_activations(facts: Facts, kind: LayerKind, work: Work, mode: Mode) -> tuple[LayerActivations, KnownBy]:
     """Of a layer of this kind."""
     sparse = bool(_of_experts(kind, kind.parameters))
-    entry = _families().get(facts.model_type, {}).get("experts" if sparse else "dense", {})
+    entry = families().get(facts.model_type, {}).get("experts" if sparse else "dense", {})
     key = setting_key(
         adapted=_adapted(kind), compiled=work.compiled, fused_lora=work.fused_lora, packed=work.packed, mode=mode,
         dropout=work.dropout and mode != "evaluation",
     )  # fmt: skip
     if key in entry and (work.fused_experts or not sparse):
-        return _entry(entry[key]), "table"
+        found = stored_layer(entry[key])
+        if found.dimensions() <= dimensions(facts.model, kind).keys():  # not where this model is built in another way
+            return found, "table"
     return _estimate(facts, kind, work), "estimated"
 
 
@@ -176,8 +184,8 @@ def _adapted(kind: LayerKind) -> str:
 
 def final_norm(facts: Facts) -> LayerActivations:
     """Of the norm behind the layers, which runs uncompiled."""
-    families = _families()
-    return _entry(families.get(facts.model_type, families["llama"])["norm"])
+    known = families()
+    return stored_layer(known.get(facts.model_type, known["llama"])["norm"])
 
 
 @cache
@@ -186,13 +194,13 @@ def _content() -> dict[str, Any]:
     return content
 
 
-def _families() -> dict[str, Any]:
+def families() -> dict[str, Any]:
     families: dict[str, Any] = _content()["families"]
     return families
 
 
 @cache
-def _entry(name: str) -> LayerActivations:
+def stored_layer(name: str) -> LayerActivations:
     return LayerActivations.parse(_content()["layers"][name])
 
 
