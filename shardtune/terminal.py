@@ -114,7 +114,9 @@ def size(number: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A short one: `812 ms`, `1.24 s`."""
+    """`812 ms`, `1.24 s`; a longer one as `clock` says it."""
+    if seconds >= 100:
+        return clock(seconds)
     return f"{seconds:.3g} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"
 
 

@@ -69,7 +69,7 @@ def verdict(plan: Plan) -> str:
 
 def _instead(nearest: Alternative | None) -> list[str]:
     if nearest is None:
-        return ["nothing fits here with the same effective batch: more or larger GPUs, a shorter data.max_length"]
+        return ["nothing fits here: use more or larger machines, a smaller model, or a shorter data.max_length"]
     needs = f"{_gib(nearest.memory.total)} GiB, {nearest.time.tokens_per_second:,.0f} tokens/s"
     return [f"the fastest that fits ({needs}):", *_options(nearest)]
 
@@ -180,7 +180,7 @@ def _explained(plan: Plan) -> dict[str, str]:
         "working": "the layer being computed",
         "loss": "head and loss" + (", in chunks" if work.fused_loss else ""),
         "communication": "buffers of collectives",
-        "context": "CUDA, libraries, allocator",
+        "context": "CUDA, libraries, allocator" if plan.facts.machine.device == "cuda" else "Python and its libraries",
     }
 
 
@@ -291,7 +291,8 @@ def _show_scaling(console: Console, plan: Plan) -> None:
     say(console, "scaling", _scaling_sentence(plan))
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
     table.add_column("", width=_INDENT - 2)
-    for name in ("nodes", "GPUs", "tokens/s", "efficiency", "waiting for links"):
+    each = "GPUs" if plan.facts.machine.device == "cuda" else "processes"
+    for name in ("nodes", each, "tokens/s", "efficiency", "waiting for links"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("")
     sparks = console.encoding.lower().startswith("utf")

@@ -7,6 +7,7 @@ import unicodedata
 from datetime import datetime
 
 from shardtune.terminal import clock, count, operations, percent
+from shardtune.terminal import duration as seconds
 from shardtune.terminal import size as memory
 
 __all__ = ["age", "clock", "count", "loss", "memory", "operations", "percent", "plain", "seconds", "short", "when"]
@@ -27,13 +28,6 @@ def loss(value: float) -> str:
     if not math.isfinite(value):
         return {"nan": "NaN", "inf": "∞"}.get(str(value), "−∞")
     return f"{value:.4f}" if abs(value) < 1000 else f"{value:.4g}"
-
-
-def seconds(value: float) -> str:
-    """A short duration: `812 ms`, `1.24 s`; longer ones as `1:01:40`."""
-    if value < 1:
-        return f"{1000 * value:.3g} ms"
-    return f"{value:.3g} s" if value < 100 else clock(value)
 
 
 def age(value: float) -> str:
