@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from shardtune.data.chunks import BadRow, Chunk, Row, count_rows, rows_of
 from shardtune.data.readers import DataFile
-from shardtune.data.source import Source, local_files
+from shardtune.data.source import Source, local_files, reading
 
 _FILES = 16  # of a source that are looked into
 _READ_WHOLE = 8 * 2**20  # bytes of a source up to which all of it is read
@@ -45,7 +45,11 @@ class FileSample:
 
 
 def sample_source(source: Source, split: str) -> FileSample | None:
-    """None where only `datasets` can tell: hub names, folders it wrote, URLs, and slices other than `train[:90%]`."""
+    """None where only `datasets` can tell: hub names, folders it wrote, URLs, and slices other than `train[:90%]`.
+
+    Raises:
+        UserInputError: a file is damaged.
+    """
     sliced = _SLICE.fullmatch(split)
     path = Path(source.path).expanduser()
     if (
@@ -59,7 +63,8 @@ def sample_source(source: Source, split: str) -> FileSample | None:
     if not files:
         return None
     some = _spread(files, _FILES)
-    each = [_look_into(file, _ROWS // len(some), _READ_WHOLE // len(some)) for file in some]
+    with reading(source, "data.dataset_name_or_path"):
+        each = [_look_into(file, _ROWS // len(some), _READ_WHOLE // len(some)) for file in some]
     rows = sum(rows for rows, _, _ in each) * _bytes(files) / max(1, _bytes(some))
     first, last = (_bound(sliced[name], rows, default) for name, default in (("first", 0.0), ("last", rows)))
     return FileSample(

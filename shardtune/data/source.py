@@ -156,7 +156,7 @@ class FileSplit(Split):
         return sum(file.size() for file in self.files)
 
     def notes(self) -> list[str]:
-        with _reading(self.source, self.key):
+        with reading(self.source, self.key):
             signs = {file.delimiter() for file in self.files if file.kind == "csv"}
             unread = _unread_files(self.source)
         named = " or ".join(name for sign, name in DELIMITERS.items() if sign in signs)
@@ -165,14 +165,14 @@ class FileSplit(Split):
         return separated + ([f"files not read: {', '.join(unread[:_NAMED])}{more}"] if unread else [])
 
     def chunks(self) -> Iterator[Chunk]:
-        with _reading(self.source, self.key):
+        with reading(self.source, self.key):
             if self.ranges is None:
                 yield from self._all()
             for start, stop in self.ranges or ():
                 yield from self._range(start, stop)
 
     def count(self) -> int:
-        with _reading(self.source, self.key):
+        with reading(self.source, self.key):
             return sum(count_rows(chunk) for chunk in self._all())
 
     def _all(self) -> Iterator[Chunk]:
@@ -208,7 +208,7 @@ class TableSplit(Split):
 
     def chunks(self) -> Iterator[Chunk]:
         table = self.table.with_format(None)  # saved with a tensor format, it would give tensors
-        with _reading(self.source, self.key):
+        with reading(self.source, self.key):
             for start in range(0, len(table), CHUNK_ROWS):
                 columns = table[start : start + CHUNK_ROWS]
                 cells = enumerate(zip(*columns.values(), strict=True), start=start + 1)
@@ -228,7 +228,7 @@ def open_split(source: Source, split: str, key: str) -> Split:
     """
     if "://" not in source.path:
         _check_local(source.path)
-    with _reading(source, key, split):
+    with reading(source, key, split):
         path = Path(source.path).expanduser()
         if (path / "dataset_dict.json").is_file() or (path / "state.json").is_file():
             from datasets import load_from_disk
@@ -375,7 +375,7 @@ def _slice(loaded: Any, split: str) -> Dataset:
 
 
 @contextmanager
-def _reading(source: Source, key: str, split: str = "") -> Iterator[None]:
+def reading(source: Source, key: str, split: str = "") -> Iterator[None]:
     """Turns errors of the libraries that read into UserInputErrors."""
     try:
         yield

@@ -13,6 +13,7 @@ from toys import WORDS
 from shardtune.config.schema import RunConfig
 from shardtune.data.estimate import DataSize, data_size
 from shardtune.data.prepare import prepare
+from shardtune.errors import UserInputError
 
 
 @pytest.fixture(autouse=True)
@@ -125,3 +126,9 @@ def test_without_a_tokenizer_on_disk_or_files_the_answer_says_so(tmp_path: Path,
     size = data_size(run, None)
     assert size is not None and "4 characters per token" in size.how
     assert data_size(config(Path("org/dataset"), words), None) is None
+
+
+def test_a_damaged_file_is_an_error_that_names_it(tmp_path: Path, words: Any) -> None:
+    (tmp_path / "rows.parquet").write_bytes(b"PAR1 and then nothing")
+    with pytest.raises(UserInputError, match=r"rows.parquet' could not be read"):
+        data_size(config(tmp_path / "rows.parquet", words), None)
