@@ -89,12 +89,7 @@ def _facts(asked: ResolvedConfig, gpus: str, nodes: int) -> tuple[InitFacts, Cho
     from shardtune.plan.init_config import InitFacts, choose_max_length
 
     config = asked.config
-    named = (config.model.model_name_or_path, config.data.dataset_name_or_path)
-    given = {
-        path: asked.value(path)
-        for path, origin in asked.origins.items()
-        if origin.source == "override" and asked.value(path) not in named
-    }
+    given = {path: asked.value(path) for path, origin in asked.origins.items() if origin.source == "override"}
     folder = _folder(config)
     model = _model_facts(config, folder)
     named_tokenizer = config.model.tokenizer_name_or_path

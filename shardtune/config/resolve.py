@@ -62,7 +62,7 @@ class ResolvedConfig:
         machine with a GPU."""
         if device != "cpu":
             return self
-        given = [path for path in _NO_EFFECT_ON_CPU if self.value(path) not in (None, False)]
+        given = [path for path in _NO_EFFECT_ON_CPU if self.value(path) not in (None, False, "auto")]
         notices = [f"{path} has no effect: the device is a CPU{_NO_EFFECT_ON_CPU[path]}." for path in given]
         sets = {f"{path} = true": f"The device is a CPU{_NO_EFFECT_ON_CPU[path]}." for path in given}
         verdicts = tuple(

@@ -1,4 +1,4 @@
-"""Does the run's host memory fit into this machine or container, and its last save into the grace period?"""
+"""Do the run's processes and their host memory fit into this machine or container?"""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from shardtune.doctor.finding import Finding, fail, ok, warn
 from shardtune.doctor.job import Job
 from shardtune.doctor.system import System
-from shardtune.machine import free_memory, memory_limit, oom_kills
+from shardtune.errors import UserInputError
+from shardtune.launch.capacity import check_capacity
+from shardtune.machine import free_memory, memory_limit, oom_kills, usable_cores
 from shardtune.terminal import size
 
 
@@ -28,3 +30,13 @@ def check_memory(system: System, job: Job) -> Iterator[Finding]:
         yield ok("host memory", evidence + (f"; about {size(needed)} are needed" if needed else ""))
     if kills := oom_kills(cgroups, mine):
         yield warn("oom kills", f"the kernel has killed {kills} processes of this cgroup for memory", fix)
+
+
+def check_processes(system: System, job: Job) -> Iterator[Finding]:
+    """What `train` would refuse without --force: more processes than there is memory or cores for."""
+    if job.nproc == 1:
+        return
+    try:
+        check_capacity(job.nproc, usable_cores() if job.device == "cpu" else None)
+    except UserInputError as error:
+        yield fail("processes", f"{error.what} {error.why}", error.fix)

@@ -43,6 +43,7 @@ QUICK: tuple[Check, ...] = (
 ALL: tuple[Check, ...] = (
     *QUICK,
     versions.check_model_class,
+    memory.check_processes,
     gpu.check_persistence,
     gpu.check_xids,
     gpu.check_peer_access,
@@ -58,7 +59,7 @@ def make_checks(system: System, job: Job, checks: Iterable[Check] = ALL) -> list
     for check in checks:
         try:
             findings += check(system, job)
-        except OSError as error:  # a disk or file that fails while it is looked at
+        except (OSError, ValueError) as error:  # a file that fails while it is read, or says something unheard of
             name = check.__name__.removeprefix("check_").replace("_", " ")
             findings.append(warn(name, f"not checked: {error}", "See why it cannot be read."))
     return findings

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from packaging.requirements import Requirement
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 
 from shardtune.doctor.finding import Finding, fail, ok, warn
 from shardtune.doctor.job import Job
@@ -93,13 +93,10 @@ def check_model_class(system: System, job: Job) -> Iterator[Finding]:
         return
     family = family_for(kinds[-1])
     fix = f"pip install 'transformers>={family.min_transformers if family else installed}', or use a newer image."
-    try:
-        if family is not None and Version(installed) < Version(family.min_transformers):
-            evidence = f"{family.name} needs transformers {family.min_transformers} or later; {installed} is installed"
-            yield fail("model class", evidence, fix)
-            return
-    except InvalidVersion:  # a build of one's own
-        pass
+    if family is not None and Version(installed) < Version(family.min_transformers):
+        evidence = f"{family.name} needs transformers {family.min_transformers} or later; {installed} is installed"
+        yield fail("model class", evidence, fix)
+        return
     folder = system.folder("transformers")
     tables = [file.read_text(encoding="utf-8") for file in folder.glob("models/auto/*.py")] if folder else []
     unknown = [kind for kind in kinds if tables and not any(f'"{kind}"' in table for table in tables)]

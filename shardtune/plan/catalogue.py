@@ -169,7 +169,7 @@ def shipped_cluster(machine: Machine) -> Cluster:
 
     A GPU that nobody knows is taken for an H100: choices depend on the relations between rates, which are similar.
     """
-    known = _checked(_shipped(), Path(_SHIPPED))
+    known = _shipped_catalogue()
     if machine.device == "cpu":
         return known.cluster(known.gpus["CPU"], machine.nodes)
     gpu = next((one for one in known.gpus.values() if one.matches(machine.gpu)), known.gpus[_STAND_IN])
@@ -190,6 +190,12 @@ def load_catalogue(file: Path | None = None) -> Catalogue:
     return _checked(top, path)
 
 
+@cache
+def _shipped_catalogue() -> Catalogue:
+    return _checked(_shipped(), Path(_SHIPPED))
+
+
+@cache
 def _shipped() -> Node:
     text = files("shardtune.plan").joinpath(_SHIPPED).read_text(encoding="utf-8")
     top, _ = read_yaml(text, _SHIPPED, {})

@@ -118,6 +118,7 @@ def refuse_what_cannot_fit(chosen: Candidate) -> None:
         f"The run does not fit: it needs {size(needed)} per GPU, and there are {size(machine.memory)}.",
         why=f"Counted with {_described(chosen.work)}; {_largest(chosen)}.",
         fix=f"{_nearest(chosen)} `shardtune plan CONFIG --compare` lists more; guards.memory_plan: warn tries anyway.",
+        code="does-not-fit",
     )
 
 

@@ -60,21 +60,19 @@ def plan_of(model: str, gpus: str, nodes: int = 1, rows: int = 16) -> Plan:
 
 
 def cell(plan: Plan) -> str:
-    """`16,384 tokens, 16.5k tok/s`; what helped to fit it; or that it does not."""
+    """`16,384: **16.5k** r`: tokens of a micro-batch, tokens per second, what it took to fit; or `–`."""
     if not plan.fits:
         return "–"
-    helped = [
-        name
-        for name, used in (
-            ("FP8", plan.work.fp8),
-            ("recomputed", plan.work.checkpointing == "full"),
-            ("offloaded", plan.work.offload_params or plan.work.offload_activations),
-        )
-        if used
-    ]
-    rate = plan.time.tokens_per_second
+    work, rate = plan.work, plan.time.tokens_per_second
+    taken = {
+        "f": work.fp8,
+        "s": work.checkpointing == "selective",
+        "r": work.checkpointing == "full",
+        "a": work.offload_activations,
+        "w": work.offload_params,
+    }
     speed = f"{rate / 1000:.3g}k" if rate >= 1000 else f"{rate:.3g}"
-    return f"{plan.work.tokens:,}: **{speed}**" + (f" ({', '.join(helped)})" if helped else "")
+    return f"{work.tokens:,}: **{speed}** {' '.join(letter for letter, used in taken.items() if used)}".rstrip()
 
 
 def example() -> str:

@@ -297,7 +297,7 @@ ERROR_CODES: tuple[ErrorCode, ...] = (
         ),
         (
             "Run again with NCCL_DEBUG=WARN: the line before the error names the call that failed.",
-            "`shardtune env` shows this machine's networks, limits and NCCL variables.",
+            "`shardtune doctor` checks this machine's networks, limits and NCCL variables.",
         ),
         FAILED,
         "multi-node.md",

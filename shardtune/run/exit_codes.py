@@ -36,9 +36,9 @@ EXIT_CODES: dict[int, ExitCode] = {
         "read the message first",
     ),
     WRONG_INPUT: ExitCode(
-        "Invalid input: the config, a path, an option, nodes that do not match. Nothing was trained, or a restart was "
-        "refused (its data changed, its model is gone): then the run and its checkpoints are kept, and the message "
-        "says where.",
+        "Invalid input: the config, a path, an option, nodes that do not match, a machine that is not fit for the run "
+        "(docs/doctor.md; a broken GPU exits with 1). Nothing was trained, or a restart was refused (its data changed, "
+        "its model is gone): then the run and its checkpoints are kept, and the message says where.",
         "after fixing it",
     ),
     LOST: ExitCode("A node, its network or the master was lost.", "yes"),

@@ -110,6 +110,7 @@ def test_what_cannot_fit_is_refused_before_anything_is_written(toy_model: Path, 
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps({**config, **large, **heads}))
     arguments = ("--model", model, "--data", pairs(Path("train.jsonl")), "-o", "model.weights=random")
+    arguments += ("-o", "parallel.offload_params=false")
     with pytest.raises(UserInputError, match="fit") as refused:
         init(*arguments, "--gpus", "L40S")
     assert refused.value.code == "does-not-fit" and not Path("config.yaml").exists()
@@ -125,4 +126,4 @@ def test_the_config_trains_as_it_was_written(shardtune: Command, toy_model: Path
     result = shardtune("train", "config.yaml", "--run-id", "first")
     assert result.returncode == 0, result.stderr
     (planned,) = events(Path("runs/first"), "plan")
-    assert f"# Of about {planned['steps']} steps." in Path("config.yaml").read_text()
+    assert f"# Of about {planned['math']['steps']} steps." in Path("config.yaml").read_text()

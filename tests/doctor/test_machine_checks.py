@@ -11,7 +11,7 @@ from small_disk import fill, small_disk
 
 from shardtune.doctor.job import Job
 from shardtune.doctor.limits import check_memlock, check_shm
-from shardtune.doctor.memory import check_memory
+from shardtune.doctor.memory import check_memory, check_processes
 from shardtune.doctor.network import check_hca, check_interfaces, check_master_name, check_rdma, matches
 from shardtune.doctor.storage import check_grace, check_output, check_paths, check_read_speed
 from shardtune.doctor.system import Space, System
@@ -135,6 +135,11 @@ def test_host_memory_is_compared_with_the_plan(tmp_path: Path) -> None:
     assert answer["oom kills"][0] == "warn" and "3 processes" in answer["oom kills"][1]
     assert found(check_memory, pod, Job(needs=needs(9 << 30), device="cuda"))["host memory"][0] == "fail"
     assert found(check_memory, pod, Job(needs=needs(4 << 30, 0, 0, 0)))["host memory"][0] == "warn"
+
+
+def test_more_processes_than_the_machine_can_run_fail() -> None:
+    assert "cannot run 20000 processes" in found(check_processes, System(), Job(nproc=20_000))["processes"][1]
+    assert found(check_processes, System(), Job(nproc=2)) == {}
 
 
 @pytest.mark.parametrize(

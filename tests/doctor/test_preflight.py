@@ -93,8 +93,12 @@ def test_the_command_prints_all_checks_of_a_config_and_exits_by_the_worst(
         "paths",
     } <= checks.keys()
     assert checks["model class"]["verdict"] == "ok" and answer["links"] is None
+    assert "are needed" in checks["host memory"]["evidence"], "by the plan"
+    assert checks["grace period"]["verdict"] == "ok" and "a checkpoint of" in checks["grace period"]["evidence"]
     bad = shardtune("doctor", tmp_path / "run.yaml", "-o", f"model.model_name_or_path={tmp_path / 'none'}")
     assert bad.returncode == 1 and "fail" in bad.stdout and "does not exist" in bad.stdout
     assert shardtune("doctor", tmp_path / "missing.yaml").returncode == 2
+    impossible = shardtune("doctor", tmp_path / "run.yaml", "-o", "lora.target_modules=[nope_proj]")
+    assert impossible.returncode == 1 and "plan: " in impossible.stdout and "nope_proj" in impossible.stdout
     imported = shardtune("doctor", env={"PYTHONPROFILEIMPORTTIME": "1"})
     assert "| torch\n" not in imported.stderr, "an init container has seconds, not minutes"

@@ -33,4 +33,4 @@ def test_pages_hold_what_the_plan_says_today(page: str) -> None:
 def test_a_cell_has_the_micro_batch_the_speed_and_what_helped() -> None:
     small, large = plan_of("Llama-3.2-1B", "1xH200"), plan_of("Llama-3.3-70B", "1x4090")
     assert cell(small).startswith(f"{small.work.tokens:,}: **")
-    assert cell(large) == "–" or "offloaded" in cell(large), "141 GB of weights on a card of 24 GB"
+    assert cell(large) == "–" or cell(large).endswith("w"), "141 GB of weights on a card of 24 GB"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -34,7 +35,11 @@ def test_tiny_takes_the_whole_path_on_two_sharded_processes(shardtune: Command, 
         assert (event["prompt"], event["answer"], event["expected"]) == (
             answer["sentence"], answer["text"], answer["expected"],
         )  # fmt: skip
-    assert events(run, "plan")[0]["math"]["processes"] == 2
+    plan = events(run, "plan")[0]
+    assert plan["math"]["processes"] == 2 and plan["expected"]["step_seconds"] > 0
+    assert re.search(
+        r"^planned +step .* planned \([+-][\d.]+ %\); plans for a CPU are coarse$", result.stdout, re.MULTILINE
+    )
     assert max(map(len, result.stdout.splitlines())) < 140  # only the lines with paths may be longer than the terminal
     lines = result.stdout.splitlines()
     assert next(i for i, line in enumerate(lines) if line.startswith("step 1/")) <= 24, "one screen before step 1"
