@@ -14,8 +14,18 @@ MODEL = ModelFacts(layers=32, hidden=4096, weight_bytes=2.0)
 
 
 def config(**sections: dict[str, Any]) -> RunConfig:
+    """With nothing left open, as a run has it."""
+    settled: dict[str, Any] = {
+        "model": {"model_name_or_path": "m"},
+        "data": {"dataset_name_or_path": "d"},
+        "train": {
+            "per_device_train_batch_size": 8, "gradient_accumulation_steps": 1, "gradient_checkpointing": True,
+            "offload_activations": False,
+        },
+        "parallel": {"offload_params": False},
+    }  # fmt: skip
     return RunConfig.model_validate(
-        {"model": {"model_name_or_path": "m"}, "data": {"dataset_name_or_path": "d"}, **sections}
+        {name: settled.get(name, {}) | sections.get(name, {}) for name in {*settled, *sections}}
     )
 
 

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, get_args
 import numpy
 import torch
 import transformers
-from torch import nn
 from torch._dynamo.exc import BackendCompilerFailed
 from transformers import AutoConfig
 
@@ -39,12 +38,8 @@ from shardtune.train.memory import layer_trace
 from shardtune.train.memory.layer_trace import Kernels, LayerTrace, TensorSize
 
 if TYPE_CHECKING:
+    from torch import nn
     from transformers import PreTrainedModel
-
-    from shardtune.config.schema import RunConfig
-    from shardtune.model.meta_model import MetaModel
-    from shardtune.plan.facts import Facts
-    from shardtune.plan.work import Work
 
 TOKENS = 10007
 _DENSE = (
@@ -153,46 +148,6 @@ def trace(config: Any, setting: Setting, tokens: int = TOKENS) -> tuple[LayerTra
     kernels = Kernels(compiled=setting.compiled, packed=setting.packed, mode=setting.mode)
     sizes = plan.dimensions(config.to_dict(), kind)
     return layer_trace.trace_layer(model, layer, kernels, tokens), sizes
-
-
-def trace_now(config: RunConfig, facts: Facts, work: Work, meta_model: MetaModel) -> list[plan.LayerActivations]:
-    """Of each kind of layer of this very model, for `gpu_memory`: where the table does not have its family.
-
-    Args:
-        meta_model: Just built; it is of no use afterwards.
-    """
-    model, outline = meta_model.model, meta_model.outline
-    model.requires_grad_(False)
-    firsts = [_first_layer(model, outline.layers, kind) for kind in facts.kinds]
-    adapted, _, _ = add_lora(model, config.lora, meta_model.family)
-    if work.fused_lora:
-        use_fused_lora(adapted)
-    if work.fused_experts:
-        use_grouped_experts(adapted)
-    mode: plan.Mode = "selective" if work.checkpointing == "selective" else "none"
-    kernels = Kernels(compiled=work.compiled, packed=work.packed and work.fused_lora, mode=mode)
-    parent = outline.layers[0].rpartition(".")[0]
-    traced = []
-    for layer in firsts:
-        model.set_submodule(parent, nn.ModuleList([layer]))
-        found = layer_trace.trace_layer(model, layer, kernels, TOKENS)
-        moments = tuple(plan.Moment(_in_bytes(one.alive), f"{one.weight} 1") for one in found.moments)
-        traced.append(plan.LayerActivations(_in_bytes(found.kept), moments))
-    return traced
-
-
-def _first_layer(model: PreTrainedModel, names: Iterable[str], kind: LayerKind) -> nn.Module:
-    layers = map(model.get_submodule, names)
-    return next(
-        one for one in layers if {n: tuple(p.shape) for n, p in one.named_parameters()} == dict(kind.parameters)
-    )
-
-
-def _in_bytes(tensors: Iterable[TensorSize]) -> plan.Bytes:
-    """Without names: what is a multiple of the tokens grows with them."""
-    sizes = [(one.numel % TOKENS == 0, one.numel * one.itemsize) for one in tensors]
-    of_tokens = sum(size for grows, size in sizes if grows) / TOKENS
-    return plan.Bytes({"1": of_tokens}, {"1": sum(size for grows, size in sizes if not grows)})
 
 
 def named(found: LayerTrace, sizes: Mapping[str, int]) -> plan.LayerActivations:

@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import LlamaConfig
 
-from shardtune.config import load_config
-from shardtune.model.meta_model import build_meta_model
 from shardtune.plan import activations as plan
-from shardtune.plan.facts import Machine
-from shardtune.plan.gather import gather_facts
-from shardtune.plan.memory import gpu_memory
-from shardtune.plan.work import Work
-from shardtune.train.memory.activation_table import Names, Setting, config_of, trace, trace_now
+from shardtune.train.memory.activation_table import Names, Setting, config_of, trace
 from shardtune.train.memory.layer_trace import TensorSize
 
 COMPILED = Setting("linear", compiled=True, fused_lora=True, packed=False, mode="none", dropout=False)
@@ -72,20 +64,3 @@ def test_other_sizes_follow_from_the_table(model_type: str, setting: Setting, si
 
 def size(tensors: tuple[TensorSize, ...]) -> int:
     return sum(one.numel * one.itemsize for one in tensors)
-
-
-def test_a_model_can_be_traced_now(tmp_path: Path) -> None:
-    """What `plan --exact` does for a family that nobody has tabled: here one that is, for comparison."""
-    sizes = {"hidden_size": 256, "intermediate_size": 704, "num_attention_heads": 8, "num_key_value_heads": 2}
-    LlamaConfig(num_hidden_layers=3, vocab_size=128, dtype="bfloat16", **sizes).save_pretrained(tmp_path)
-    (tmp_path / "run.yaml").write_text(
-        f"model: {{model_name_or_path: {tmp_path}, weights: random}}\ndata: {{dataset_name_or_path: d}}\n"
-    )
-    config = load_config(tmp_path / "run.yaml", ["lora.lora_dropout=0"], environ={}).config
-    meta_model = build_meta_model(config.model, tmp_path, {})
-    machine = Machine("cuda", 80 << 30, processes_here=1, nodes=(1,))
-    facts = gather_facts(config, meta_model.outline, machine, lambda: 1.0)
-    work = Work(batch=2, length=1024, compiled=True, checkpointing="none")
-    traced = gpu_memory(facts, work, trace_now(config, facts, work, meta_model))
-    assert traced.known_by == "traced" and len(facts.kinds) == 1
-    assert traced.allocated == pytest.approx(gpu_memory(facts, work).allocated, rel=0.01)
