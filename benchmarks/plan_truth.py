@@ -261,7 +261,7 @@ def compare(file: Path) -> list[Row]:
     """A line for each setting that was measured, or that ran out of memory."""
     rows = []
     for name, measured in json.loads(file.read_text())["settings"].items():
-        if "peak" in measured or "memory" in measured.get("why", ""):
+        if "peak" in measured or "memory" in str(measured.get("why")):
             with tempfile.TemporaryDirectory() as folder:
                 rows.append(predict(name, Path(folder), measured))
     return rows
