@@ -16,6 +16,7 @@ from shardtune.plan.work import Work
 _OPTIMIZER_BYTES = 50
 _HOST_BANDWIDTH = 20e9  # of the host's memory, for an optimizer that runs there
 _FUSED_LOGIT_BYTES, _PLAIN_LOGIT_BYTES = 5, 16  # times a value's: logits and their gradients read and written
+_FP8_EXPERTS_LAUNCHES = 3.4  # of one measured run: experts' rows are rounded and products launched by the host
 _EAGER_LAUNCHES = 1.3  # an uncompiled layer starts more kernels
 NODES = (1, 2, 4, 8, 16, 32, 64)
 
@@ -130,6 +131,8 @@ def _host_seconds(facts: Facts, work: Work, gpu: Gpu) -> float:
     """What the host needs to launch a micro-batch."""
     forwards = 2 if work.checkpointing == "full" else 1
     layer = forwards * gpu.host_forward_ms + gpu.host_backward_ms
+    if work.fp8_compute and facts.has_experts:
+        layer *= _FP8_EXPERTS_LAUNCHES
     return facts.layers * layer * 1e-3 * (1.0 if work.compiled else _EAGER_LAUNCHES)
 
 

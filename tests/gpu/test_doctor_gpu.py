@@ -72,7 +72,7 @@ def test_quick_checks_of_all_kinds_can_be_made_here() -> None:
 
 def test_the_command_on_this_machine() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "shardtune", "doctor", "--json"], env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        [sys.executable, "-m", "shardtune", "doctor", "--json"], env={**os.environ, "PYTHONPATH": os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")])},
         capture_output=True, text=True, timeout=240,
     )  # fmt: skip
     assert done.returncode in (0, 1), done.stderr
