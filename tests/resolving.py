@@ -11,7 +11,7 @@ from shardtune.plan.facts import Machine
 from shardtune.plan.gather import gather_facts
 from shardtune.plan.resolve import ResolvedRun, resolve
 
-CPU = Machine("cpu", memory=16 << 30, processes_here=1, nodes=(1,))
+CPU = Machine("cpu", memory=64 << 30, processes_here=1, nodes=(1,))
 GPU = Machine("cuda", memory=80 << 30, processes_here=1, nodes=(1,))
 
 

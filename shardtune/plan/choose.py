@@ -16,7 +16,7 @@ from shardtune.plan.host import host_memory
 from shardtune.plan.memory import gpu_memory, usable
 from shardtune.plan.step_time import step_time
 from shardtune.plan.work import Checkpointing, Work, work_of
-from shardtune.terminal import size
+from shardtune.terminal import count, size
 
 if TYPE_CHECKING:
     from shardtune.config.schema import RunConfig
@@ -27,9 +27,11 @@ _ORDER: tuple[Checkpointing, ...] = ("none", "selective", "full")
 _AS_GOOD = 1.01  # what is at most this much slower than the fastest counts as fast: the simpler or smaller one is taken
 # By how much an estimate may be wrong (docs/plan.md): what needs more than the memory times this cannot fit.
 _SURE = 1.08
+_SPACIOUS = 0.7  # of the memory: what needs less leaves room for what the estimate does not see
 _BATCH = "train.per_device_train_batch_size"
+_CHECKPOINTING = "train.gradient_checkpointing"
 _GIVEN = (
-    "train.gradient_checkpointing", _BATCH, "train.offload_activations", "parallel.shard",
+    _CHECKPOINTING, _BATCH, "train.offload_activations", "parallel.shard",
     "parallel.reshard_after_forward", "parallel.offload_params",
 )  # fmt: skip
 
@@ -57,22 +59,29 @@ class Candidate:
     @cached_property
     def fits(self) -> bool:
         machine = self.facts.machine
-        if self.memory > usable(machine.memory, machine.device):
-            return False
-        if not (self.work.offload_params or self.work.offload_activations) or not machine.host_memory:
+        return self.memory <= usable(machine.memory, machine.device) and self.fits_host
+
+    @cached_property
+    def fits_host(self) -> bool:
+        """What is offloaded, where it is known how much host memory there is."""
+        most = self.facts.machine.host_memory
+        if not any(self.offloads) or not most:
             return True
-        return host_memory(self.facts, self.work, self.config).per_node <= machine.host_memory
+        return host_memory(self.facts, self.work, self.config).per_node <= most
+
+    @property
+    def offloads(self) -> tuple[bool, bool]:
+        """Parameters, then activations."""
+        return self.work.offload_params, self.work.offload_activations
 
     @property
     def simplicity(self) -> tuple[object, ...]:
-        """Of two that are as fast, the one without offloading, with less recomputation and communication."""
+        """Of two that are as fast, the one with less communication and recomputation."""
         work = self.work
-        # On a CPU small micro-batches cost more than the arithmetic knows, and memory is the host's.
-        batch = -work.batch if self.facts.machine.device == "cpu" else work.batch
-        return (
-            work.offload_params, work.offload_activations, work.shards, _ORDER.index(work.checkpointing), work.fp8,
-            work.reshard, batch,
-        )  # fmt: skip
+        # Larger micro-batches are faster where the host is slow, which nobody knows; smaller ones leave more memory.
+        spacious = self.memory <= _SPACIOUS * self.facts.machine.memory
+        batch = -work.batch if spacious else work.batch
+        return (work.shards, _ORDER.index(work.checkpointing), work.fp8, work.reshard, not spacious, batch)
 
 
 def candidates(config: RunConfig, facts: Facts) -> list[Candidate]:
@@ -95,9 +104,11 @@ def candidates(config: RunConfig, facts: Facts) -> list[Candidate]:
 
 def fastest(found: Sequence[Candidate]) -> Candidate:
     """The fastest that fits; the one that needs the least memory where none does."""
-    fitting = [one for one in found if one.fits]
-    if not fitting:
-        return min(found, key=lambda one: one.memory)
+    offloads = sorted({one.offloads for one in found})
+    # Offloading is for what fits no other way: how much of the copying computation hides depends on the host.
+    fitting = next(filter(None, ([one for one in found if one.offloads == how and one.fits] for how in offloads)), None)
+    if fitting is None:
+        return min(found, key=lambda one: (not one.fits_host, one.memory))
     if found[0].facts.machine.device == "cpu":  # its rates are too coarse to go by
         return min(fitting, key=lambda one: one.simplicity)
     best = min(one.seconds for one in fitting)
@@ -168,15 +179,15 @@ def _values(chosen: Candidate) -> Iterator[tuple[str, object, _Why]]:
         yield "parallel.offload_params", work.offload_params, on_cpu or (lambda one: _word(one.offload_params))
     if train.gradient_checkpointing == "auto":
         value = {"none": False, "full": True}.get(work.checkpointing, work.checkpointing)
-        yield "train.gradient_checkpointing", value, lambda one: one.checkpointing
+        yield _CHECKPOINTING, value, lambda one: one.checkpointing
     if train.offload_activations == "auto":
         kept = "" if work.checkpointing == "full" else f"gradient_checkpointing is {work.checkpointing}"
         reason = on_cpu or kept or (lambda one: _word(one.offload_activations))
         yield "train.offload_activations", work.offload_activations, reason
     if train.per_device_train_batch_size == "auto":
-        yield _BATCH, work.batch, lambda one: str(one.batch)
+        yield _BATCH, work.batch, lambda one: count(one.batch, "row")
     if train.gradient_accumulation_steps == "auto":
-        rows = f"{work.batch * work.accumulation} rows per process and step, {work.batch} at a time"
+        rows = f"{count(work.batch * work.accumulation, 'row')} per process and step, {work.batch} at a time"
         yield "train.gradient_accumulation_steps", work.accumulation, rows
 
 
@@ -248,7 +259,7 @@ def _batches(config: RunConfig, given: Work) -> list[int]:
     if config.train.per_device_train_batch_size != "auto" or config.train.gradient_accumulation_steps != "auto":
         return [given.batch]
     rows = given.batch * given.accumulation
-    return [count for count in range(1, rows + 1) if rows % count == 0]
+    return [some for some in range(1, rows + 1) if rows % some == 0]
 
 
 def _offloads_params(config: RunConfig, facts: Facts, shards: int) -> list[bool]:
@@ -340,7 +351,9 @@ def _opened(config: RunConfig, facts: Facts, path: str) -> str:
     if not best.fits:
         return ""
     values = {choice: value for choice, value, _ in _values(best)}
-    return f"{path}: {str(values[path]).lower()}" if path in values else ""
+    words = {"True": "full", "False": "none"} if path == _CHECKPOINTING else {}
+    value = str(values.get(path))
+    return f"{path}: {words.get(value, value.lower())}" if path in values else ""
 
 
 def _halves(length: int) -> Iterator[int]:

@@ -9,7 +9,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from model_facts import dense_7b, mistral4, smollm_135m
+from model_facts import dense_7b, mistral4
 
 from shardtune.plan.catalogue import load_catalogue
 from shardtune.plan.facts import Facts
@@ -68,8 +68,6 @@ MEASURED = [
              _work(checkpointing="full", **_FP8), 12868),
     Measured("Mistral 4, 36 layers, 4 × 4096, FP8 products, experts adapted (4), full",
              mistral4(36, quantised=True, expert_rank=4), _work(checkpointing="full", **_FP8), 11266, fitted=False),
-    Measured("SmolLM2-135M, 8 × 1024", smollm_135m(), _work(8, 1024), 34000),
-    Measured("SmolLM2-135M, 8 × 1024, full", smollm_135m(), _work(8, 1024, "full"), 27000),
 ]  # fmt: skip
 
 

@@ -73,15 +73,15 @@ def facts_of(name: str, asked: ResolvedConfig, nodes: tuple[int, ...] = (1,), me
     [
         ("119B", (1, 1, 1), H200, ("fp8", "replicate", None)),
         ("119B", (1, 1, 1), 80 * GIB, ("fp8", "full", None)),
-        ("119B", (8, 8), H200, ("bf16", "hybrid", 4)),
-        ("70B", (8, 8), H200, ("bf16", "hybrid", 2)),
+        ("119B", (8, 8), H200, ("bf16", "hybrid", 8)),
+        ("70B", (8, 8), H200, ("bf16", "hybrid", 4)),
         ("70B", (2,), H200, ("bf16", "full", None)),
         ("70B", (1, 1, 1), H200, ("bf16", "full", None)),
         ("7B", (8, 8), H200, ("bf16", "replicate", None)),
         ("7B", (1,), H200, ("bf16", "replicate", None)),
     ],
 )
-def test_auto_is_the_least_sharding_that_fits(
+def test_auto_is_the_sharding_with_which_the_run_is_fastest(
     name: str, nodes: tuple[int, ...], memory: int, expected: tuple[str, str, int | None], asked: Any
 ) -> None:
     settings = asked("model.torch_dtype=auto")
@@ -89,15 +89,21 @@ def test_auto_is_the_least_sharding_that_fits(
     parallel = run.config.parallel
     assert (run.config.model.base_precision, parallel.shard, parallel.shard_size) == expected
     why = run.reason("parallel.shard") or ""
-    assert "one process" in why if sum(nodes) == 1 else "GiB usable" in why
+    assert "one process" in why if sum(nodes) == 1 else "the fastest that fits: about" in why and "GiB usable" in why
     if parallel.shard != "replicate":
-        assert "per replica would need" in why
+        assert "replicate needs" in why or "replicate is" in why
 
 
-def test_what_fits_nowhere_is_sharded_over_everything_and_says_so(asked: Any) -> None:
-    settings = asked()
+def test_what_fits_nowhere_is_refused_with_what_would_fit_and_may_be_tried(asked: Any) -> None:
+    settings = asked("parallel.offload_params=false")
+    with pytest.raises(UserInputError) as caught:
+        resolve(settings, facts_of("119B", settings, (1, 1), 40 * GIB))
+    assert "does not fit" in caught.value.what and "40" in caught.value.what
+    assert "parallel.offload_params: true" in caught.value.fix and "8 such GPUs" in caught.value.fix
+    settings = asked("parallel.offload_params=false", "guards.memory_plan=warn")
     run = resolve(settings, facts_of("119B", settings, (1, 1), 40 * GIB))
-    assert run.config.parallel.shard == "full" and "may not fit" in (run.reason("parallel.shard") or "")
+    assert "the least memory" in (run.reason("parallel.shard") or "")
+    assert [notice.about for notice in run.notices] == ["memory"]
 
 
 def hybrid(asked: Any, nodes: tuple[int, ...], *overrides: str) -> ResolvedRun:
