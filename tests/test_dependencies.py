@@ -15,10 +15,11 @@ ROOT = Path(__file__).parents[1]
 # Private names that shardtune/ uses, by the library they belong to. A new one is added here, and its library pinned.
 PRIVATE = {
     "torch": {
-        "_C", "_all_gather_result", "_base", "_buffers", "_current_graph_task_id", "_distributed_c10d", "_dynamo",
-        "_execution_engine", "_foreach_mul_", "_foreach_norm", "_fsdp_param_group", "_get_default_store",
-        "_get_fsdp_state", "_local_tensor", "_module_info", "_non_persistent_buffers_set", "_parameters",
-        "_scaled_grouped_mm", "_scaled_mm", "_sharded_param_data", "_spec", "_unsharded_param", "_utils",
+        "_C", "_all_gather_result", "_aot_autograd", "_base", "_buffers", "_current_graph_task_id",
+        "_distributed_c10d", "_dynamo", "_execution_engine", "_foreach_mul_", "_foreach_norm", "_fsdp_param_group",
+        "_functorch", "_get_default_store", "_get_fsdp_state", "_inductor", "_local_tensor", "_module_info",
+        "_non_persistent_buffers_set", "_ops", "_parameters", "_python_dispatch", "_pytree", "_scaled_grouped_mm",
+        "_scaled_mm", "_sharded_param_data", "_spec", "_unsharded_param", "_utils",
     },
     "transformers": {
         "_attn_implementation", "_can_record_outputs", "_from_config", "_get_dtype_plan", "_init_weights",

@@ -502,6 +502,8 @@ def test_accelerate_launch_hands_its_workers_the_same_settings_as_the_file(
         assert "set parallel.forward_prefetch yourself" in verdict(by_environment, "FSDP_FORWARD_PREFETCH").why
     if by_file.values.get("parallel.reshard_after_forward") is True:
         expected["parallel.reshard_after_forward"] = "auto"
+    if by_file.values.get("parallel.offload_params") is False:
+        expected["parallel.offload_params"] = "auto"
     assert with_defaults(by_environment.values) == expected
     assert len(by_environment.values) >= 3
 
