@@ -223,11 +223,11 @@ class _Reasons:
 
     def _against(self, value: str, other: Candidate) -> str:
         if not other.fits:
-            return f"{value} needs {size(other.memory)}"
+            return f"{value}: needs {size(other.memory)}"
         if self.chosen.facts.machine.device == "cpu":
-            return f"{value} would fit too"
+            return f"{value}: would fit too"
         slower = other.seconds / self.chosen.seconds - 1
-        return f"{value} is {slower:.0%} slower" if slower > _AS_GOOD - 1 else f"{value} is as fast"
+        return f"{value}: {100 * slower:.0f} % slower" if slower > _AS_GOOD - 1 else f"{value}: as fast"
 
 
 def _precisions(config: RunConfig, facts: Facts) -> list[bool]:

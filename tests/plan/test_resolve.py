@@ -71,8 +71,8 @@ def unread() -> float:
         (LLAMA, ["model.torch_dtype=auto"], "train.bf16", True, "the model is held in bfloat16"),
         (replace(LLAMA, dtype="float32"), ["model.torch_dtype=auto"], "train.bf16", False, "held in float32"),
         (LLAMA, [], "model.base_precision", "bf16", "the checkpoint is not quantised"),
-        (replace(ON_GPU, kinds=FP8), [], "model.base_precision", "bf16", "GiB usable; fp8 is"),
-        (replace(LARGE, machine=GPU), [], "model.base_precision", "fp8", "; bf16 is"),
+        (replace(ON_GPU, kinds=FP8), [], "model.base_precision", "bf16", "GiB usable; fp8: "),
+        (replace(LARGE, machine=GPU), [], "model.base_precision", "fp8", "; bf16: "),
         (
             replace(LARGE, machine=replace(GPU, nodes=(2,))),
             [], "model.base_precision", "bf16", "the fastest that fits",
