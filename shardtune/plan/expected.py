@@ -57,13 +57,15 @@ class Expected:
         }
 
     def beside(self, peak: int | None, step_seconds: float | None) -> str:
-        """`peak 83.1 GiB of 83.7 GiB planned (-0.7 %), step 1.02 s of 991 ms planned (+2.9 %)`; empty: nothing known.
+        """`peak 83.1 GiB of 83.7 GiB planned (-0.7 %), step 1.02 s of 991 ms planned (+2.9 %)`; empty: nothing is known.
 
         Args:
             peak: The most bytes in tensors of this rank.
             step_seconds: The median.
         """
-        found = []
+        found: list[str] = []
+        if self.coarse:
+            return ""
         if peak is not None:
             planned = self.memory.allocated
             found.append(f"peak memory {size(peak)} of {size(planned)} planned ({difference(peak, planned)})")
@@ -71,7 +73,7 @@ class Expected:
             planned_seconds = self.time.seconds
             of = f"{duration(step_seconds)} of {duration(planned_seconds)} planned"
             found.append(f"step {of} ({difference(step_seconds, planned_seconds)})")
-        return ", ".join(found) + ("; plans for a CPU are coarse" if found and self.coarse else "")
+        return ", ".join(found)
 
 
 def expected_of(facts: Facts, config: RunConfig, data: DataSize) -> Expected:

@@ -38,4 +38,4 @@ def test_a_gpu_that_nobody_knows_has_no_expected_time_and_a_cpu_a_coarse_one() -
     cpu = Machine("cpu", 16 << 30, 1, (1,))
     config = asked(parallel={"shard": "replicate"}, train={"offload_activations": False}).config
     coarse = expected_of(replace(dense_7b(device="cpu"), machine=cpu), config, ROWS)
-    assert coarse.coarse and coarse.beside(None, 1.0).endswith("plans for a CPU are coarse")
+    assert coarse.coarse and coarse.beside(None, 1.0) == ""

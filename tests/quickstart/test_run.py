@@ -37,9 +37,7 @@ def test_tiny_takes_the_whole_path_on_two_sharded_processes(shardtune: Command, 
         )  # fmt: skip
     plan = events(run, "plan")[0]
     assert plan["math"]["processes"] == 2 and plan["expected"]["step_seconds"] > 0
-    assert re.search(
-        r"^planned +step .* planned \([+-][\d.]+ %\); plans for a CPU are coarse$", result.stdout, re.MULTILINE
-    )
+    assert not re.search("^planned ", result.stdout, re.MULTILINE)  # on a CPU it is an order of magnitude
     assert max(map(len, result.stdout.splitlines())) < 140  # only the lines with paths may be longer than the terminal
     lines = result.stdout.splitlines()
     assert next(i for i, line in enumerate(lines) if line.startswith("step 1/")) <= 24, "one screen before step 1"
