@@ -57,7 +57,7 @@ class Expected:
         }
 
     def beside(self, peak: int | None, step_seconds: float | None) -> str:
-        """`peak 83.1 GiB of 83.7 GiB planned (-0.7 %), step 1.02 s of 991 ms planned (+2.9 %)`; empty: nothing is known.
+        """`peak 83.1 GiB of 83.7 GiB planned (-0.7 %), step 1.02 s of 991 ms planned (+2.9 %)`; or nothing.
 
         Args:
             peak: The most bytes in tensors of this rank.
