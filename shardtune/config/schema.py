@@ -682,7 +682,7 @@ class ParallelSection(Section):
         default="auto",
         description="How far the frozen base is sharded: `full` over all processes; `hybrid` inside a node (or groups "
         "of `shard_size`), with a replica in each; `replicate`: every process holds it, and only adapters are "
-        "communicated. `auto` = the least sharding that fits in memory (docs/parallel.md).",
+        "communicated. `auto` = the fastest that fits in memory (docs/parallel.md).",
     )
     shard_size: Annotated[int, Field(ge=1), BeforeValidator(_number)] | None = Field(
         default=None, description="Processes that share one replica of the base (`shard: hybrid`); null = a node's."
