@@ -140,7 +140,11 @@ def test_callbacks_and_trackers_see_the_settings_of_the_run(config: Path) -> Non
                 "save_strategy": "steps", "save_steps": 2, "warmup_ratio": 0.5, "logging_first_step": False}  # fmt: skip
     run = load_config(config, [f"train.{key}={value}" for key, value in settings.items()], environ={}).config
     run = run.model_copy(
-        update={"train": run.train.model_copy(update={"eval_strategy": "steps", "warmup_steps": None})}
+        update={
+            "train": run.train.model_copy(
+                update={"eval_strategy": "steps", "warmup_steps": None, "gradient_accumulation_steps": 1}
+            )
+        }
     )
     math = training_math(run.train, rows=8, tokens=80, processes=1)
     seen = training_arguments(run, config.parent, math, on_cpu=True).to_dict()
