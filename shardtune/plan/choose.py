@@ -121,9 +121,10 @@ def refuse_what_cannot_fit(chosen: Candidate) -> None:
     Raises:
         UserInputError: with what is missing and the nearest settings that would fit.
     """
-    machine, needed = chosen.facts.machine, chosen.memory
-    # On a CPU the estimate is too coarse for a verdict, and swap space exists.
-    if machine.device == "cpu" or needed <= _SURE * machine.memory:
+    machine, found = chosen.facts.machine, gpu_memory(chosen.facts, chosen.work)
+    needed = found.total
+    # On a CPU, and for a family that is not in the table, the estimate is too coarse for a verdict.
+    if machine.device == "cpu" or found.known_by == "estimated" or needed <= _SURE * machine.memory:
         return
     raise UserInputError(
         f"The run does not fit: it needs {size(needed)} per GPU, and there are {size(machine.memory)}.",

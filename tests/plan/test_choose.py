@@ -98,6 +98,16 @@ def test_an_effective_batch_that_cannot_be_made_is_refused(overrides: list[str],
     assert said in caught.value.fix and caught.value.exit_code == 2
 
 
+def test_a_family_that_is_not_in_the_table_is_warned_about_and_not_refused(chosen: Any) -> None:
+    facts = replace(on(dense_7b(), 40, 1), model_type="unheard_of")
+    given = [
+        "train.gradient_checkpointing=none",
+        "train.per_device_train_batch_size=8",
+        "parallel.offload_params=false",
+    ]
+    assert "may run out of memory" in chosen(facts, *given).notices[0].text
+
+
 def test_settings_that_were_given_and_do_not_fit_are_refused_with_those_that_do(chosen: Any) -> None:
     facts = on(dense_7b(), 40, 1)
     given = [
