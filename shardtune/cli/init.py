@@ -128,13 +128,13 @@ def _folder(config: RunConfig) -> Path | None:
 
 
 def _model_facts(config: RunConfig, folder: Path | None) -> ModelFacts:
-    from shardtune.cli.plan import outline_of
     from shardtune.config.schema import ALL_LINEAR
+    from shardtune.model.describe import describe
     from shardtune.plan.init_config import ModelFacts
 
     if folder is None:
         return ModelFacts()
-    outline = outline_of(config, folder)
+    outline = describe(config.model, may_build=True)
     known = ModelFacts(
         parameters=outline.size,
         context=outline.config.get("max_position_embeddings"),

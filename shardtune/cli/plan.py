@@ -12,10 +12,12 @@ import typer
 from shardtune.cli.options import AccelerateConfig, Config, Overrides
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from shardtune.config import ResolvedConfig
     from shardtune.config.schema import RunConfig
     from shardtune.data.estimate import DataSize
-    from shardtune.model.outline import Outline
+    from shardtune.model.safetensors_headers import StoredTensor
     from shardtune.plan.report import Plan
 
 _DOES_NOT_FIT = 1
@@ -82,7 +84,7 @@ def plan_of(
 ) -> Plan:
     """The plan of a config on named hardware, or (`gpus` empty) on this machine."""
     from shardtune.launch.named_paths import check_inputs
-    from shardtune.model.locate import folder_on_disk
+    from shardtune.model.describe import model_files, outline_of_files
     from shardtune.observe.gpus import describe_gpus
     from shardtune.plan.gather import gather_facts
     from shardtune.plan.report import assemble
@@ -92,44 +94,26 @@ def plan_of(
     check_inputs(config)
     here = () if gpus or config.parallel.device == "cpu" else describe_gpus().get("gpus", ())
     target = target_of(config.parallel, here, gpus=gpus, nodes=nodes, link=link, catalogue=catalogue)
-    folder = folder_on_disk(config.model)
+    folder, stored = model_files(config.model)
     data = _data(config, folder, exact=exact)
 
     def fill_share() -> float:
         return data.fill(config.data.max_length, packed=False) if data is not None else _UNKNOWN_FILL
 
-    facts = gather_facts(config, outline_of(config, folder), target.machine, fill_share)
+    facts = gather_facts(config, outline_of_files(config.model, folder, stored), target.machine, fill_share)
     planned = assemble(asked.on_device(target.machine.device), facts, target.cluster, data)
-    return _traced(planned, folder) if exact and planned.memory.known_by == "estimated" else planned
+    return _traced(planned, folder, stored) if exact and planned.memory.known_by == "estimated" else planned
 
 
-def _traced(planned: Plan, folder: Path) -> Plan:
+def _traced(planned: Plan, folder: Path, stored: Mapping[str, StoredTensor]) -> Plan:
     """With activations of this very model, traced on the meta device."""
     from dataclasses import replace
 
     from shardtune.model.meta_model import build_meta_model
-    from shardtune.model.safetensors_headers import read_headers
     from shardtune.train.memory.trace_model import trace_model
 
-    section = planned.config.model
-    meta_model = build_meta_model(section, folder, read_headers(folder) if section.weights == "checkpoint" else {})
+    meta_model = build_meta_model(planned.config.model, folder, stored)
     return replace(planned, traced=trace_model(meta_model, planned.config, planned.facts, planned.work))
-
-
-def outline_of(config: RunConfig, folder: Path) -> Outline:
-    """From the model's files; built with torch where they do not tell enough."""
-    from shardtune.model.outline import NeedsTorch, read_outline
-    from shardtune.model.safetensors_headers import read_headers
-
-    stored = read_headers(folder) if config.model.weights == "checkpoint" else {}
-    try:
-        return read_outline(config.model, folder, stored)
-    except NeedsTorch as needed:
-        try:
-            from shardtune.model.meta_model import build_meta_model
-        except ImportError:
-            raise needed from None
-        return build_meta_model(config.model, folder, stored).outline
 
 
 def _data(config: RunConfig, folder: Path, *, exact: bool) -> DataSize | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 
 from shardtune.config.schema import ModelSection
@@ -21,11 +23,17 @@ def describe(section: ModelSection, *, may_build: bool = False) -> Outline:
         NeedsTorch: they do not, and it may not be built.
         UserInputError: there is no such model, or it is damaged or not supported.
     """
-    folder, stored = model_files(section)
+    return outline_of_files(section, *model_files(section), may_build=may_build)
+
+
+def outline_of_files(
+    section: ModelSection, folder: Path, stored: Mapping[str, StoredTensor], *, may_build: bool = True
+) -> Outline:
+    """The same, of what `model_files` found. Without torch nothing is built."""
     try:
         return read_outline(section, folder, stored)
     except NeedsTorch:
-        if not may_build:
+        if not may_build or find_spec("torch") is None:
             raise
     from shardtune.model.meta_model import build_meta_model  # brings torch
 
