@@ -115,6 +115,8 @@ def set_up(context: RunContext, asked: ResolvedConfig, watchdog: Watchdog, evalu
         machine_of_main(processes),
         lambda: prepared_data().train.counts.fill_share(length),
     )
+    if evaluation is not None:  # what training would need is no obstacle
+        asked = asked.with_auto("guards.memory_plan", "off", "nothing is trained")
     run = resolve(asked, facts)
     report_notices(context, run.notices)
     write_config(context, run.settings)
