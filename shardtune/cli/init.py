@@ -55,6 +55,9 @@ def init(
     head = [f"Written by shardtune init for {facts.hardware}.", *notes.head, *(f"  {line}" for line in commands)]
     data_format = {"data.format": f"auto = {facts.format}."} if facts.format else {}
     _write(output, render_config(found, {**data_format, **notes.resolved}, head))
+    if _folder(asked.config) is None:
+        text = f"'{model}' is not on this machine: it is taken for a Hub name, and nothing is known of memory and time"
+        typer.echo(f"notice    {text}.", err=True)
     typer.echo(f"{output} is written and valid. Next:")
     for line in commands:
         typer.echo(f"  {line}")

@@ -33,7 +33,9 @@ def plan(
             "--gpus", metavar="NxNAME", help="GPUs of each node, such as 2xH200; default: those of this machine."
         ),
     ] = "",
-    nodes: Annotated[int, typer.Option("--nodes", metavar="N", min=1, help="Number of machines.")] = 1,
+    nodes: Annotated[
+        int | None, typer.Option("--nodes", metavar="N", min=1, help="Number of machines; default: cluster.nodes.")
+    ] = None,
     accelerate_config: AccelerateConfig = None,
     link: Annotated[
         str, typer.Option("--link", metavar="NAME", help="What connects the nodes: NDR, HDR, 100GbE, ….")
@@ -77,7 +79,7 @@ def plan_of(
     asked: ResolvedConfig,
     *,
     gpus: str,
-    nodes: int,
+    nodes: int | None,
     link: str = "",
     catalogue: Path | None = None,
     exact: bool = False,
@@ -93,7 +95,9 @@ def plan_of(
     config = asked.config
     check_inputs(config)
     here = () if gpus or config.parallel.device == "cpu" else describe_gpus().get("gpus", ())
-    target = target_of(config.parallel, here, gpus=gpus, nodes=nodes, link=link, catalogue=catalogue)
+    target = target_of(
+        config.parallel, here, gpus=gpus, nodes=nodes or config.cluster.nodes, link=link, catalogue=catalogue
+    )
     folder, stored = model_files(config.model)
     data = _data(config, folder, exact=exact)
 
@@ -113,7 +117,11 @@ def _traced(planned: Plan, folder: Path, stored: Mapping[str, StoredTensor]) -> 
     from shardtune.train.memory.trace_model import trace_model
 
     meta_model = build_meta_model(planned.config.model, folder, stored)
-    return replace(planned, traced=trace_model(meta_model, planned.config, planned.facts, planned.work))
+    try:
+        return replace(planned, traced=trace_model(meta_model, planned.config, planned.facts, planned.work))
+    except ValueError as error:  # attention that is not softmax over flash, e.g. Gemma 2's soft cap
+        typer.echo(f"notice    the layers cannot be traced, so activations stay an estimate: {error}", err=True)
+        return planned
 
 
 def _data(config: RunConfig, folder: Path, *, exact: bool) -> DataSize | None:

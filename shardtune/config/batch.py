@@ -39,10 +39,14 @@ def rows_per_process(train: TrainSection, processes: int) -> int:
         product *= value
     if rows % product or (len(given) == 2 and rows != product):
         named = " and ".join(f"{name}: {value}" for name, value in given.items())
+        first, *others = given
+        fix = f"Set {first} to a divisor of {rows}, or leave it out: auto chooses one."
+        if others and rows % given[first] == 0:
+            fix = f"Set {others[0]}: {rows // given[first]}, or leave it out: auto computes it."
         raise UserInputError(
             f"{_SIZE} is {size}, which {named} on {processes} process{'es' * (processes > 1)} cannot make.",
             why=f"That is {rows} rows per process and step; per device × accumulation must be exactly that.",
-            fix=f"Set {next(iter(given))} to a divisor of {rows}, or leave it out: auto chooses one.",
+            fix=fix,
         )
     return rows
 

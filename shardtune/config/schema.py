@@ -372,7 +372,8 @@ class TrainSection(Section):
     effective_batch_size: Annotated[int, Field(ge=1), BeforeValidator(_number)] | None = Field(
         default=None,
         description="Rows of all processes in one optimizer step, on any number of nodes; "
-        "per_device_train_batch_size and gradient_accumulation_steps are chosen to make it. null = 8 per process.",
+        "per_device_train_batch_size and gradient_accumulation_steps are chosen to make it. null = what these give; "
+        "8 rows per process where both are auto.",
     )
     per_device_train_batch_size: Annotated[int, Field(ge=1), BeforeValidator(_number)] | Literal["auto"] = Field(
         default="auto",

@@ -21,6 +21,7 @@ from shardtune.data.prepare import SET
 from shardtune.data.prepared import SCHEMA, Prepared
 from shardtune.data.source import local_files, location_of, sources_of
 from shardtune.errors import UserInputError
+from shardtune.terminal import count
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -166,7 +167,7 @@ def _estimated(section: DataSection, tokenizer_folder: Path | None) -> DataSize 
         sequences=sum(size.sequences for size, _ in found),
     )
     per_token = "" if tokenizer is not None else f", at {_PER_TOKEN:g} characters per token (no tokenizer.json)"
-    how = f"estimated from {sum(looked_at for _, looked_at in found):,} rows{per_token}"
+    how = f"estimated from {count(sum(looked_at for _, looked_at in found), 'row')}{per_token}"
     return _with_validation(section, replace(whole, how=how))
 
 

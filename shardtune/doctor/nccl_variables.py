@@ -13,6 +13,7 @@ from shardtune.doctor.finding import Finding, ok, warn
 from shardtune.doctor.job import Job
 from shardtune.doctor.system import System
 from shardtune.launch.start import SAFE_DEFAULTS
+from shardtune.terminal import count
 
 _PREFIXES = ("NCCL_", "TORCH_")
 # A whole constant, to its zero byte: sentences also name variables, some of them to say that they are gone.
@@ -50,7 +51,7 @@ def check_variables(system: System, job: Job) -> Iterator[Finding]:
     if read:
         yield ok("variables", f"{', '.join(read)}: named in the libraries")
     if skipped:
-        yield ok("variables", f"{skipped} NCCL_* variables are not checked: there is no libnccl here")
+        yield ok("variables", f"not checked against libnccl, which is not here: {count(skipped, 'NCCL_* variable')}")
 
 
 def _instead(name: str, known: set[str]) -> str:

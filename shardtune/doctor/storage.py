@@ -11,11 +11,13 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from shardtune.config.schema import ModelSection
 from shardtune.doctor.finding import Finding, fail, ok, warn
 from shardtune.doctor.job import Job
 from shardtune.doctor.system import System
 from shardtune.errors import UserInputError
 from shardtune.launch.named_paths import check_inputs
+from shardtune.model.locate import folder_on_disk, looks_local
 from shardtune.terminal import size
 
 _READ_SECONDS, _READ_BYTES, _READERS, _BLOCK = 1.5, 1 << 30, 4, 8 << 20
@@ -52,7 +54,23 @@ def check_paths(system: System, job: Job) -> Iterator[Finding]:
     except UserInputError as error:
         yield fail("paths", " ".join(filter(None, (error.what, error.why))), error.fix)
     else:
-        yield ok("paths", "the model and the data are where the config says")
+        name = job.config.model.model_name_or_path
+        if not looks_local(name) and _is_missing(job.config.model):
+            yield warn(
+                "paths",
+                f"there is no folder '{name}', so it is taken for a Hub name; it is not in the Hub's cache",
+                "Correct model.model_name_or_path, or download the model before the run starts.",
+            )
+        else:
+            yield ok("paths", "the model and the data are where the config says")
+
+
+def _is_missing(section: ModelSection) -> bool:
+    try:
+        folder_on_disk(section)
+    except UserInputError:
+        return True
+    return False
 
 
 def check_output(system: System, job: Job) -> Iterator[Finding]:
@@ -64,7 +82,9 @@ def check_output(system: System, job: Job) -> Iterator[Finding]:
     kind, point = file_system(system, job.output)
     evidence = f"{job.output} has {size(free)} of {size(total)} free ({kind} at {point or '?'})"
     fix = "Free space there, set train.output_dir to another disk, or lower train.save_total_limit."
-    if free == 0 and total:  # some network file systems count nothing
+    if (obstacle := _not_writable(job.output)) is not None:
+        yield fail("output.space", obstacle, "Set train.output_dir to a folder that this user can write to.")
+    elif free == 0 and total:  # some network file systems count nothing
         yield fail("output.space", f"{evidence}: it is full", fix)
     elif free < needed:
         yield warn("output.space", f"{evidence}; the checkpoints need about {size(needed)}", fix)
@@ -74,6 +94,14 @@ def check_output(system: System, job: Job) -> Iterator[Finding]:
     # Where no volumes are mounted into it, a container's own layer is what its user chose.
     if risk and (kind != "overlay" or "KUBERNETES_SERVICE_HOST" in system.environ):
         yield warn("output.file system", f"{job.output} is on {kind}, which {risk}", "Mount a volume for it.")
+
+
+def _not_writable(folder: Path) -> str | None:
+    """Why nothing can be written there; the folder itself may be made later."""
+    nearest = next(one for one in (folder, *folder.parents) if one.exists())
+    if not nearest.is_dir():
+        return f"{nearest} is a file"
+    return None if os.access(nearest, os.W_OK) else f"{nearest} cannot be written to"
 
 
 def check_read_speed(system: System, job: Job) -> Iterator[Finding]:

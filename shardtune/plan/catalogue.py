@@ -26,6 +26,7 @@ USER_FILE = Path("~/.config/shardtune/catalogue.yaml")
 _SHIPPED = "catalogue.yaml"
 _DEFAULT_NETWORK = "NDR"
 _STAND_IN = "H100"
+_FORM = "The number comes first: 2xH200. "
 
 _Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 _RateOrNone = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -279,7 +280,7 @@ def _find(name: str, entries: Mapping[str, _E], kind: str) -> _E:
     raise UserInputError(
         f"The {kind} '{name}' is not in the catalogue.",
         why=f"Known are {', '.join(entries)}.",
-        fix=f"{guess}Other ones can be added: --catalogue FILE (docs/plan.md).",
+        fix=f"{guess}{_FORM if kind == 'GPU' else ''}Other ones can be added (docs/plan.md#step-time).",
     )
 
 

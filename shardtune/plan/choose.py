@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 _ORDER: tuple[Checkpointing, ...] = ("none", "selective", "full")
 _AS_GOOD = 1.01  # what is at most this much slower than the fastest counts as fast: the simpler or smaller one is taken
+_WORTH_SHARDING = 1.05  # less is not worth the links' traffic, whose speed is taken from data sheets
 # By how much an estimate may be wrong (docs/plan.md): what needs more than the memory times this cannot fit.
 _SURE = 1.08
 _SPACIOUS = 0.7  # of the memory: what needs less leaves room for what the estimate does not see
@@ -112,7 +113,10 @@ def fastest(found: Sequence[Candidate]) -> Candidate:
     if found[0].facts.machine.device == "cpu":  # its rates are too coarse to go by
         return min(fitting, key=lambda one: one.simplicity)
     best = min(one.seconds for one in fitting)
-    return min((one for one in fitting if one.seconds <= _AS_GOOD * best), key=lambda one: one.simplicity)
+    shards = min(one.work.shards for one in fitting if one.seconds <= _WORTH_SHARDING * best)
+    least = [one for one in fitting if one.work.shards == shards]
+    best = min(one.seconds for one in least)
+    return min((one for one in least if one.seconds <= _AS_GOOD * best), key=lambda one: one.simplicity)
 
 
 def refuse_what_cannot_fit(chosen: Candidate) -> None:
@@ -170,7 +174,7 @@ def _values(chosen: Candidate) -> Iterator[tuple[str, object, _Why]]:
             ("one process" if ranks == 1 else offloaded if work.offload_params else named),
         )
         if 1 < work.shards < ranks:
-            yield "parallel.shard_size", work.shards, "the fewest processes whose memory holds a replica"
+            yield "parallel.shard_size", work.shards, named
         yield from _without_effect(config, _shard_word(work.shards, ranks))
     if parallel.reshard_after_forward == "auto" and work.shards > 1:
         reason = "parallel.offload_params is true" if work.offload_params else lambda one: _word(one.reshard)

@@ -194,7 +194,7 @@ def _lines(plan: Plan) -> Iterator[tuple[str, str]]:
     if plan.data is not None and plan.math is not None:
         packed = plan.config.train.packing is True
         full = percent(plan.data.fill(plan.work.length, packed=packed))
-        rows = f"{plan.data.sequences:,} packed sequences" if packed else "rows"
+        rows = count(plan.data.sequences, "packed sequence") if packed else "rows"
         yield (
             "data",
             f"{plan.data.rows:,} rows, {plan.data.tokens:,} tokens; {rows} of up to {plan.work.length:,} are {full} "

@@ -13,7 +13,7 @@ from shardtune.doctor.job import Job
 from shardtune.doctor.limits import check_memlock, check_shm
 from shardtune.doctor.memory import check_memory, check_processes
 from shardtune.doctor.network import check_hca, check_interfaces, check_master_name, check_rdma, matches
-from shardtune.doctor.storage import check_grace, check_output, check_paths, check_read_speed
+from shardtune.doctor.storage import _not_writable, check_grace, check_output, check_paths, check_read_speed
 from shardtune.doctor.system import Space, System
 from shardtune.launch.process_role import Node
 
@@ -187,3 +187,9 @@ def test_a_model_that_is_not_there_fails(tmp_path: Path) -> None:
     job = Job(config(model={"model_name_or_path": str(tmp_path / "none")}))
     verdict, text = found(check_paths, System(), job)["paths"]
     assert verdict == "fail" and "does not exist" in text
+
+
+def test_an_output_folder_that_cannot_be_made_is_a_failure(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert _not_writable(tmp_path / "new" / "runs") is None
+    assert _not_writable(tmp_path / "file" / "runs") == f"{tmp_path / 'file'} is a file"

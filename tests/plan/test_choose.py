@@ -88,7 +88,7 @@ def test_a_given_batch_or_accumulation_is_kept(chosen: Any) -> None:
                 "train.per_device_train_batch_size=4",
                 "train.gradient_accumulation_steps=2",
             ],
-            "a divisor of 16",
+            "Set train.gradient_accumulation_steps: 4",
         ),
     ],
 )

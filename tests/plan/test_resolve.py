@@ -75,7 +75,7 @@ def unread() -> float:
         (replace(LARGE, machine=GPU), [], "model.base_precision", "fp8", "; bf16: "),
         (
             replace(LARGE, machine=replace(GPU, nodes=(2,))),
-            [], "model.base_precision", "bf16", "the fastest that fits",
+            [], "model.base_precision", "fp8", "bf16: as fast",
         ),
         (replace(LLAMA, router_coefficient=0.02), [], "train.router_aux_loss_coef", 0.02, "as in the model's config"),
         (LLAMA, [], "train.fp8_compute", False, "the base is bf16"),
