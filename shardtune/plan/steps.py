@@ -69,6 +69,8 @@ def math_lines(math: TrainingMath, unit: str = "rows") -> tuple[str, str]:
         f"{math.per_device} per device × {count(math.processes, 'process', 'es')} × {math.accumulation} accumulation "
         f"= {math.effective_batch} {unit} per step"
     )
+    if math.effective_batch > math.rows:
+        batch += f", more than there are ({math.rows:,}): steps are not full"
     steps = (
         f"{math.steps:,} ({_epochs(math.epochs)} of {math.rows:,} {unit} / {math.effective_batch}), "
         f"{math.warmup_steps} for warm-up, about {math.total_tokens:,} tokens"

@@ -157,3 +157,9 @@ def test_a_terminal_gets_lines_that_break_between_words_and_a_log_gets_one_line(
 )  # fmt: skip
 def test_sizes_are_told_in_three_digits(count: float, text: str) -> None:
     assert size(count) == text
+
+
+def test_a_batch_that_is_larger_than_the_data_is_said() -> None:
+    section = TrainSection(per_device_train_batch_size=8, gradient_accumulation_steps=1)
+    batch, _ = math_lines(training_math(section, rows=5, tokens=50, processes=1))
+    assert batch.endswith("= 8 rows per step, more than there are (5): steps are not full")
