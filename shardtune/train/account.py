@@ -125,7 +125,8 @@ def report_plan(context: RunContext, setup: Setup) -> None:
         "sharding": summary.sharding_line(setup.sharding, context.processes, setup.run),
         "traffic": summary.traffic_line(setup.traffic, setup.sharding.mesh),
         "kernels": summary.kernels_line(setup.run, setup.built.fused),
-        "memory": summary.checkpointing_line(config.train, context.processes.device.type),
+        "memory": summary.checkpointing_line(config.train, context.processes.device.type)
+        + (f" ({why})" if (why := setup.run.reason("train.gradient_checkpointing")) else ""),
         "batch": batch,
         "steps": steps,
         "trains": summary.coverage_line(coverage),
