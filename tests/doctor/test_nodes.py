@@ -111,6 +111,7 @@ def test_something_mute_on_the_masters_port_is_not_taken_for_the_master(
     )
 
 
+@pytest.mark.slow
 def test_three_nodes_are_compared_and_the_slow_one_with_another_mtu_and_variable_is_named() -> None:
     if (reason := why_no_namespaces()) is not None:
         pytest.skip(f"three nodes need network namespaces, but {reason}")
