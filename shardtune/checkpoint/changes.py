@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from shardtune.config.cluster_schema import ClusterSection
 from shardtune.config.redact import redacted_settings, redacted_values
 
 if TYPE_CHECKING:
@@ -203,12 +204,7 @@ VERDICTS: dict[str, Verdict] = {
     "guards.replica_check_steps": _GUARD,
     "guards.max_skips": _GUARD,
     "guards.max_rollbacks": _GUARD,
-    "cluster.target": _FREE,
-    "cluster.nodes": _FREE,
-    "cluster.gpus_per_node": _FREE,
-    "cluster.image": _FREE,
-    "cluster.namespace": _FREE,
-    "cluster.env": _FREE,
+    **{f"cluster.{key}": _FREE for key in ClusterSection.model_fields},
 }
 _UNKNOWN = Verdict("refused", "resuming with a different value is not supported")
 # Beside the sections of kept settings: digests of values that are kept as references.

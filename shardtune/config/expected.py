@@ -9,6 +9,8 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from annotated_types import Ge, Gt, Le, Lt, MinLen
 from pydantic.fields import FieldInfo
 
+from shardtune.config.fields import Section
+
 _WORDS: dict[Any, str] = {bool: "true or false", str: "a string", Any: "anything", type(None): "null"}
 
 
@@ -34,6 +36,13 @@ def accepts(annotation: Any, kind: type) -> bool:
     if get_origin(annotation) in (Union, types.UnionType, Annotated):
         return any(accepts(part, kind) for part in get_args(annotation))
     return annotation is kind or get_origin(annotation) is kind
+
+
+def item_section(annotation: Any) -> type[Section] | None:
+    """The section that items of a list are (`list[VolumeSection]`), if any is."""
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        return annotation
+    return next((found for part in get_args(annotation) if (found := item_section(part)) is not None), None)
 
 
 def entry_words(mapping: Any) -> str:

@@ -10,10 +10,11 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from shardtune.config.expected import accepts, entry_words, expected, literal_words
+from shardtune.config.expected import accepts, entry_words, expected, item_section, literal_words
+from shardtune.config.fields import LARGEST, Section
 from shardtune.config.problems import Problem, shown
 from shardtune.config.schedules import REFUSED_SCHEDULES
-from shardtune.config.schema import LARGEST, RunConfig, Section, SourceSection
+from shardtune.config.schema import RunConfig
 from shardtune.config.suggestions import (
     FOREIGN_VALUES,
     moved_settings,
@@ -156,7 +157,7 @@ class _Walk:
                 self._missing(section, key, tree)
             elif self.leaves[path].is_mapping:
                 self._wrong_entries(path, inner)
-            elif sources := _wrong_sources(path, self.leaves[path], inner):
+            elif sources := _wrong_items(path, self.leaves[path], inner):
                 self.problems += sources
             else:
                 self._wrong_value(section, key, _item(self.leaves[path], inner))
@@ -208,24 +209,25 @@ class _Walk:
         self.problems.append(Problem(node.place, path + index, f"expected {words}; got {shown(node.quotable())}", fix))
 
 
-def _wrong_sources(path: str, node: Node, inner: list[tuple[int | str, ...]]) -> list[Problem]:
+def _wrong_items(path: str, node: Node, inner: list[tuple[int | str, ...]]) -> list[Problem]:
     """What is wrong inside the mappings of a list (`dataset_name_or_path: [{path: a.jsonl, weight: 0}]`)."""
+    section, _, key = path.partition(".")
+    item = item_section(section_fields()[section].model_fields[key].annotation)
     found: list[Problem] = []
     for rest in inner:
-        *_, index, model, key = ("", "", "", *rest)
-        if model != SourceSection.__name__ or not isinstance(index, int) or not node.value[index].is_mapping:
+        index = next((part for part in rest[:-1] if isinstance(part, int)), None)
+        if item is None or index is None or not node.value[index].is_mapping or rest[-1] == index:
             continue
-        entry, where, info = node.value[index], f"{path}[{index}].{key}", SourceSection.model_fields.get(str(key))
-        value = entry.value.get(key)
-        if info is None:
-            close = nearest(str(key), SourceSection.model_fields)
-            fix = f"did you mean `{close}`?" if close else f"the keys are {', '.join(SourceSection.model_fields)}"
+        entry, key = node.value[index], str(rest[-1])
+        where, info, value = f"{path}[{index}].{key}", item.model_fields.get(key), entry.value.get(key)
+        if info is None and value is not None:
+            close = nearest(key, item.model_fields)
+            fix = f"did you mean `{close}`?" if close else f"the keys are {', '.join(item.model_fields)}"
             found.append(Problem(value.key_place, where, "unknown key", fix))
-        elif value is None:
+        elif info is not None and value is None:
             found.append(Problem(entry.place, where, "this key is required", str(info.description)))
-        else:
-            what = f"expected {expected(info)}; got {shown(value.quotable())}"
-            found.append(Problem(value.place, where, what))
+        elif info is not None:
+            found.append(Problem(value.place, where, f"expected {expected(info)}; got {shown(value.quotable())}"))
     return found
 
 

@@ -8,8 +8,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from shardtune.config.expected import expected
+from shardtune.config.fields import Section
 from shardtune.config.problems import shown
-from shardtune.config.schema import Section
 from shardtune.config.suggestions import nearest
 
 KeywordProblem = tuple[str, str, str]  # key, what is wrong with it, what to change

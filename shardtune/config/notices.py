@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
+from shardtune.config.cluster_schema import ClusterSection
 from shardtune.config.cross_checks import effective_eval_strategy
 from shardtune.config.references import as_text, written_settings
-from shardtune.config.schema import ClusterSection, RunConfig
+from shardtune.config.schema import RunConfig
 
 
 def notices(config: RunConfig, given: Collection[str]) -> Iterator[str]:

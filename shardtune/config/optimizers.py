@@ -13,8 +13,8 @@ from typing import Any
 
 from pydantic import Field
 
+from shardtune.config.fields import Float, Section
 from shardtune.config.keyword_args import KeywordProblem, check_keywords
-from shardtune.config.schema import Float, Section
 from shardtune.config.suggestions import nearest
 
 

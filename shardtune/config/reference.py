@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 from pydantic.fields import FieldInfo
 
 from shardtune.config.expected import expected
+from shardtune.config.fields import Section
 from shardtune.config.refused import TRL_NAMES
 from shardtune.config.render import flow
-from shardtune.config.schema import RunConfig, Section
+from shardtune.config.schema import RunConfig
 from shardtune.config.suggestions import section_fields
 
 if TYPE_CHECKING:

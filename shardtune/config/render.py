@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from shardtune.config.expansion import escape
@@ -22,28 +22,35 @@ _RESERVED = {"null", "true", "false", "yes", "no", "on", "off", "y", "n"}
 _ESCAPES = {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\t": "\\t", "\r": "\\r"}
 
 
-def render_yaml(resolved: ResolvedConfig, *, origins: bool = True) -> str:
+def render_yaml(
+    resolved: ResolvedConfig, *, origins: bool = True, keep: Callable[[str], bool] = lambda path: True
+) -> str:
     """The whole config as YAML, defaults included.
 
     Args:
         origins: End each line with a comment that says where the value came from.
+        keep: Whether a setting (`cluster.nodes`) is written.
 
     Example:
         >>> print(render_yaml(resolved).splitlines()[1])
           model_name_or_path: gpt2                  # file: run.yaml:2:3
     """
     lines = []
-    for text, comment in render_lines(resolved):
+    for text, comment in render_lines(resolved, keep):
         lines.append(f"{text:<{COMMENT_COLUMN}}  # {comment}" if origins and comment else text)
     return "\n".join(lines) + "\n"
 
 
-def render_lines(resolved: ResolvedConfig) -> Iterator[tuple[str, str]]:
+def render_lines(
+    resolved: ResolvedConfig, keep: Callable[[str], bool] = lambda path: True
+) -> Iterator[tuple[str, str]]:
     """(YAML, comment) of each line; the comment is empty for a line that only opens a section."""
     for section, values in written_settings(resolved.config).items():
         yield f"{section}:", ""
         for key, value in values.items():
             path = f"{section}.{key}"
+            if not keep(path):
+                continue
             if isinstance(value, dict) and value:
                 yield f"  {key}:", ""
                 for name, entry in value.items():

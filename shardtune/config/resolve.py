@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from shardtune.config.cluster_profiles import with_profile
 from shardtune.config.cross_checks import cross_checks
 from shardtune.config.expansion import escape
 from shardtune.config.extends import read_config
@@ -98,6 +99,8 @@ def load_config(
     overrides: Sequence[str] = (),
     accelerate_config: Path | None = None,
     environ: Mapping[str, str] | None = None,
+    *,
+    cluster_profile: bool = False,
 ) -> ResolvedConfig:
     """Reads, merges and checks a run's settings.
 
@@ -106,6 +109,8 @@ def load_config(
         overrides: `section.key=value` texts of the command line; they win over the file.
         accelerate_config: An accelerate file from the command line; wins over `parallel.accelerate_config`.
         environ: For ${VAR}, and for what `accelerate launch` hands over; the process's own if None.
+        cluster_profile: Put the profile that `cluster.profile` names under the section `cluster`. Only who submits a
+            job has such profiles; its pods do not.
 
     Raises:
         ConfigError: with every problem found.
@@ -118,6 +123,9 @@ def load_config(
     if tree is None:
         raise ConfigError(problems, str(path))
     tree = replace(merge(tree, override_tree), place=tree.place)
+    if cluster_profile:
+        tree, more = with_profile(tree, environ)
+        problems += more
     tree, translation, more = _with_accelerate(tree, path, accelerate_config, environ)
     problems += more
     checked = check_fields(tree)

@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from shardtune.config.fields import Float, Int, Section
 from shardtune.config.keyword_args import KeywordProblem, check_keywords
-from shardtune.config.schema import Float, Int, Section
 
 Shape = Literal["linear", "cosine", "1-sqrt"]
 

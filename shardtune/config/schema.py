@@ -5,20 +5,12 @@ Settings that TRL has too keep TRL's names (refused.py has those that do not).
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr
+from pydantic import BeforeValidator, Field, PrivateAttr
 
-
-def _number(value: Any) -> Any:
-    # pydantic takes `true` for 1; nobody who writes `r: true` means rank 1.
-    if isinstance(value, bool):
-        raise ValueError("expected a number, not true/false")
-    # Beyond this torch and the clocks overflow, each with an error of its own.
-    if type(value) in LARGEST and abs(value) > LARGEST[type(value)]:
-        raise ValueError(f"expected a number up to {LARGEST[type(value)]}")
-    return value
+from shardtune.config.cluster_schema import ClusterSection
+from shardtune.config.fields import Float, Int, Section, comma_list, number
 
 
 def _yaml_no(value: Any) -> Any:
@@ -43,19 +35,8 @@ def _all_or_nothing(value: Any) -> Any:
     return {"full": True, "none": False}.get(value.lower(), value) if isinstance(value, str) else value
 
 
-def _comma_list(value: Any) -> Any:
-    # `-o lora.target_modules=q_proj,v_proj` is how people write a list on a command line. A regular expression may
-    # hold a comma too (`.{1,2}_proj`), so only plain names are taken apart.
-    if isinstance(value, str) and "," in value and re.fullmatch(r"[\w\s.,-]+", value):
-        return [part.strip() for part in value.split(",") if part.strip()]
-    return value
-
-
-LARGEST: dict[type, float] = {int: 2**32 - 1, float: 3e38}  # a seed may be as large; float32's largest
 _YEAR_IN_MINUTES, _YEAR_IN_SECONDS = 366 * 24 * 60, 366 * 24 * 3600  # timers of the operating system end somewhere
 
-Int = Annotated[int, BeforeValidator(_number)]
-Float = Annotated[float, BeforeValidator(_number)]
 Strategy = Annotated[Literal["no", "steps", "epoch"], BeforeValidator(_yaml_no)]
 AutoStrategy = Annotated[Literal["auto", "no", "steps", "epoch"], BeforeValidator(_yaml_no)]
 Checkpointing = Annotated[bool | Literal["auto", "none", "selective", "full"], BeforeValidator(_all_or_nothing)]
@@ -63,13 +44,6 @@ Checkpointing = Annotated[bool | Literal["auto", "none", "selective", "full"], B
 SpikeAction = Annotated[Literal["off", "warn", "skip-step", "rollback", "stop"], BeforeValidator(_off_word)]
 TrendAction = Annotated[Literal["off", "warn", "rollback", "stop"], BeforeValidator(_off_word)]
 WatchAction = Annotated[Literal["off", "warn", "stop"], BeforeValidator(_off_word)]
-
-
-class Section(BaseModel):
-    """Base of all sections: unknown keys are errors, defaults are checked, descriptions come from the fields."""
-
-    # YAML has .inf and .nan, and 1e999 overflows to infinity: no setting accepts them.
-    model_config = ConfigDict(extra="forbid", validate_default=True, protected_namespaces=(), allow_inf_nan=False)
 
 
 class ModelSection(Section):
@@ -182,7 +156,7 @@ class LoraSection(Section):
         description="Dropout on the adapters' input while training, from 0 to below 1. Must be 0 when routed experts "
         "or the router are adapted.",
     )
-    target_modules: Annotated[str | list[str], BeforeValidator(_comma_list)] = Field(
+    target_modules: Annotated[str | list[str], BeforeValidator(comma_list)] = Field(
         default=["attention", "mlp"],
         min_length=1,
         description="What gets an adapter, as one entry or a list: the words `attention`, `mlp` (with shared "
@@ -192,7 +166,7 @@ class LoraSection(Section):
         "are mapped to this one's.",
         examples=[["attention", "mlp"], ["q_proj", "k_proj", "v_proj", "o_proj"]],
     )
-    exclude_modules: Annotated[str | list[str], BeforeValidator(_comma_list)] = Field(
+    exclude_modules: Annotated[str | list[str], BeforeValidator(comma_list)] = Field(
         default_factory=list,
         description="Names or regular expressions of modules without an adapter, even if target_modules matches them.",
         examples=[["lm_head", "layers.0.mlp.down_proj"]],
@@ -224,7 +198,7 @@ class LoraSection(Section):
         description="Alpha of the adapters on routed experts; null = the same scale as the other adapters "
         "(lora_alpha × expert_r / r; with use_rslora, lora_alpha).",
     )
-    modules_to_save: Annotated[str | list[str], BeforeValidator(_comma_list)] = Field(
+    modules_to_save: Annotated[str | list[str], BeforeValidator(comma_list)] = Field(
         default_factory=list,
         description="Names or regular expressions of layers that are trained in full alongside the adapters: "
         "embedding, output head, norms. They are saved with the adapter and every checkpoint, in "
@@ -369,19 +343,19 @@ class TrainSection(Section):
     max_steps: Annotated[Int, Field(ge=1)] | Literal[-1] = Field(
         default=-1, description="Number of optimizer steps; -1 = what num_train_epochs takes."
     )
-    effective_batch_size: Annotated[int, Field(ge=1), BeforeValidator(_number)] | None = Field(
+    effective_batch_size: Annotated[int, Field(ge=1), BeforeValidator(number)] | None = Field(
         default=None,
         description="Rows of all processes in one optimizer step, on any number of nodes; "
         "per_device_train_batch_size and gradient_accumulation_steps are chosen to make it. null = what these give; "
         "8 rows per process where both are auto.",
     )
-    per_device_train_batch_size: Annotated[int, Field(ge=1), BeforeValidator(_number)] | Literal["auto"] = Field(
+    per_device_train_batch_size: Annotated[int, Field(ge=1), BeforeValidator(number)] | Literal["auto"] = Field(
         default="auto",
         description="Rows per process in one forward pass. `auto` = what is fastest in the memory there is, with "
         "gradient_accumulation_steps making up the same effective batch.",
     )
     per_device_eval_batch_size: Int = Field(default=8, ge=1, description="The same for evaluation.")
-    gradient_accumulation_steps: Annotated[int, Field(ge=1), BeforeValidator(_number)] | Literal["auto"] = Field(
+    gradient_accumulation_steps: Annotated[int, Field(ge=1), BeforeValidator(number)] | Literal["auto"] = Field(
         default="auto",
         description="Forward passes per optimizer step. Effective batch = per-device × processes × this. `auto` = what "
         "the effective batch takes, else 1.",
@@ -589,7 +563,7 @@ class TrainSection(Section):
         "`latest`, `best`, `never`, or the path of a checkpoint or run (also --resume).",
         examples=["never", "runs/20260101-120000-ab12/checkpoints/step-000200"],
     )
-    report_to: Annotated[str | list[str], BeforeValidator(_none_word), BeforeValidator(_comma_list)] = Field(
+    report_to: Annotated[str | list[str], BeforeValidator(_none_word), BeforeValidator(comma_list)] = Field(
         default="none",
         description="Experiment trackers of transformers (tensorboard, wandb, mlflow, trackio), or none.",
     )
@@ -665,7 +639,7 @@ class TrainSection(Section):
 class ParallelSection(Section):
     """Processes and sharding (FSDP2)."""
 
-    nproc: Annotated[int, Field(ge=1), BeforeValidator(_number)] | Literal["auto"] = Field(
+    nproc: Annotated[int, Field(ge=1), BeforeValidator(number)] | Literal["auto"] = Field(
         default="auto", description="Processes on this machine; `auto` = one per GPU, or one without a GPU."
     )
     device: Literal["auto", "cpu", "cuda"] = Field(
@@ -674,7 +648,7 @@ class ParallelSection(Section):
     accelerate_config: str | None = Field(
         default=None, description="An accelerate config file (fsdp.yaml) to translate, with a verdict for every key."
     )
-    transformer_layer_cls_to_wrap: Annotated[str | list[str] | None, BeforeValidator(_comma_list)] = Field(
+    transformer_layer_cls_to_wrap: Annotated[str | list[str] | None, BeforeValidator(comma_list)] = Field(
         default=None,
         description="Class of the layers that are sharded individually; null = detected. The decoder layer of "
         "another architecture (MistralDecoderLayer for a Mistral 4) stands for this model's.",
@@ -685,7 +659,7 @@ class ParallelSection(Section):
         "of `shard_size`), with a replica in each; `replicate`: every process holds it, and only adapters are "
         "communicated. `auto` = the fastest that fits in memory (docs/parallel.md).",
     )
-    shard_size: Annotated[int, Field(ge=1), BeforeValidator(_number)] | None = Field(
+    shard_size: Annotated[int, Field(ge=1), BeforeValidator(number)] | None = Field(
         default=None, description="Processes that share one replica of the base (`shard: hybrid`); null = a node's."
     )
     reshard_after_forward: bool | Literal["auto"] = Field(
@@ -826,19 +800,6 @@ class GuardsSection(Section):
     max_rollbacks: Int = Field(default=3, ge=1, description="The run ends after more rollbacks than this.")
 
 
-class ClusterSection(Section):
-    """The job for a scheduler; `shardtune train` does not read it."""
-
-    target: Literal["local", "runai", "trainjob", "pytorchjob", "jobset"] = Field(
-        default="local", description="Scheduler that the job is for."
-    )
-    nodes: Int = Field(default=1, ge=1, description="Number of machines (pods).")
-    gpus_per_node: Int | None = Field(default=None, ge=0, description="GPUs per machine.")
-    image: str | None = Field(default=None, description="Container image.")
-    namespace: str | None = Field(default=None, description="Kubernetes namespace, or Run:ai project.")
-    env: dict[str, str] = Field(default_factory=dict, description="Environment variables of the job.")
-
-
 class RunConfig(Section):
     """One YAML describes a run."""
 
@@ -851,7 +812,8 @@ class RunConfig(Section):
         default_factory=GuardsSection, description="Checks of each step, and what they trigger (docs/guards.md)."
     )
     cluster: ClusterSection = Field(
-        default_factory=ClusterSection, description="The job for a scheduler; `shardtune train` does not read it."
+        default_factory=ClusterSection,
+        description="The job for a scheduler: `shardtune submit` reads it, `train` does not.",
     )
     # What was written where values came from ${VAR} (see references.py); goes along with every copy.
     _references: dict[str, dict[str, Any]] = PrivateAttr(default_factory=dict)

@@ -6,8 +6,9 @@ import difflib
 from collections.abc import Iterable
 from typing import Any
 
+from shardtune.config.fields import Section
 from shardtune.config.refused import refusal
-from shardtune.config.schema import RunConfig, Section
+from shardtune.config.schema import RunConfig
 
 # Names from TRL, transformers, axolotl, LLaMA-Factory, torchtune and accelerate for what is set here elsewhere.
 FOREIGN_KEYS: dict[str, str] = {

@@ -8,6 +8,7 @@ from typing import Literal
 
 from shardtune.errors import UserInputError
 
+NODES_VARIABLE = "SHARDTUNE_NODES"  # how many nodes the job was submitted with; `shardtune submit` sets it in every pod
 _PORT = 29500  # the master's default port, as with torchrun
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from shardtune.config.fields import Section
 from shardtune.config.schedules import (
     SCHEDULES,
     Cosine,
@@ -15,7 +16,7 @@ from shardtune.config.schedules import (
     WarmupStableDecay,
     check_schedule_kwargs,
 )
-from shardtune.config.schema import Section, TrainSection
+from shardtune.config.schema import TrainSection
 from shardtune.errors import UserInputError
 
 Factor = Callable[[int], float]  # optimizer steps taken so far -> multiple of the peak learning rate

@@ -122,7 +122,7 @@ def test_the_same_value_is_the_same_run_however_it_is_written(tmp_path: Path) ->
 
 
 def test_only_settings_that_change_numbers_leave_a_digest(tmp_path: Path) -> None:
-    kept = kept_settings(from_environment(tmp_path, CACHE="/secret/place"))
+    kept = kept_settings(from_environment(tmp_path, CACHE="/hidden/place"))
     assert set(kept[DIGESTS]) == {"data.dataset_name_or_path", "lora.r", "lora.target_modules"}
-    assert kept["data"]["cache_dir"] == "${CACHE:-c}" and "secret" not in json.dumps(kept)
+    assert kept["data"]["cache_dir"] == "${CACHE:-c}" and "hidden" not in json.dumps(kept)
     assert DIGESTS not in settings()

@@ -62,7 +62,7 @@ def test_problems_with_long_texts_are_cut_at_a_screen_too(load: Load) -> None:
         ("training: {seed: 1}", "training unknown key; did you mean the section `train`?"),
         ("paralel: {nproc: 1}", "paralel unknown key; did you mean the section `parallel`?"),
         ("qqq: 1", "the sections are: model, lora, data, train, parallel, guards, cluster"),
-        ("cluster: {qqq: 1}", "the keys of `cluster` are target, nodes"),
+        ("cluster: {qqq: 1}", "`shardtune config reference` lists all settings"),
         ("lora: {train: {seed: 1}}", "`train` is a section of its own; check the indentation"),
         ("lora: {extends: x}", "`extends` goes at the top of the file"),
         ("train: {deepspeed: x}", "not a setting here: shardtune shards with FSDP2; use the section `parallel`"),

@@ -1,0 +1,1 @@
+"""How does the same run start elsewhere? One job description, rendered for Run:ai, Kubeflow, JobSet and Slurm."""

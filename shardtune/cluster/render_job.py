@@ -1,0 +1,70 @@
+"""An Indexed Job of plain Kubernetes: no operator is needed. A headless Service gives its pods names."""
+
+from __future__ import annotations
+
+from shardtune.cluster.manifests import Manifest, Manifests
+from shardtune.cluster.pod import KUEUE_QUEUE, headless_service, metadata, pod_template, support_objects
+from shardtune.cluster.spec import MASTER_PORT, ClusterJob
+from shardtune.errors import UserInputError
+from shardtune.run.exit_codes import OUT_OF_MEMORY, WRONG_INPUT
+
+
+def render_job(job: ClusterJob) -> Manifests:
+    """Pods are called `<name>-<index>.<name>`; JOB_COMPLETION_INDEX is the node rank.
+
+    Raises:
+        UserInputError: a setting that this kind cannot express.
+    """
+    settings = job.settings
+    if settings.gang_scheduling != "none":
+        raise UserInputError(
+            f"An Indexed Job cannot ask for gang scheduling ({settings.gang_scheduling}).",
+            fix="Use Kueue (cluster.queue), or --to trainjob or pytorchjob.",
+        )
+    template = pod_template(
+        job,
+        env={"MASTER_ADDR": f"{job.name}-0.{job.name}", "MASTER_PORT": str(MASTER_PORT)} if job.nodes > 1 else {},
+        subdomain=job.name if job.nodes > 1 else None,
+    )
+    workload: Manifest = {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": metadata(job),
+        "spec": job_spec(job, template),
+    }
+    if settings.queue:
+        workload["metadata"]["labels"][KUEUE_QUEUE] = settings.queue
+    service = (headless_service(job, job.name),) if job.nodes > 1 else ()
+    return Manifests(workload, (*support_objects(job), *service), {"node": template})
+
+
+def job_spec(job: ClusterJob, template: Manifest) -> Manifest:
+    """The spec of an Indexed Job with one pod per node. A pod that ended because of the cluster (preempted, evicted)
+    does not count as a failure; one that would fail the same way again ends the job."""
+    settings = job.settings
+    container = template["spec"]["containers"][0]["name"]
+    spec: Manifest = {
+        "completionMode": "Indexed",
+        "completions": job.nodes,
+        "parallelism": job.nodes,
+        "backoffLimit": settings.restarts * job.nodes,  # every node of a failed attempt counts
+        "podFailurePolicy": {
+            "rules": [
+                {
+                    "action": "FailJob",
+                    "onExitCodes": {
+                        "containerName": container,
+                        "operator": "In",
+                        "values": [WRONG_INPUT, OUT_OF_MEMORY],
+                    },
+                },
+                {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+            ]
+        },
+        "template": template,
+    }
+    if settings.max_hours is not None:
+        spec["activeDeadlineSeconds"] = int(3600 * settings.max_hours)
+    if settings.keep_hours is not None:
+        spec["ttlSecondsAfterFinished"] = int(3600 * settings.keep_hours)
+    return spec
