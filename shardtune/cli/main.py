@@ -9,18 +9,24 @@ import typer
 
 from shardtune import __version__
 from shardtune.cli import (
+    cancel,
     checkpoints,
     config,
     dashboard,
     data,
+    describe,
     doctor,
     env,
     eval_loss,
     explain,
     init,
+    jobs,
+    logs,
     plan,
+    pull,
     quickstart,
     report,
+    submit,
     train,
 )
 from shardtune.cli.options import ConfigCommand, WithSettings
@@ -46,6 +52,15 @@ app.command("doctor", cls=ConfigCommand)(doctor.doctor)
 app.command("report")(report.report)
 app.command("dashboard")(dashboard.dashboard)
 app.command("quickstart")(quickstart.quickstart)
+app.command("submit", cls=ConfigCommand)(submit.submit)
+app.command("jobs")(jobs.jobs)
+app.command("status")(jobs.status)
+app.command("logs")(logs.logs)
+app.command("describe")(describe.describe)
+app.command("cancel")(cancel.cancel)
+app.command("suspend")(cancel.suspend)
+app.command("resume")(cancel.resume)
+app.command("pull")(pull.pull)
 app.add_typer(config.app, name="config")
 app.add_typer(data.app, name="data")
 

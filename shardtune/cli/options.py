@@ -79,6 +79,17 @@ SkipPreflight = Annotated[
 ]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Print more details before the first step.")]
 
+# Which cluster, and which job on it.
+Context = Annotated[
+    str | None,
+    typer.Option("--context", metavar="NAME", help="Context of the kubeconfig; default: the current one."),
+]
+Namespace = Annotated[
+    str | None, typer.Option("--namespace", "-n", metavar="NAME", help="Namespace; default: the context's.")
+]
+JobName = Annotated[str, typer.Argument(metavar="NAME", help="The job's name.", show_default=False)]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+
 
 def _config_option() -> Any:
     """`--config FILE` as typer itself creates it: the name of its option class differs between versions."""

@@ -13,6 +13,7 @@ from shardtune.launch.network import SECRET_VARIABLE
 CONTAINER = "trainer"  # what pod_overlay knows the container by, whatever the kind calls it
 SECRET_KEY = "secret"
 JOB_LABEL, RUN_LABEL = "app.kubernetes.io/instance", "shardtune.dev/run"
+RUN_FOLDER = "shardtune.dev/run-folder"  # annotation of the workload: where `shardtune pull` finds the run
 KUEUE_QUEUE, KUEUE_TOPOLOGY = "kueue.x-k8s.io/queue-name", "kueue.x-k8s.io/podset-required-topology"
 _NETWORKS = "k8s.v1.cni.cncf.io/networks"
 # Lists of Kubernetes whose items are known by one of their keys; any other list of an overlay replaces what is there.
@@ -35,9 +36,12 @@ def labels(job: ClusterJob) -> dict[str, str]:
 
 
 def metadata(job: ClusterJob, name: str | None = None) -> Manifest:
+    """Of the workload, or with `name` of an object beside it."""
     found: Manifest = {"name": name or job.name, "labels": labels(job)}
     if job.settings.namespace:
         found["namespace"] = job.settings.namespace
+    if name is None and job.output_dir is not None:
+        found["annotations"] = {RUN_FOLDER: str(job.output_dir / job.name)}
     return found
 
 
