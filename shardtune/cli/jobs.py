@@ -26,7 +26,7 @@ def jobs(
     """List the jobs that shardtune submitted to a cluster, of every kind."""
     from shardtune.cluster.api import connect
     from shardtune.cluster.state import job_status
-    from shardtune.cluster.workloads import all_pods, belongs_to, kueue_workload, list_workloads
+    from shardtune.cluster.workloads import all_pods, belongs_to, check_namespace, kueue_workload, list_workloads
 
     cluster = connect(context, namespace)
     workloads, refused = list_workloads(cluster, everywhere=all_namespaces)
@@ -41,6 +41,8 @@ def jobs(
     if as_json:
         print(json.dumps([one.as_json() for one in found], indent=1))
     elif not found:
+        if not all_namespaces:
+            check_namespace(cluster)
         where = "in any namespace" if all_namespaces else f"in namespace '{cluster.namespace}'"
         print(f"No jobs of shardtune {where} (context '{cluster.access.context}').")
     else:

@@ -257,5 +257,5 @@ def _warnings(headers: Any) -> list[str]:
     found = []
     for line in headers.getlist("Warning") if hasattr(headers, "getlist") else ():
         _, _, text = line.partition(' "')
-        found.append(text.rstrip('"').replace('\\"', '"') or line)
+        found.append(text.removesuffix('"').replace('\\"', '"') or line)
     return found

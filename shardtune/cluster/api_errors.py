@@ -105,6 +105,8 @@ def _explain(call: Call, answer: Answer) -> tuple[str, str]:
         )
     if "field not declared in schema" in answer.message:  # apply reports it as an internal error
         return _unknown_fields(call, re.findall(r"(\S+): field not declared in schema", answer.message))
+    if answer.status == 500 and re.search(r"failed to (convert|create typed)", answer.message):  # apply again
+        return _invalid(call, answer)
     by_status = {
         401: _unauthorized,
         403: _forbidden,

@@ -14,6 +14,7 @@ from shardtune.cluster.resources import CONFIG_MAP, SECRET, SERVICE, TRAINING_RU
 from shardtune.cluster.state import ENDED, JobStatus, job_status
 from shardtune.cluster.workloads import MANAGED, Workload, find_workload, kueue_workload, pods_of
 from shardtune.errors import ShardtuneError, UserInputError
+from shardtune.terminal import count
 
 _POLL_SECONDS = 1.0
 _SUPPORT = (CONFIG_MAP, SECRET, SERVICE, TRAINING_RUNTIME)
@@ -32,7 +33,7 @@ class Deletion:
     def __str__(self) -> str:
         kind = self.workload.resource.kind
         beside = [f"{resource.kind} {one['metadata']['name']}" for resource, one in self.support]
-        parts = [f"{kind} {self.workload.name} ({self.status.state})", f"{self.pods} pods", *beside]
+        parts = [f"{kind} {self.workload.name} ({self.status.state})", count(self.pods, "pod"), *beside]
         return f"{', '.join(parts)} in namespace {self.workload.namespace}"
 
 

@@ -32,6 +32,7 @@ class Resource:
 
 
 POD = Resource("v1", "Pod", "pods")
+NAMESPACE = Resource("v1", "Namespace", "namespaces", namespaced=False)
 EVENT = Resource("v1", "Event", "events")
 SECRET = Resource("v1", "Secret", "secrets")
 CONFIG_MAP = Resource("v1", "ConfigMap", "configmaps")

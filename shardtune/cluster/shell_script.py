@@ -67,5 +67,17 @@ def _owner(manifests: Manifests, kubectl: str, address: str) -> list[str]:
     return lines
 
 
+class _Dumper(yaml.SafeDumper):
+    """Texts of several lines, such as run.yaml, as they are."""
+
+
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+
+
+_Dumper.add_representer(str, _text)
+
+
 def _documents(manifests: list[Manifest]) -> str:
-    return yaml.safe_dump_all(manifests, sort_keys=False, allow_unicode=True, width=10_000)
+    found: str = yaml.dump_all(manifests, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=10_000)
+    return found

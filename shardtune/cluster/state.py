@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -215,7 +216,7 @@ def failures_of(pod: Manifest) -> list[Failure]:
                 known = EXIT_CODES.get(code)
                 message, finished = str(ended.get("message") or "").strip(), str(ended.get("finishedAt") or "")
                 reason = str(ended.get("reason") or "")
-                meaning = known.meaning if known else ""
+                meaning = re.split(r": | \(|; |\. ", known.meaning)[0].rstrip(".") if known else ""
                 found.append(Failure(name, rank, str(one["name"]), code, reason, message, finished, meaning))
                 break
     return found

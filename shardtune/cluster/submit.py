@@ -88,6 +88,8 @@ def dry_run(cluster: Cluster, manifests: Manifests) -> Iterator[str]:
     """
     for manifest in manifests:
         try:
+            # As it will be created, whose refusals are the clearer ones, and as a pipeline would apply it.
+            cluster.create(manifest, dry_run=True)
             cluster.apply(manifest, dry_run=True)
         except ApiError as error:
             # Trainer's webhook wants the runtime first, and a dry run does not leave one.
@@ -177,7 +179,9 @@ def _remove(cluster: Cluster, objects: Sequence[_Object], token: str) -> tuple[l
                 cluster.delete(one.resource, one.name, uid=uid)
                 deleted.append(str(one))
         except ApiError as error:
-            if error.status not in (404, 409):  # gone, or by now another object of that name
+            if error.status == 404 and one.uid:  # went with the job that owned it
+                deleted.append(str(one))
+            elif error.status not in (404, 409):  # 409: by now another object of that name
                 left.append(str(one))
         except ClusterError:
             left.append(str(one))

@@ -14,6 +14,7 @@ from shardtune.cluster.resources import (
     JOB,
     JOBSET,
     KUEUE,
+    NAMESPACE,
     POD,
     PYTORCHJOB,
     TRAINING_RUNTIME,
@@ -120,10 +121,44 @@ def find_workload(cluster: Cluster, name: str) -> Workload:
         )
     if refused is not None:
         raise refused
+    check_namespace(cluster)
+    elsewhere = _namespaces_with(cluster, name)
+    if elsewhere:
+        raise UserInputError(
+            f"There is no job '{name}' in namespace '{cluster.namespace}', but in {', '.join(elsewhere)}.",
+            fix=f"Name it: -n {elsewhere[0]}.",
+        )
     raise UserInputError(
         f"There is no job '{name}' in namespace '{cluster.namespace}' (context '{cluster.access.context}').",
         fix="List them: shardtune jobs (--all-namespaces for every namespace, --context for another cluster).",
     )
+
+
+def check_namespace(cluster: Cluster) -> None:
+    """Raise if the namespace does not exist: a list of what is in it is empty, and no error."""
+    try:
+        found = cluster.find(NAMESPACE, cluster.namespace)
+    except ApiError as error:
+        if error.status == 403:  # most users may not look
+            return
+        raise
+    if found is None:
+        raise UserInputError(
+            f"The namespace '{cluster.namespace}' does not exist (context '{cluster.access.context}').",
+            fix="Name one that does: --namespace.",
+        )
+
+
+def _namespaces_with(cluster: Cluster, name: str) -> list[str]:
+    """Where else a job of that name is, as far as we may look."""
+    found: dict[str, None] = {}
+    for resource in WORKLOADS:
+        try:
+            items = cluster.list_all(resource, everywhere=True, labels=MANAGED, fields=f"metadata.name={name}")
+        except ApiError:  # not installed, or not for us: it is only a hint
+            continue
+        found |= dict.fromkeys(str(one["metadata"]["namespace"]) for one in items)
+    return list(found)
 
 
 def look_up(cluster: Cluster, name: str) -> tuple[list[Workload], ApiError | None]:
