@@ -81,11 +81,19 @@ class PodFollower:
     """Follows one pod's log through reconnects and restarts of its container, in a thread of its own."""
 
     def __init__(
-        self, cluster: Cluster, pod: Manifest, since_seconds: int | None, emit: Callable[[Line], None]
+        self,
+        cluster: Cluster,
+        pod: Manifest,
+        since_seconds: int | None,
+        emit: Callable[[Line], None],
+        after: PodFollower | None = None,
     ) -> None:
-        self._cluster, self._emit, self._since = cluster, emit, since_seconds
+        """Args:
+        after: Of the node's earlier pod, whose lines come first.
+        """
+        self._cluster, self._emit, self._since, self._after = cluster, emit, since_seconds, after
         self._name, self._namespace = str(pod["metadata"]["name"]), str(pod["metadata"]["namespace"])
-        self._container, self._node = main_container(pod), node_rank(pod)
+        self._container, self.node = main_container(pod), node_rank(pod)
         self._uid = str(pod["metadata"]["uid"])
         self._position = Position()
         self._restarts: int | None = None  # of the container when its log was last opened
@@ -93,6 +101,8 @@ class PodFollower:
 
     def _run(self) -> None:
         failing_since: float | None = None
+        if self._after is not None:
+            self._after.thread.join(_DRAIN_SECONDS)  # it may still be terminating when its successor exists
         while True:
             try:
                 if self._read_once():
@@ -102,12 +112,12 @@ class PodFollower:
                 if error.status == 404:
                     return
                 if error.status in (401, 403):
-                    self._emit(Line(self._node, f"{error.what} {error.why}", note=True))
+                    self._emit(Line(self.node, f"{error.what} {error.why}", note=True))
                     return
             except ClusterError as error:
                 failing_since = failing_since or time.monotonic()
                 if time.monotonic() - failing_since > _GIVE_UP_SECONDS:
-                    self._emit(Line(self._node, f"{error.what} {error.why}", note=True))
+                    self._emit(Line(self.node, f"{error.what} {error.why}", note=True))
                     return
             time.sleep(_RECONNECT_SECONDS)
 
@@ -141,7 +151,7 @@ class PodFollower:
         except ApiError as error:
             if error.status not in (400, 404):
                 raise
-        self._emit(Line(self._node, f"container restarted ({restarts})", note=True))
+        self._emit(Line(self.node, f"container restarted ({restarts})", note=True))
 
     def _stream(self, *, previous: bool, follow: bool) -> None:
         since = self._position.reopen()
@@ -152,7 +162,7 @@ class PodFollower:
         for raw in lines:
             stamp, text = split_line(raw)
             if self._position.accept(stamp):
-                self._emit(Line(self._node, text, stamp))
+                self._emit(Line(self.node, text, stamp))
 
 
 def container_status(pod: Manifest, name: str) -> Manifest:
@@ -217,16 +227,17 @@ def _start_followers(
         uid, rank = str(pod["metadata"]["uid"]), node_rank(pod)
         if uid in followers or node not in (None, rank):
             continue
-        if any(one._node == rank for one in followers.values()):
+        earlier = [one for one in followers.values() if one.node == rank]
+        if earlier:
             yield Line(rank, f"continues in pod {pod['metadata']['name']}", note=True)
-        followers[uid] = PodFollower(cluster, pod, since_seconds, emit)
+        followers[uid] = PodFollower(cluster, pod, since_seconds, emit, earlier[-1] if earlier else None)
         followers[uid].thread.start()
 
 
 def _drain(lines: queue.Queue[Line], seconds: float) -> Iterator[Line]:
     """What has come, and what comes within `seconds`."""
     until = time.monotonic() + seconds
-    while True:
+    while not seconds or time.monotonic() < until:  # also while lines pour in: pods have to be looked for
         try:
             yield lines.get(timeout=max(0.0, until - time.monotonic())) if seconds else lines.get_nowait()
         except queue.Empty:

@@ -247,7 +247,7 @@ class _Handler(BaseHTTPRequestHandler):
         found = _PATH.fullmatch(path)
         if found is None or not self._served(found["base"], found["plural"]):
             self._send(404, b"404 page not found\n", "text/plain; charset=utf-8")
-            return
+            return None
         plural, name, namespace = found["plural"], found["name"] or "", found["namespace"] or ""
         if found["sub"] in ("log", "exec"):
             self._allow("get" if found["sub"] == "log" else "create", f"{plural}/{found['sub']}", namespace)
@@ -275,7 +275,9 @@ class _Handler(BaseHTTPRequestHandler):
         if (verb, plural) in self.api.forbidden:
             group = next((CRDS[one].split("/")[1] for one in CRDS if one == plural), "")
             where = f' in the namespace "{namespace}"' if namespace else " at the cluster scope"
-            message = f'{plural} is forbidden: User "dev" cannot {verb} resource "{plural}" in API group "{group}"{where}'
+            message = (
+                f'{plural} is forbidden: User "dev" cannot {verb} resource "{plural}" in API group "{group}"{where}'
+            )
             raise Refusal(403, "Forbidden", message, {"kind": plural})
 
     def _get(self, plural: str, namespace: str, name: str, *_: Any) -> tuple[int, Any]:
@@ -317,7 +319,9 @@ class _Handler(BaseHTTPRequestHandler):
             raise not_found(plural, name)
         uid = body["metadata"].get("uid") if "metadata" in body else None
         if uid and uid != found["metadata"]["uid"]:
-            message = f'Operation cannot be fulfilled on {plural} "{name}": Precondition failed: UID in precondition: {uid}'
+            message = (
+                f'Operation cannot be fulfilled on {plural} "{name}": Precondition failed: UID in precondition: {uid}'
+            )
             raise Refusal(409, "Conflict", message)
         merged = merge(found, body)
         if not dry:

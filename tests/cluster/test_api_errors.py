@@ -131,7 +131,7 @@ def test_a_namespace_that_does_not_exist_is_not_mistaken_for_a_missing_object(cl
 
 
 def test_an_unknown_field_is_named_by_create_and_by_apply(cluster: Cluster) -> None:
-    with pytest.raises(ApiError, match="has no field data.bogus"):
+    with pytest.raises(ApiError, match=r"has no field data\.bogus"):
         cluster.create({**CONFIG, "data": {"bogus": "1"}})
     apply = "failed to create typed patch object (/a; batch/v1, Kind=Job): .spec.bogus: field not declared in schema"
     assert "has no field spec.bogus" in refusal(500, apply).what
@@ -209,9 +209,7 @@ def test_the_command_line_prints_the_error_without_a_traceback(kube: Callable[..
     assert "Traceback" not in done.stderr
 
 
-def test_without_the_package_the_extra_to_install_is_named(
-    monkeypatch: pytest.MonkeyPatch, cluster: Cluster
-) -> None:
+def test_without_the_package_the_extra_to_install_is_named(monkeypatch: pytest.MonkeyPatch, cluster: Cluster) -> None:
     monkeypatch.setitem(__import__("sys").modules, "kubernetes", None)
     monkeypatch.setitem(__import__("sys").modules, "kubernetes.client", None)
     with pytest.raises(UserInputError) as caught:

@@ -24,7 +24,9 @@ from shardtune.config import load_config
 from shardtune.errors import ShardtuneError, UserInputError
 
 OURS = ("configmaps", "secrets", "services", "jobs", "pods")
-FORBIDDEN = Refusal(403, "Forbidden", 'secrets is forbidden: User "dev" cannot create resource "secrets" in API group ""')
+FORBIDDEN = Refusal(
+    403, "Forbidden", 'secrets is forbidden: User "dev" cannot create resource "secrets" in API group ""'
+)
 
 
 @pytest.fixture
@@ -102,7 +104,9 @@ def test_who_may_create_jobs_but_no_pods_gets_a_notice(
 def test_a_trainjob_whose_runtime_must_exist_first_is_no_error(
     server: ApiServer, cluster: Cluster, manifests: Manifests
 ) -> None:
-    words = 'admission webhook "validator.trainjob" denied the request: trainingRuntime must be created before the TrainJob'
+    words = (
+        'admission webhook "validator.trainjob" denied the request: trainingRuntime must be created before the TrainJob'
+    )
     server.refuse_dry["trainjobs"] = Refusal(403, "Forbidden", f"{words} is created")
     job = {"apiVersion": "trainer.kubeflow.org/v1alpha1", "kind": "TrainJob", "metadata": {"name": "ft"}, "spec": {}}
     (notice,) = dry_run(cluster, Manifests(job, manifests.support, {}))
@@ -143,7 +147,7 @@ def test_an_object_whose_confirmation_was_lost_is_deleted_too(
 def test_what_cannot_be_deleted_is_named(server: ApiServer, cluster: Cluster, manifests: Manifests) -> None:
     server.refuse["create", "jobs"] = Refusal(403, "Forbidden", "no")
     server.forbidden.add(("delete", "secrets"))
-    with pytest.raises(ShardtuneError, match="LEFT BEHIND.*: Secret ft-nodes"):
+    with pytest.raises(ShardtuneError, match=r"LEFT BEHIND.*: Secret ft-nodes"):
         submit(cluster, manifests)
     assert server.names(*OURS) == ["secrets/ft-nodes"]
 
@@ -183,9 +187,7 @@ def test_submitting_twice_is_refused_with_the_state_of_the_first(
     assert json.dumps(server.of("secrets")) == stored
 
 
-def test_a_dry_run_on_this_machine_contacts_nothing(
-    server: ApiServer, kube: Callable[..., Any], config: Path
-) -> None:
+def test_a_dry_run_on_this_machine_contacts_nothing(server: ApiServer, kube: Callable[..., Any], config: Path) -> None:
     done = kube("submit", config, "--dry-run", "client", env={"KUBECONFIG": "/nowhere"})
     assert done.returncode == 0, done.stderr
     assert "memory was not checked: The model folder '/models/none' does not exist." in done.stdout
