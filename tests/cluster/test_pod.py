@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from cluster.jobs import IMAGE, cluster_job
+
 from shardtune.cluster.pod import merge_overlay, pod_template, support_objects
 from shardtune.config.cluster_schema import ClusterSection
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import yaml
-
 from cluster.jobs import cluster_job, resolved_config, write_config
+
 from shardtune.cluster.spec import make_job
 from shardtune.config import load_config
 from shardtune.errors import UserInputError
