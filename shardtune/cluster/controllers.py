@@ -6,6 +6,7 @@ sources of Training Operator 1.9, Trainer 2.0 to 2.3, JobSet 0.12 and Kubernetes
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from copy import deepcopy
 
@@ -214,7 +215,7 @@ def _auto_processes(container: Manifest) -> str | int:
     amounts = {**resources.get("limits", {}), **resources.get("requests", {})}
     if any("gpu" in name for name in amounts):
         return "auto"
-    return max(1, -int(-parse_quantity(str(amounts.get("cpu", "1"))) // 1))
+    return max(1, math.ceil(parse_quantity(str(amounts.get("cpu", "1")))))
 
 
 def _upsert(container: Manifest, entries: Iterable[Manifest]) -> None:
