@@ -30,7 +30,7 @@ def table() -> dict[str, dict[str, list[str]]]:
     """By library (`nccl`, `torch`) and name: the releases that read it."""
     stored = json.loads(TABLE.read_text(encoding="utf-8"))
     return {
-        library: {**{name: part["releases"] for name in part["in_all"]}, **part["in_some"]}
+        library: {**dict.fromkeys(part["in_all"], part["releases"]), **part["in_some"]}
         for library, part in stored.items()
     }
 
