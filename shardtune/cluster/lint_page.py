@@ -76,8 +76,8 @@ def rules_page() -> str:
         "## Which variables exist",
         "",
         f"The names were read from the libraries of NCCL {nccl} and torch {torch},",
-        "not from their documentation. Variables of NCCL's plugins (`NCCL_SHARP_*`, `NCCL_UCX_*`, …) are not judged. In",
-        "the pod, `shardtune doctor` asks the libraries that are there ([doctor.md](doctor.md)).",
+        "not from their documentation. Variables of NCCL's plugins (`NCCL_SHARP_*`, `NCCL_UCX_*`, …) are not judged.",
+        "In the pod, `shardtune doctor` asks the libraries that are there ([doctor.md](doctor.md)).",
     ]
     return "\n".join(lines) + "\n"
 

@@ -16,27 +16,76 @@ if TYPE_CHECKING:
     from shardtune.cluster.lint_subject import Pod, Subject
 
 RULES = (
-    Rule("quantity", "error", "`96GB`, `96gb`, `96 G`, `96g`, `96GiB`: not a quantity of Kubernetes.",
-         "The API server refuses it."),
-    Rule("memory-unit", "error", "Memory, storage or `/dev/shm` without a unit: `3846` is 3846 bytes.",
-         "Every API server accepts it; the pod is killed when it starts, or placed as if it needed nothing. From 1 GiB "
-         "on (a number of bytes that may be meant) it is a warning."),
-    Rule("memory-too-small", "error", "Memory of the training below 1Gi, `96m` (a tenth of a byte) among it.",
-         "Importing torch takes more."),
-    Rule("missing-memory", "warning", "No memory is requested.",
-         "The pod is placed on a node without room for it, and evicted first."),
-    Rule("missing-cpu", "warning", "No CPU is requested.", "The processes that feed the GPUs get what others leave."),
-    Rule("cpu-amount", "error", "More than 256 cores (`500` for `500m`; an error from 1024 on), or less than one core for "
-         "each process (warning).", "No node has them, and the pod stays pending; or the GPUs wait for their data."),
-    Rule("request-above-limit", "error", "A request above its limit.", "The API server refuses it."),
-    Rule("extended-resource-amount", "error", "An extended resource (a GPU, a NIC) whose request is not its limit, that "
-         "has no limit, or is not a whole number.", "The API server refuses it."),
-    Rule("extended-resource-name", "error", "A resource that is not called DOMAIN/NAME.", "The API server refuses it."),
-    Rule("gpu-count", "error", "More processes than GPUs, GPUs asked for twice, or no GPUs at all (a warning).",
-         "Each process needs a GPU of its own."),
-    Rule("shm-size", "error", "`/dev/shm` larger than the memory limit; or none (a warning).",
-         "It is memory of the pod: filling it gets the pod killed. Without it a container has 64 MiB."),
-)  # fmt: skip
+    Rule(
+        "quantity",
+        "error",
+        "`96GB`, `96gb`, `96 G`, `96g`, `96GiB`: not a quantity of Kubernetes.",
+        "The API server refuses it.",
+    ),
+    Rule(
+        "memory-unit",
+        "error",
+        "Memory, storage or `/dev/shm` without a unit: `3846` is 3846 bytes.",
+        "Every API server accepts it; the pod is killed when it starts, or placed as if it needed nothing. From 1"
+        " GiB on (a number of bytes that may be meant) it is a warning.",
+    ),
+    Rule(
+        "memory-too-small",
+        "error",
+        "Memory of the training below 1Gi, `96m` (a tenth of a byte) among it.",
+        "Importing torch takes more.",
+    ),
+    Rule(
+        "missing-memory",
+        "warning",
+        "No memory is requested.",
+        "The pod is placed on a node without room for it, and evicted first.",
+    ),
+    Rule(
+        "missing-cpu",
+        "warning",
+        "No CPU is requested.",
+        "The processes that feed the GPUs get what others leave.",
+    ),
+    Rule(
+        "cpu-amount",
+        "error",
+        "More than 256 cores (`500` for `500m`; an error from 1024 on), or less than one core for each process "
+        "(warning).",
+        "No node has them, and the pod stays pending; or the GPUs wait for their data.",
+    ),
+    Rule(
+        "request-above-limit",
+        "error",
+        "A request above its limit.",
+        "The API server refuses it.",
+    ),
+    Rule(
+        "extended-resource-amount",
+        "error",
+        "An extended resource (a GPU, a NIC) whose request is not its limit, that has no limit, or is not a whole"
+        " number.",
+        "The API server refuses it.",
+    ),
+    Rule(
+        "extended-resource-name",
+        "error",
+        "A resource that is not called DOMAIN/NAME.",
+        "The API server refuses it.",
+    ),
+    Rule(
+        "gpu-count",
+        "error",
+        "More processes than GPUs, GPUs asked for twice, or no GPUs at all (a warning).",
+        "Each process needs a GPU of its own.",
+    ),
+    Rule(
+        "shm-size",
+        "error",
+        "`/dev/shm` larger than the memory limit; or none (a warning).",
+        "It is memory of the pod: filling it gets the pod killed. Without it a container has 64 MiB.",
+    ),
+)
 
 _GIB = 2**30
 _MOST_CORES, _IMPOSSIBLE_CORES = 256, 1024

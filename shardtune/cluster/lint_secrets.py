@@ -18,18 +18,45 @@ if TYPE_CHECKING:
     from shardtune.cluster.lint_subject import Subject
 
 RULES = (
-    Rule("secret-in-env", "error", "A plain variable with a secret's name (`HF_TOKEN`, `…_API_KEY`) or a value that looks "
-         "like one (`hf_…`, `sk-…`, `AKIA…`, a password in a URL).", "Whoever may read the job or the pod reads it."),
-    Rule("secret-in-command", "error", "A word of the command that is or holds a secret (`--token VALUE`).",
-         "It is also in the process list of the node."),
-    Rule("secret-in-metadata", "error", "A label or annotation that holds one.", "Monitoring copies labels everywhere."),
-    Rule("secret-in-config", "error", "A value of the run's config that is or holds one.",
-         "The config travels as a ConfigMap, which many may read."),
-    Rule("secret-in-index-url", "error", "`pip_index_url` with a user's name and password.",
-         "It becomes a plain variable of the pod."),
-    Rule("unset-reference", "error", "`${VAR}` in the run's config that the pod does not have (a warning for Slurm, whose "
-         "jobs inherit variables, and where it may be in `env_from_secrets`).", "The pod expands it, and exits with 2."),
-)  # fmt: skip
+    Rule(
+        "secret-in-env",
+        "error",
+        "A plain variable with a secret's name (`HF_TOKEN`, `…_API_KEY`) or a value that looks like one (`hf_…`, "
+        "`sk-…`, `AKIA…`, a password in a URL).",
+        "Whoever may read the job or the pod reads it.",
+    ),
+    Rule(
+        "secret-in-command",
+        "error",
+        "A word of the command that is or holds a secret (`--token VALUE`).",
+        "It is also in the process list of the node.",
+    ),
+    Rule(
+        "secret-in-metadata",
+        "error",
+        "A label or annotation that holds one.",
+        "Monitoring copies labels everywhere.",
+    ),
+    Rule(
+        "secret-in-config",
+        "error",
+        "A value of the run's config that is or holds one.",
+        "The config travels as a ConfigMap, which many may read.",
+    ),
+    Rule(
+        "secret-in-index-url",
+        "error",
+        "`pip_index_url` with a user's name and password.",
+        "It becomes a plain variable of the pod.",
+    ),
+    Rule(
+        "unset-reference",
+        "error",
+        "`${VAR}` in the run's config that the pod does not have (a warning for Slurm, whose jobs inherit "
+        "variables, and where it may be in `env_from_secrets`).",
+        "The pod expands it, and exits with 2.",
+    ),
+)
 
 _SWITCHES = {"", "0", "1", "true", "false", "yes", "no", "on", "off"}  # HF_HUB_DISABLE_IMPLICIT_TOKEN=1 is no secret
 _OPTION = re.compile(r"--?([A-Za-z][\w.-]*)(?:=(.*))?", re.DOTALL)

@@ -11,23 +11,52 @@ if TYPE_CHECKING:
     from shardtune.cluster.lint_subject import Pod, Subject
 
 RULES = (
-    Rule("fixed-uid", "warning", "A fixed user id.", "OpenShift's `restricted-v2` allows the namespace's own range only; "
-         "Pod Security `restricted` refuses 0."),
-    Rule("fs-group", "warning", "A fixed group for volumes.",
-         "OpenShift's `restricted-v2` allows the namespace's own range only."),
-    Rule("capability", "error", "Capabilities to add (a warning), or one written with `CAP_`.", "`restricted-v2` and Pod "
-         "Security `restricted` allow NET_BIND_SERVICE alone, `baseline` not IPC_LOCK. Runtimes put `CAP_` before the "
-         "name themselves, and know no CAP_CAP_…"),
-    Rule("ipc-lock", "warning", "IPC_LOCK for a user other than root.", "A process that is not root gets an added "
-         "capability only as an ambient one, which Kubernetes does not set: CapEff stays empty, and the memlock limit of "
-         "the container runtime decides."),
-    Rule("privileged", "warning", "A privileged container, or one that may gain privileges.",
-         "All but the `privileged` profiles refuse it."),
-    Rule("host-access", "warning", "hostNetwork, hostPID, hostIPC, hostPath, hostPort.",
-         "`restricted-v2` and Pod Security `baseline` and `restricted` refuse it."),
-    Rule("pod-security", "notice", "What Pod Security `restricted` wants and the pod does not say: runAsNonRoot, a seccomp "
-         "profile, all capabilities dropped.", "A namespace that enforces it refuses the pod. OpenShift fills it in."),
-)  # fmt: skip
+    Rule(
+        "fixed-uid",
+        "warning",
+        "A fixed user id.",
+        "OpenShift's `restricted-v2` allows the namespace's own range only; Pod Security `restricted` refuses 0.",
+    ),
+    Rule(
+        "fs-group",
+        "warning",
+        "A fixed group for volumes.",
+        "OpenShift's `restricted-v2` allows the namespace's own range only.",
+    ),
+    Rule(
+        "capability",
+        "error",
+        "Capabilities to add (a warning), or one written with `CAP_`.",
+        "`restricted-v2` and Pod Security `restricted` allow NET_BIND_SERVICE alone, `baseline` not IPC_LOCK. "
+        "Runtimes put `CAP_` before the name themselves, and know no CAP_CAP_…",
+    ),
+    Rule(
+        "ipc-lock",
+        "warning",
+        "IPC_LOCK for a user other than root.",
+        "A process that is not root gets an added capability only as an ambient one, which Kubernetes does not "
+        "set: CapEff stays empty, and the memlock limit of the container runtime decides.",
+    ),
+    Rule(
+        "privileged",
+        "warning",
+        "A privileged container, or one that may gain privileges.",
+        "All but the `privileged` profiles refuse it.",
+    ),
+    Rule(
+        "host-access",
+        "warning",
+        "hostNetwork, hostPID, hostIPC, hostPath, hostPort.",
+        "`restricted-v2` and Pod Security `baseline` and `restricted` refuse it.",
+    ),
+    Rule(
+        "pod-security",
+        "notice",
+        "What Pod Security `restricted` wants and the pod does not say: runAsNonRoot, a seccomp profile, all "
+        "capabilities dropped.",
+        "A namespace that enforces it refuses the pod. OpenShift fills it in.",
+    ),
+)
 
 _SCC = "`shardtune cluster scc CONFIG` prints the SCC that an administrator would apply"
 _HOST = ("hostNetwork", "hostPID", "hostIPC")

@@ -14,25 +14,59 @@ if TYPE_CHECKING:
     from shardtune.cluster.lint_subject import Subject
 
 RULES = (
-    Rule("image-missing", "error", "No image (Slurm and local-pods need none).", "The pod is refused."),
-    Rule("image-not-pinned", "warning", "An image with the tag `latest`, without a tag, or without a digest.",
-         "Nodes, and a restart days later, may run different code."),
-    Rule("init-image", "warning", "A PyTorchJob of several nodes whose image names its registry.", "The training operator "
-         "adds an init container with `alpine:3.10` from its default registry to every worker; where that cannot be "
-         "pulled, workers wait for ever."),
-    Rule("extra-container", "error", "A container that only `pod_overlay` has: without an image, or beside the training (a "
-         "warning).", "The training's container is called `trainer` in the overlay; another name is another container, and "
-         "a job ends when all of them have ended."),
-    Rule("shell-command", "warning", "A command that is a shell, and starts the training without `exec`.",
-         "SIGTERM reaches the shell and not the training: no save before the pod is killed."),
-    Rule("topology-without-queue", "error", "`topology` without `queue`.", "Only Kueue reads it."),
-    Rule("gang", "warning", "Gang scheduling beside Kueue's queue or Run:ai, which do it themselves; several nodes without "
-         "any of them (a notice).", "Two schedulers wait for each other; without one, some pods hold their GPUs while "
-         "others are pending."),
-    Rule("grace-period", "warning", "A grace period shorter than a step and a save take by the plan, or a "
-         "`terminationGracePeriodSeconds` in the overlay that is not the one the run was told.",
-         "The pod is killed in the middle of a save; the run resumes from the checkpoint before it."),
-)  # fmt: skip
+    Rule(
+        "image-missing",
+        "error",
+        "No image (Slurm and local-pods need none).",
+        "The pod is refused.",
+    ),
+    Rule(
+        "image-not-pinned",
+        "warning",
+        "An image with the tag `latest`, without a tag, or without a digest.",
+        "Nodes, and a restart days later, may run different code.",
+    ),
+    Rule(
+        "init-image",
+        "warning",
+        "A PyTorchJob of several nodes whose image names its registry.",
+        "The training operator adds an init container with `alpine:3.10` from its default registry to every "
+        "worker; where that cannot be pulled, workers wait for ever.",
+    ),
+    Rule(
+        "extra-container",
+        "error",
+        "A container that only `pod_overlay` has: without an image, or beside the training (a warning).",
+        "The training's container is called `trainer` in the overlay; another name is another container, and a "
+        "job ends when all of them have ended.",
+    ),
+    Rule(
+        "shell-command",
+        "warning",
+        "A command that is a shell, and starts the training without `exec`.",
+        "SIGTERM reaches the shell and not the training: no save before the pod is killed.",
+    ),
+    Rule(
+        "topology-without-queue",
+        "error",
+        "`topology` without `queue`.",
+        "Only Kueue reads it.",
+    ),
+    Rule(
+        "gang",
+        "warning",
+        "Gang scheduling beside Kueue's queue or Run:ai, which do it themselves; several nodes without any of "
+        "them (a notice).",
+        "Two schedulers wait for each other; without one, some pods hold their GPUs while others are pending.",
+    ),
+    Rule(
+        "grace-period",
+        "warning",
+        "A grace period shorter than a step and a save take by the plan, or a `terminationGracePeriodSeconds` in "
+        "the overlay that is not the one the run was told.",
+        "The pod is killed in the middle of a save; the run resumes from the checkpoint before it.",
+    ),
+)
 
 _DIGEST = re.compile(r".+@sha256:[0-9a-f]{64}")
 _SHELLS = ("sh", "bash", "dash", "ash", "zsh")

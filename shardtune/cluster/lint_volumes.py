@@ -14,23 +14,61 @@ if TYPE_CHECKING:
     from shardtune.cluster.manifests import Manifest
 
 RULES = (
-    Rule("mount-without-volume", "error", "A mount of a volume that the pod does not have.",
-         "A CRD accepts it; the pods are refused later, one by one."),
-    Rule("unused-volume", "warning", "A volume that no container mounts.", "The pod waits for a claim it does not use."),
-    Rule("duplicate-mount", "error", "Two mounts at the same path.", "The API server refuses the pod."),
-    Rule("mount-path", "error", "A mount path that is not absolute, is `/`, or has a colon.",
-         "The API server or the container runtime refuses it."),
-    Rule("shadowed-mount", "warning", "A mount inside another one.",
-         "It hides what the outer volume has at that path."),
-    Rule("output-not-kept", "error", "`train.output_dir` is not on a volume that outlives the pod (a warning for docker "
-         "and podman).", "The adapter and its checkpoints are deleted with the pod."),
-    Rule("read-only-output", "error", "`train.output_dir` (or `data.cache_dir`, `train.fallback_dir`) is on a read-only "
-         "mount.", "Nothing can be saved."),
-    Rule("input-not-mounted", "warning", "The model, tokenizer or data is a path on no mount (a Hub's name is none).",
-         "It must then be in the image."),
-    Rule("shared-claim", "notice", "A claim that several nodes mount.", "Unless its access mode is ReadWriteMany "
-         "(ReadOnlyMany for what is read), pods on other nodes stay pending."),
-)  # fmt: skip
+    Rule(
+        "mount-without-volume",
+        "error",
+        "A mount of a volume that the pod does not have.",
+        "A CRD accepts it; the pods are refused later, one by one.",
+    ),
+    Rule(
+        "unused-volume",
+        "warning",
+        "A volume that no container mounts.",
+        "The pod waits for a claim it does not use.",
+    ),
+    Rule(
+        "duplicate-mount",
+        "error",
+        "Two mounts at the same path.",
+        "The API server refuses the pod.",
+    ),
+    Rule(
+        "mount-path",
+        "error",
+        "A mount path that is not absolute, is `/`, or has a colon.",
+        "The API server or the container runtime refuses it.",
+    ),
+    Rule(
+        "shadowed-mount",
+        "warning",
+        "A mount inside another one.",
+        "It hides what the outer volume has at that path.",
+    ),
+    Rule(
+        "output-not-kept",
+        "error",
+        "`train.output_dir` is not on a volume that outlives the pod (a warning for docker and podman).",
+        "The adapter and its checkpoints are deleted with the pod.",
+    ),
+    Rule(
+        "read-only-output",
+        "error",
+        "`train.output_dir` (or `data.cache_dir`, `train.fallback_dir`) is on a read-only mount.",
+        "Nothing can be saved.",
+    ),
+    Rule(
+        "input-not-mounted",
+        "warning",
+        "The model, tokenizer or data is a path on no mount (a Hub's name is none).",
+        "It must then be in the image.",
+    ),
+    Rule(
+        "shared-claim",
+        "notice",
+        "A claim that several nodes mount.",
+        "Unless its access mode is ReadWriteMany (ReadOnlyMany for what is read), pods on other nodes stay pending.",
+    ),
+)
 
 # Volumes that go with the pod, or that cannot be written to.
 _NOT_KEPT = ("emptyDir", "configMap", "secret", "downwardAPI", "projected", "image", "ephemeral")
