@@ -59,9 +59,16 @@ def lint(job: ClusterJob, manifests: Manifests | None, plan: Plan | None, target
     """
     subject = Subject(job, target, manifests, plan)
     found = [finding for check in _CHECKS for finding in check(subject)]
-    once = {(one.rule, one.what, one.fix): one for one in reversed(found)}  # pods of several roles are alike
-    in_order = list(once.values())[::-1]
-    return sorted(in_order, key=lambda finding: SEVERITIES.index(finding.severity))
+    once: dict[tuple[str, str, str], Finding] = {}
+    for finding in found:  # pods of several roles are alike
+        once.setdefault((finding.rule, finding.what, _in_pod(subject, finding.path)), finding)
+    return sorted(once.values(), key=lambda finding: SEVERITIES.index(finding.severity))
+
+
+def _in_pod(subject: Subject, path: str) -> str:
+    """A path without the part that says which pod."""
+    prefixes = sorted((pod.path for pod in subject.pods), key=len, reverse=True)
+    return next((path.removeprefix(prefix) for prefix in prefixes if path.startswith(f"{prefix}.")), path)
 
 
 def has_errors(findings: Iterable[Finding]) -> bool:

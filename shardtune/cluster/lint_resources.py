@@ -258,7 +258,7 @@ def _check_shared_memory(subject: Subject, pod: Pod) -> Iterator[Finding]:
     shared = amount(written or "")
     limits = (container.get("resources") or {}).get("limits") or {}
     limit = amount(limits.get("memory", ""))
-    if shared is not None and limit is not None and shared > limit:
+    if shared is not None and limit is not None and shared > limit >= _GIB:  # less is another rule's
         what = f"/dev/shm ({written}) is larger than the memory limit ({limits['memory']}), which it counts against"
         fix = "Set cluster.shared_memory: auto (what the plan needs), or raise cluster.memory."
         yield error("shm-size", "cluster.shared_memory", what, fix)

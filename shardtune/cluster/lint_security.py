@@ -95,16 +95,12 @@ def _check_ids(subject: Subject, pod: Pod) -> Iterator[Finding]:
         if uid is not None:
             path = "cluster.run_as_uid" if uid == settings.run_as_uid else f"{where}.runAsUser"
             refused = "; Pod Security `restricted` refuses root as well" if uid == 0 else ""
-            what = (
-                f"OpenShift's `restricted-v2` refuses the fixed user id {uid} (not of the namespace's range){refused}"
-            )
+            what = f"OpenShift's `restricted-v2` refuses the user id {uid} (not in the namespace's range){refused}"
             fix = f"Leave it out: OpenShift gives the pod an id, and the image's folders belong to group 0. Or: {_SCC}."
             yield warning("fixed-uid", path, what, fix)
         if group is not None:
             path = "cluster.fs_group" if group == settings.fs_group else f"{where}.fsGroup"
-            what = (
-                f"OpenShift's `restricted-v2` refuses the fixed volume group {group} (outside of the namespace's range)"
-            )
+            what = f"OpenShift's `restricted-v2` refuses the volume group {group} (not in the namespace's range)"
             yield warning("fs-group", path, what, f"Leave it out: OpenShift sets one. Or: {_SCC}.")
 
 

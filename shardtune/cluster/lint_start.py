@@ -97,7 +97,8 @@ def _check_image(subject: Subject) -> Iterator[Finding]:
             "has no tag, so it is `latest`, which" if not tag else "`latest`" if tag == "latest" else f"the tag {tag}"
         )
         what = f"{image}: {named} may be another image tomorrow"
-        fix = f"Add its digest: {image.partition('@')[0]}@sha256:… (skopeo inspect, or podman image inspect)."
+        name = image.partition("@")[0].removesuffix(":latest")
+        fix = f"Add its digest: {name}@sha256:… (skopeo inspect, or podman image inspect)."
         yield warning("image-not-pinned", path, what, fix)
     image = str(trainer.get("image") or "")
     registry = image.partition("/")[0] if "/" in image else ""

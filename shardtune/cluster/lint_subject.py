@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
@@ -136,13 +136,18 @@ class Subject:
         """The same with a `Reference` for every value with ${VAR} in it."""
         if self.job.config is None:
             return []
-        known = {name: self.environment.get(name, "") for name in variables(self.job.config)}
-        tree, _ = read_yaml(self.job.config, "run.yaml", known)
-        return list(_leaves(tree.written(), "")) if tree is not None else []
+        known = ((name, self.environment.get(name, "")) for name in variables(self.job.config))
+        return _read_run(self.job.config, tuple(known))
 
     def in_container(self, name: str) -> PurePosixPath:
         """A path of the run, absolute."""
         return PurePosixPath(self.settings.working_dir or "/") / name
+
+
+@lru_cache(maxsize=8)
+def _read_run(text: str, known: tuple[tuple[str, str], ...]) -> list[tuple[str, Any]]:
+    tree, _ = read_yaml(text, "run.yaml", dict(known))
+    return list(_leaves(tree.written(), "")) if tree is not None else []
 
 
 def _value(leaf: Any) -> Any:

@@ -161,34 +161,38 @@ def _check_output(subject: Subject, pod: Pod) -> Iterator[Finding]:
             yield error("read-only-output", key, what, f"Mount it read-write, or set {key} to another volume.")
     if output is None:
         return
+    report = error if subject.is_kubernetes else warning
+    written = str(subject.run_values.get("train.output_dir", output))
+    if not subject.settings.working_dir and not written.startswith("/"):
+        what = f"train.output_dir ({written}) is relative to the image's working directory, which is on no volume"
+        yield report("output-not-kept", "train.output_dir", what, _keep_fix(subject))
+        return
     mount = _mount_of(container, output)
     volumes = {volume.get("name"): volume for volume in pod.spec.get("volumes") or ()}
     volume = volumes.get(mount.get("name")) if mount is not None else None
     if volume is not None and not set(_NOT_KEPT) & set(volume):
         return
     where = f"on the {next(iter(set(_NOT_KEPT) & set(volume)))} volume '{volume['name']}'" if volume else "on no volume"
-    report = error if subject.is_kubernetes else warning
-    paths = [one.path for one in subject.settings.volumes if not one.read_only]
-    example = f", such as {paths[0]}/runs" if paths else ""
-    fix = (
-        f"Set train.output_dir to an absolute path on a PersistentVolumeClaim of cluster.volumes{example}."
-        if subject.is_kubernetes
-        else "Mount a folder of this machine there (cluster.volumes)."
-    )
     what = f"train.output_dir ({output}) is {where}: the adapter is deleted with the pod"
-    yield report("output-not-kept", "train.output_dir", what, fix)
+    yield report("output-not-kept", "train.output_dir", what, _keep_fix(subject))
+
+
+def _keep_fix(subject: Subject) -> str:
+    paths = [one.path for one in subject.settings.volumes if not one.read_only]
+    example = f", such as {paths[0]}" if paths else ""
+    return f"Set it to an absolute path on a volume of cluster.volumes{example}."
 
 
 def _check_inputs(subject: Subject) -> Iterator[Finding]:
     _, container = subject.pods[0].trainer
     for key in _INPUTS:
         name = subject.run_values.get(key)
-        if not isinstance(name, str) or not _is_path(name):
+        if not isinstance(name, str) or not name or not _is_path(name):
             continue
-        path = subject.in_container(name)
-        if name.startswith("~") or _mount_of(container, path) is None:
+        known = name.startswith("/") or (subject.settings.working_dir and not name.startswith("~"))
+        if not known or _mount_of(container, subject.in_container(name)) is None:
             here = " (it is on this machine, but the pod cannot see it)" if Path(name).expanduser().exists() else ""
-            what = f"{name if name.startswith('~') else path} is on no mount{here}"
+            what = f"{name} is on no mount{here}"
             fix = f"Mount its claim (cluster.volumes) and set {key} to the path there, unless the image has it."
             yield warning("input-not-mounted", key, what, fix)
 
