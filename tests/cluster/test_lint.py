@@ -14,6 +14,8 @@ from shardtune.cluster.lint import RULES, lint
 from shardtune.cluster.lint_page import rules_page
 from shardtune.cluster.manifests import Manifests
 from shardtune.cluster.render_job import render_job
+from shardtune.cluster.spec import make_job
+from shardtune.config import load_config
 from shardtune.errors import UserInputError
 
 PLAN = fake_plan()
@@ -198,9 +200,9 @@ def test_a_mistake_is_reported_at_its_place_with_its_remedy(
 ) -> None:
     found = [one for one in lint_of(tmp_path, changes, **{"plan": PLAN, **more}) if one.rule == rule]
     texts = [f"{one.severity} {one.path}: {one.what} → {one.fix}" for one in found]
-    assert any(
-        one.severity == severity and one.path == path and words in f"{one.what} → {one.fix}" for one in found
-    ), texts or "nothing was reported"
+    assert any(one.severity == severity and one.path == path and words in f"{one.what} → {one.fix}" for one in found), (
+        texts or "nothing was reported"
+    )
 
 
 def test_every_rule_has_a_case_and_reports_nothing_worse_than_its_page_says() -> None:
@@ -302,7 +304,9 @@ def test_a_name_is_as_long_as_what_the_controller_makes_of_it_allows(
 
     def findings(length: int) -> list[str]:
         named = replace(job, name="a" * length)
-        return [one.what + one.fix for one in lint_of(tmp_path, {}, target=target, job=named) if one.rule == "name-length"]
+        return [
+            one.what + one.fix for one in lint_of(tmp_path, {}, target=target, job=named) if one.rule == "name-length"
+        ]
 
     assert findings(longest) == []
     (text,) = findings(longest + 1)
@@ -346,8 +350,15 @@ def test_errors_come_first_and_pods_that_are_alike_are_reported_once(tmp_path: P
     severities = [one.severity for one in findings]
     assert severities == sorted(severities, key=["error", "warning", "notice"].index)
     assert len(findings) == len({(one.rule, one.what) for one in findings})
-    paths = [one.path for one in lint(job_of(tmp_path, overlay(hostPID=True)), Manifests(workload, (), {"master": template}), None, "pytorchjob")]
-    assert all(path.startswith(("cluster.", "train.", "spec.pytorchReplicaSpecs.Master.template")) for path in paths), paths
+    paths = [
+        one.path
+        for one in lint(
+            job_of(tmp_path, overlay(hostPID=True)), Manifests(workload, (), {"master": template}), None, "pytorchjob"
+        )
+    ]
+    assert all(path.startswith(("cluster.", "train.", "spec.pytorchReplicaSpecs.Master.template")) for path in paths), (
+        paths
+    )
 
 
 @pytest.mark.parametrize(
@@ -363,8 +374,13 @@ def test_errors_come_first_and_pods_that_are_alike_are_reported_once(tmp_path: P
 def test_an_overlay_that_is_no_pod_template_is_refused(tmp_path: Path, broken: dict[str, Any], words: str) -> None:
     with pytest.raises(UserInputError) as error:
         render_job(job_of(tmp_path, {"cluster": {**GOOD["cluster"], "pod_overlay": broken}}))
-    # merge_overlay keeps the good overlay's keys; what is broken is found all the same
     assert words in error.value.what
+
+
+def test_the_example_config_has_no_errors() -> None:
+    file = REPOSITORY / "configs" / "cluster-lora.yaml"
+    job = make_job(load_config(file, environ={}), file)
+    assert [one for one in lint(job, None, None, "jobset") if one.severity == "error"] == []
 
 
 def test_the_page_of_rules_is_up_to_date() -> None:
