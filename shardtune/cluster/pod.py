@@ -9,6 +9,7 @@ from typing import Any
 from shardtune import __version__
 from shardtune.cluster.manifests import Manifest
 from shardtune.cluster.spec import CONFIG_FILE, CONFIG_FOLDER, ClusterJob, shared_memory_quantity
+from shardtune.errors import UserInputError
 from shardtune.launch.network import SECRET_VARIABLE
 
 CONTAINER = "trainer"  # what pod_overlay knows the container by, whatever the kind calls it
@@ -22,6 +23,10 @@ _MERGE_KEYS = {
     "containers": "name", "initContainers": "name", "volumes": "name", "env": "name", "volumeMounts": "mountPath",
     "imagePullSecrets": "name", "ports": "containerPort", "hostAliases": "ip",
 }  # fmt: skip
+_MAPPINGS = (
+    "metadata", "spec", "labels", "annotations", "securityContext", "capabilities", "resources", "requests", "limits",
+    "nodeSelector", "affinity", "emptyDir",
+)  # fmt: skip
 
 
 def labels(job: ClusterJob) -> dict[str, str]:
@@ -85,6 +90,7 @@ def pod_template(
     }
     if settings.init_doctor:
         spec["initContainers"] = [_doctor(job, spec["containers"][0])]
+    check_overlay(settings.pod_overlay)
     base = {
         "metadata": _without_empty({"labels": labels(job), "annotations": annotations}),
         "spec": _without_empty(spec),
@@ -124,6 +130,29 @@ def headless_service(job: ClusterJob, name: str) -> Manifest:
         "metadata": metadata(job, name),
         "spec": {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": {JOB_LABEL: job.name}},
     }
+
+
+def check_overlay(overlay: Any, key: str = "", path: str = "cluster.pod_overlay") -> None:
+    """Raise where an overlay has another shape than a pod template, and merging it would leave none."""
+    by = _MERGE_KEYS.get(key)
+    what = ""
+    if by and overlay is not None:
+        if not isinstance(overlay, list) or not all(isinstance(item, Mapping) and by in item for item in overlay):
+            what = f"{path} is not a list of mappings that each have `{by}`."
+        else:
+            for index, item in enumerate(overlay):
+                check_overlay(item, "", f"{path}[{index}]")
+    elif key in ("", *_MAPPINGS) and overlay is not None:
+        if not isinstance(overlay, Mapping):
+            what = f"{path} is not a mapping."
+        elif path == "cluster.pod_overlay" and (unknown := set(overlay) - {"metadata", "spec"}):
+            what = f"{path}.{min(unknown)} is no part of a pod template (metadata, spec)."
+        else:
+            for name, value in overlay.items():
+                if name in _MERGE_KEYS or name in _MAPPINGS:
+                    check_overlay(value, name, f"{path}.{name}")
+    if what:
+        raise UserInputError(what, fix="Write it as in a pod template of Kubernetes (docs/cluster.md has examples).")
 
 
 def merge_overlay(base: Any, overlay: Any, key: str = "") -> Any:
