@@ -10,6 +10,7 @@ import typer
 from shardtune import __version__
 from shardtune.cli import (
     checkpoints,
+    cluster,
     config,
     dashboard,
     data,
@@ -47,6 +48,7 @@ app.command("report")(report.report)
 app.command("dashboard")(dashboard.dashboard)
 app.command("quickstart")(quickstart.quickstart)
 app.add_typer(config.app, name="config")
+app.add_typer(cluster.app, name="cluster")
 app.add_typer(data.app, name="data")
 
 
