@@ -139,10 +139,10 @@ def _read_script_file(name: str, findings: _Findings, read_script: ReadScript, d
 def _statements(text: str) -> list[list[str]]:
     """Commands of a shell text, as lists of words. Quotes, comments and continued lines are the shell's; expansions
     stay as they are written."""
-    text = re.sub(r"\\\n", " ", text)
+    text = _without_comments(re.sub(r"\\\n", " ", text))
     text = re.sub(r"<<-?\s*(['\"]?)(\w+)\1.*?^\s*\2$", "", text, flags=re.DOTALL | re.MULTILINE)  # here-documents
     lexer = shlex.shlex(text, posix=True, punctuation_chars=";&|\n()")
-    lexer.whitespace, lexer.whitespace_split = " \t\r", True
+    lexer.whitespace, lexer.whitespace_split, lexer.commenters = " \t\r", True, ""
     found: list[list[str]] = [[]]
     for word in lexer:
         if set(word) <= set(";&|\n()"):
@@ -150,6 +150,14 @@ def _statements(text: str) -> list[list[str]]:
         else:
             found[-1].append(word)
     return [words for words in found if words]
+
+
+def _without_comments(text: str) -> str:
+    """shlex's own treatment of comments swallows the end of the line, and with it the end of the command."""
+    quoted = r"""'[^']*'|"(?:\\.|[^"\\])*"|\\."""
+    return re.sub(
+        rf"({quoted})|(?:(?<=\s)|^)#[^\n]*", lambda match: match[1] or "", text, flags=re.DOTALL | re.MULTILINE
+    )
 
 
 def _assignments(words: Sequence[str]) -> dict[str, str]:
