@@ -29,76 +29,19 @@ from shardtune.cluster.import_values import (
 )
 from shardtune.cluster.pod import CONTAINER, JOB_LABEL, NETWORKS
 from shardtune.cluster.render_runai import NODE_POOLS, NODE_TYPE, PRIORITIES
+from shardtune.cluster.runai_flags import (
+    ASSET,
+    FORMS,
+    NO_EFFECT,
+    NOT_SUPPORTED,
+    ONE_POD,
+    OTHER_SPELLINGS,
+    SHORT,
+    SWITCHES,
+    WHOLE_GPUS,
+)
 from shardtune.cluster.spec import CONFIG_FOLDER, check_name
 from shardtune.errors import UserInputError
-
-_FORMS = (
-    "training pytorch submit", "training submit", "training standard submit", "pytorch submit", "distributed submit",
-    "submit-dist pytorch", "submit",
-)  # fmt: skip
-_ONE_POD = ("training submit", "training standard submit", "submit")
-_SHORT = {
-    "-p": "--project", "-i": "--image", "-g": "--gpu-devices-request", "-e": "--environment-variable",
-    "-c": "--command", "-t": "--tty", "-v": "--volume", "-a": "--annotation", "-l": "--label", "-s": "--service-type",
-    "-q": "--quiet", "-d": "--debug", "-f": "--framework",
-}  # fmt: skip
-_OTHER_SPELLINGS = {
-    "--gpu": "--gpu-devices-request", "--cpu": "--cpu-core-request", "--cpu-limit": "--cpu-core-limit",
-    "--memory": "--cpu-memory-request", "--memory-limit": "--cpu-memory-limit", "--pvc-exists": "--existing-pvc",
-    "--pvc-new": "--new-pvc", "--add-capability": "--capability", "--job-name-prefix": "--name-prefix",
-    "--ttl-after-finish": "--auto-deletion-time-after-completion", "--configmap-volume": "--configmap-map-volume",
-    "--node-pool": "--node-pools", "--master-environment": "--master-environment-variable",
-    "--master-gpu": "--master-gpu-devices-request", "--node_type": "--node-type",
-}  # fmt: skip
-_SWITCHES = frozenset(
-    {"--allow-privilege-escalation", "--attach", "--command", "--create-home-dir", "--host-ipc", "--host-network",
-     "--large-shm", "--master-no-pvcs", "--no-master", "--privileged", "--run-as-non-root", "--run-as-user", "--stdin",
-     "--tty", "--debug", "--quiet", "--verbose", "--mount-propagation", "--interactive", "--preemptible"}
-)  # fmt: skip
-_OWN_MACHINE = "It is about the terminal that submits."
-_RENDERED = "The rendered job sets it for every pod."
-_NO_EFFECT = {
-    **dict.fromkeys(
-        ("--attach", "--stdin", "--tty", "--debug", "--quiet", "--verbose", "--wait-for-submit", "--config-file",
-         "--config-path", "--pod-running-timeout", "--loglevel"),
-        _OWN_MACHINE,
-    ),
-    "--command": "It belongs to the command after `--`.",
-    "--framework": "The job trains with PyTorch.",
-    "--name-prefix": "The name is made from the config file's name and four characters.",
-    "--restart-policy": _RENDERED, "--master-restart-policy": _RENDERED, "--clean-pod-policy": _RENDERED,
-    "--run-as-non-root": "OpenShift demands it anyway; the image is not root.",
-    "--create-home-dir": "The image has a writable home.",
-    "--gpu-request-type": "GPUs are whole ones.",
-    "--interactive": "A training job is none.",
-}  # fmt: skip
-_ASSET = "Assets live in Run:ai's user interface and cannot be read here: write what it holds as settings of cluster."
-_WHOLE_GPUS = "Sharded training needs whole GPUs: set gpus_per_node."
-_USE_CLAIM = "Make a PersistentVolumeClaim for it and name it in volumes."
-_NOT_SUPPORTED = {
-    "--template": _ASSET, "--compute": _ASSET, "--datasource": _ASSET, "--datavolume": _ASSET,
-    "--env-my-credentials": "Put the value into a Secret and name it in secret_env.",
-    "--image-pull-my-credentials": "Name a Secret of the namespace in image_pull_secrets.",
-    "--new-pvc": "Claims are not made by the job, which would delete them: create it first, then name it in volumes.",
-    "--pvc": _USE_CLAIM, "--volume": _USE_CLAIM, "--s3": _USE_CLAIM,
-    "--git-sync": "Code belongs into the image.",
-    "--gpu-portion-request": _WHOLE_GPUS, "--gpu-portion-limit": _WHOLE_GPUS, "--gpu-memory-request": _WHOLE_GPUS,
-    "--gpu-memory-limit": _WHOLE_GPUS, "--gpu-memory": _WHOLE_GPUS, "--mig-profile": _WHOLE_GPUS,
-    "--min-replicas": "The number of nodes is fixed; a run resumes on another number when it is submitted again.",
-    "--max-replicas": "The number of nodes is fixed; a run resumes on another number when it is submitted again.",
-    "--port": "Training needs no open port.", "--external-url": "Training needs no open port.",
-    "--service-type": "Training needs no open port.", "--address": "Training needs no open port.",
-    "--allow-privilege-escalation": "Training does not need it.", "--privileged": "Training does not need it.",
-    "--run-as-user": "Your own uid and groups: set run_as_uid and run_as_gid if files on a volume need them.",
-    "--user-group-source": "Set run_as_uid and run_as_gid if files on a volume need them.",
-    "--supplemental-groups": "Set fs_group if files on a volume need it.",
-    "--seccomp-profile": "Write it into pod_overlay.spec.securityContext.",
-    "--exclude-node": "Write it into affinity.",
-    "--preferred-pod-topology-key": "Only a required placement is a setting: topology.",
-    "--mount-propagation": "Training does not need it.",
-    "--nfs-server": _USE_CLAIM,
-    "--mnnvl": "Write its annotation into annotations.", "--category": "Only the UI shows it.",
-}  # fmt: skip
 
 
 @dataclass
@@ -131,10 +74,10 @@ def import_runai(argv: Sequence[str], read_script: ReadScript, *, keep_uid: bool
     for written, name, value in command.flags:
         if name in handlers:
             handlers[name](written, value)
-        elif name in _NO_EFFECT:
-            found.add(written, value, "no effect", _NO_EFFECT[name])
-        elif name in _NOT_SUPPORTED:
-            found.add(written, value, "not supported", _NOT_SUPPORTED[name])
+        elif name in NO_EFFECT:
+            found.add(written, value, "no effect", NO_EFFECT[name])
+        elif name in NOT_SUPPORTED:
+            found.add(written, value, "not supported", NOT_SUPPORTED[name])
         elif name.startswith("--master-"):
             _import_master(found, command, written, name, value)
         else:
@@ -162,14 +105,14 @@ def _parse(argv: Sequence[str]) -> _Command:
             fix="Write `shardtune cluster import -- runai training pytorch submit …`, or name a YAML file.",
         )
     words = words[1:]
-    for form in _FORMS:
+    for form in FORMS:
         if words[: len(form.split())] == form.split():
             command = _Command(form)
             _parse_flags(words[len(form.split()) :], command)
             return command
     raise UserInputError(
         f"`runai {' '.join(words[:3])}` does not submit a training job.",
-        fix=f"One of these can be imported: {', '.join(f'runai {form}' for form in _FORMS)}.",
+        fix=f"One of these can be imported: {', '.join(f'runai {form}' for form in FORMS)}.",
     )
 
 
@@ -187,9 +130,9 @@ def _parse_flags(words: list[str], command: _Command) -> None:
         written, equals, value = word.partition("=")
         if not word.startswith("--") and len(written) > 2:  # -g8
             written, value, equals = word[:2], word[2:].removeprefix("="), "="
-        name = _SHORT.get(written, written)
-        name = _OTHER_SPELLINGS.get(name, name)
-        if not equals and name not in _SWITCHES and position < len(words) and not _is_flag(words[position]):
+        name = SHORT.get(written, written)
+        name = OTHER_SPELLINGS.get(name, name)
+        if not equals and name not in SWITCHES and position < len(words) and not _is_flag(words[position]):
             value = words[position]
             position += 1
         command.flags.append((written, name, value))
@@ -200,7 +143,7 @@ def _is_flag(word: str) -> bool:
 
 
 def _near(name: str, handlers: dict[str, Callable[[str, str], None]]) -> str:
-    close = difflib.get_close_matches(name, [*handlers, *_NO_EFFECT, *_NOT_SUPPORTED], n=1, cutoff=0.75)
+    close = difflib.get_close_matches(name, [*handlers, *NO_EFFECT, *NOT_SUPPORTED], n=1, cutoff=0.75)
     hint = f" Did you mean {close[0]}?" if close else ""
     return f"No release of the command that is known here has this flag.{hint} Nothing was written for it."
 
@@ -303,7 +246,7 @@ def _import_workers(found: Imported, command: _Command, key: str, value: str) ->
     if not value.isdigit():
         found.add(key, value, "not supported", "Not a number.")
         return
-    if command.form in _ONE_POD:
+    if command.form in ONE_POD:
         found.add(key, value, "not supported", f"`runai {command.form}` makes one pod.")
         return
     if command.last("--no-master") is not None:
@@ -317,7 +260,7 @@ def _import_gpus(found: Imported, key: str, value: str) -> None:
     if value.isdigit():
         found.set(key, value, "gpus_per_node", int(value))
     else:
-        found.add(key, value, "not supported", _WHOLE_GPUS)
+        found.add(key, value, "not supported", WHOLE_GPUS)
 
 
 def _import_memory_limit(found: Imported, command: _Command, key: str, value: str) -> None:
@@ -381,7 +324,7 @@ def _import_old_claim(found: Imported, key: str, value: str) -> None:
         pairs = {"claimname": parts[0], "path": parts[1], **({"ro": ""} if parts[2:] == ["ro"] else {})}
         _import_claim(found, key, value, pairs)
     else:
-        found.add(key, value, "not supported", _NOT_SUPPORTED["--new-pvc"])
+        found.add(key, value, "not supported", NOT_SUPPORTED["--new-pvc"])
 
 
 def _import_variable(found: Imported, key: str, value: str) -> None:
@@ -397,7 +340,7 @@ def _import_environment(found: Imported, key: str, value: str) -> None:
     if "=" in value:
         _import_variable(found, key, value)
     else:
-        found.add(key, value, "not supported", _ASSET)
+        found.add(key, value, "not supported", ASSET)
 
 
 def _import_env_secret(found: Imported, key: str, value: str) -> None:

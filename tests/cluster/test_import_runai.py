@@ -17,10 +17,11 @@ from running import REPOSITORY, Command
 from shardtune.cluster.import_command import local_script
 from shardtune.cluster.import_job import import_job
 from shardtune.cluster.import_report import Imported, ImportVerdict, as_yaml, verdict_table
-from shardtune.cluster.import_runai import _NO_EFFECT, _NOT_SUPPORTED, _SWITCHES, import_runai
+from shardtune.cluster.import_runai import import_runai
 from shardtune.cluster.import_values import read_duration, read_memory
 from shardtune.cluster.render_job import render_job
 from shardtune.cluster.render_runai import Generation, render_runai, runai_argv
+from shardtune.cluster.runai_flags import NO_EFFECT, NOT_SUPPORTED, SWITCHES
 from shardtune.cluster.spec import make_job
 from shardtune.config import load_config
 from shardtune.errors import UserInputError
@@ -85,9 +86,142 @@ def test_every_flag_gets_a_verdict_and_an_unknown_one_is_not_dropped() -> None:
     assert found.section["nodes"] == 2
 
 
-@pytest.mark.parametrize("flag", sorted({*_NO_EFFECT, *_NOT_SUPPORTED}))
+DOCUMENTED = [
+    "add-capability",
+    "address",
+    "allow-privilege-escalation",
+    "annotation",
+    "attach",
+    "auto-deletion-time-after-completion",
+    "backoff-",
+    "limit",
+    "capability",
+    "clean-pod-policy",
+    "command",
+    "compute",
+    "config-file",
+    "config-path",
+    "configmap-map-volume",
+    "configmap-volume",
+    "cpu",
+    "cpu-core-limit",
+    "cpu-core-request",
+    "cpu-limit",
+    "cpu-memory-limit",
+    "cpu-memory-request",
+    "create-home-dir",
+    "datasource",
+    "datavolume",
+    "debug",
+    "empty-dir-volume",
+    "env-my-credentials",
+    "env-pod-field-ref",
+    "env-secret",
+    "environment",
+    "environment-",
+    "variable",
+    "exclude-node",
+    "existing-pvc",
+    "extended-resource",
+    "external-url",
+    "git-sync",
+    "gpu",
+    "gpu-devices-request",
+    "gpu-memory",
+    "gpu-memory-limit",
+    "gpu-memory-request",
+    "gpu-portion-limit",
+    "gpu-portion-request",
+    "gpu-request-type",
+    "host-ipc",
+    "host-network",
+    "host-path",
+    "image",
+    "image-pull-my-credentials",
+    "image-pull-policy",
+    "job-name-prefix",
+    "label",
+    "large-shm",
+    "loglevel",
+    "master-args",
+    "master-command",
+    "master-cpu-core-limit",
+    "master-cpu-core-request",
+    "master-cpu-memory-limit",
+    "master-cpu-memory-request",
+    "master-environment",
+    "master-environment-variable",
+    "master-extended-resource",
+    "master-gpu",
+    "master-gpu-devices-request",
+    "master-gpu-portion-limit",
+    "master-gpu-portion-request",
+    "master-no-pvcs",
+    "master-restart-policy",
+    "max-replicas",
+    "memory",
+    "memory-limit",
+    "mig-profile",
+    "min-replicas",
+    "mount-propagation",
+    "name",
+    "name-prefix",
+    "new-pvc",
+    "nfs",
+    "nfs-server",
+    "no-master",
+    "node-",
+    "pools",
+    "node-type",
+    "pod-running-timeout",
+    "port",
+    "preemptibility",
+    "preferred-pod-topology-key",
+    "priority",
+    "privileged",
+    "project",
+    "pvc",
+    "pvc-exists",
+    "pvc-new",
+    "quiet",
+    "required-pod-topology-key",
+    "restart-policy",
+    "run-as-gid",
+    "run-as-non-root",
+    "run-as-uid",
+    "run-",
+    "as-user",
+    "s3",
+    "seccomp-profile",
+    "secret-volume",
+    "service-type",
+    "stdin",
+    "supplemental-groups",
+    "template",
+    "termination-grace-",
+    "period",
+    "toleration",
+    "ttl-after-finish",
+    "tty",
+    "user-group-source",
+    "verbose",
+    "volume",
+    "wait-for-submit",
+    "workers",
+    "working-dir",
+]
+
+
+@pytest.mark.parametrize("name", DOCUMENTED)
+def test_every_flag_that_the_command_documents_is_known(name: str) -> None:
+    flag = f"--{name}"
+    found = imported(f"-i img {flag}" + ("" if flag in SWITCHES else " value"))
+    assert "not known" not in [one.verdict for one in found.verdicts]
+
+
+@pytest.mark.parametrize("flag", sorted({*NO_EFFECT, *NOT_SUPPORTED}))
 def test_a_flag_without_a_setting_is_answered(flag: str) -> None:
-    found = imported(f"--image i {flag}" + ("" if flag in _SWITCHES else " value"))
+    found = imported(f"--image i {flag}" + ("" if flag in SWITCHES else " value"))
     assert verdict(found, flag).verdict in ("no effect", "not supported")
     assert verdict(found, flag).why
 
