@@ -3,54 +3,35 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from shardtune.cli.options import Config, ConfigCommand, Overrides
+from shardtune.cli.options import AsJson, Config, ConfigCommand, Overrides, To
 
-if TYPE_CHECKING:
-    from shardtune.cluster.manifests import Manifests
-    from shardtune.cluster.spec import ClusterJob
-    from shardtune.config import ResolvedConfig
-    from shardtune.plan.report import Plan
-
-app = typer.Typer(no_args_is_help=True, help="Check a job for a cluster, before it is submitted.")
-To = Annotated[
-    str | None,
-    typer.Option(
-        "--to",
-        metavar="KIND",
-        help="runai, trainjob, pytorchjob, jobset, job, slurm, docker, podman or local-pods; default: cluster.target.",
-    ),
-]
+app = typer.Typer(no_args_is_help=True, help="Jobs for clusters: check one before it is sent, bring over today's.")
 
 
 @app.command(cls=ConfigCommand)
-def lint(
-    config: Config,
-    override: Overrides = None,
-    to: To = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
-) -> None:
+def lint(config: Config, override: Overrides = None, to: To = None, as_json: AsJson = False) -> None:
     """Check the settings, the rendered pods and the plan for what clusters accept and then break on.
 
     Asks no cluster. docs/cluster-lint.md has every rule.
 
     Exit codes: 0 no errors (there may be warnings); 1 errors; 2 invalid input.
     """
+    from shardtune.cli.cluster_job import described_job
     from shardtune.cluster.lint import has_errors
     from shardtune.cluster.lint import lint as check
 
-    resolved, target = _load(config, override, to)
-    plan = _plan(resolved)
-    job = _job(resolved, config, plan)
-    findings = check(job, _manifests(job, target), plan, target)
+    described = described_job(config, override, to)
+    findings = check(described.job, described.manifests(), described.plan, described.target)
     if as_json:
         from shardtune.cluster.lint_page import as_json as to_json
 
-        typer.echo(json.dumps(to_json(findings, job.name, target), indent=1, ensure_ascii=False))
+        typer.echo(json.dumps(to_json(findings, described.job.name, described.target), indent=1, ensure_ascii=False))
     else:
         from rich.console import Console
 
@@ -70,13 +51,13 @@ def scc(config: Config, override: Overrides = None, to: To = None) -> None:
     """
     import yaml
 
+    from shardtune.cli.cluster_job import described_job
     from shardtune.cluster.lint_subject import Subject
     from shardtune.cluster.openshift import beyond_restricted, render_scc
 
-    resolved, target = _load(config, override, to)
-    job = _job(resolved, config, None)
-    pod = Subject(job, target, _manifests(job, target)).pods[0]
-    objects = render_scc(job, pod)
+    described = described_job(config, override, to)
+    pod = Subject(described.job, described.target, described.manifests()).pods[0]
+    objects = render_scc(described.job, pod)
     if not objects:
         typer.echo("# restricted-v2 admits this job: nothing has to be applied.")
         return
@@ -87,46 +68,57 @@ def scc(config: Config, override: Overrides = None, to: To = None) -> None:
     typer.echo(yaml.safe_dump_all(objects, sort_keys=False), nl=False)
 
 
-def _load(config: Path, override: list[str] | None, to: str | None) -> tuple[ResolvedConfig, str]:
-    from typing import get_args
+@app.command("import")
+def import_(
+    what: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="FILE|COMMAND",
+            help="A PyTorchJob, TrainJob, JobSet or Job (YAML), a shell script with a command of Run:ai, or that "
+            "command itself behind --.",
+            show_default=False,
+        ),
+    ],
+    script: Annotated[
+        Path | None, typer.Option("--script", metavar="FILE", help="The launcher script that the job's command runs.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", metavar="FILE", help="Write the section to a new file.")
+    ] = None,
+    keep_uid: Annotated[
+        bool, typer.Option("--keep-uid", help="Write a fixed uid and gid, which OpenShift's restricted-v2 refuses.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Section and verdicts as JSON.")] = False,
+) -> None:
+    """Turn today's job into a section `cluster`, with a verdict for each flag and field.
 
-    from shardtune.config import load_config
-    from shardtune.config.cluster_schema import Target
+    The section goes to standard output (or --output), the verdicts to standard error.
+
+    Exit codes: 0 read; 2 this is no job.
+    """
+    from shardtune.cluster.import_job import import_job
+    from shardtune.cluster.import_report import as_json as to_json
+    from shardtune.cluster.import_report import as_yaml, verdict_table
     from shardtune.errors import UserInputError
 
-    resolved = load_config(config, override or (), cluster_profile=True)
-    target, known = to or resolved.config.cluster.target, get_args(Target)
-    if target is None:
-        raise UserInputError("Where does the job go?", fix=f"Add --to or set cluster.target: {', '.join(known)}.")
-    if target not in known:
-        raise UserInputError(f"--to is '{target}'.", fix=f"Give one of {', '.join(known)}.")
-    return resolved, target
+    found = import_job(what, script, keep_uid=keep_uid)
+    if output is not None:
+        try:
+            with output.open("x", encoding="utf-8") as file:
+                file.write(as_yaml(found))
+        except FileExistsError:
+            raise UserInputError(f"'{output}' exists.", fix="Name another file, or remove it first.") from None
+        except OSError as error:
+            raise UserInputError(f"'{output}' cannot be written.", why=str(error)) from error
+    if as_json:
+        typer.echo(json.dumps(to_json(found), indent=2, ensure_ascii=False))
+        return
+    from rich.console import Console
 
-
-def _plan(resolved: ResolvedConfig) -> Plan | None:
-    """What the run needs, where the GPUs are named and the model's files are on this machine."""
-    from shardtune.cli.plan import plan_of
-    from shardtune.errors import UserInputError
-
-    cluster = resolved.config.cluster
-    if cluster.gpu is None or not cluster.gpus_per_node or cluster.command:
-        return None
-    from shardtune.launch.named_paths import check_inputs
-
-    try:
-        check_inputs(resolved.config)
-    except UserInputError:  # paths of the container: lint says that memory was not checked
-        return None
-    return plan_of(resolved, gpus=f"{cluster.gpus_per_node}x{cluster.gpu}", nodes=cluster.nodes)
-
-
-def _job(resolved: ResolvedConfig, config: Path, plan: Plan | None) -> ClusterJob:
-    from shardtune.cluster.spec import make_job
-
-    return make_job(resolved, config, plan)
-
-
-def _manifests(job: ClusterJob, target: str) -> Manifests | None:
-    from shardtune.cluster.render_job import render_job
-
-    return render_job(job) if target == "job" else None
+    Console(file=sys.stderr).print(verdict_table(found.verdicts, "today's job"))
+    for step in found.steps:
+        typer.echo(f"first: {step}", err=True)
+    if output is None:
+        typer.echo(as_yaml(found), nl=False)
+    else:
+        typer.echo(f"{output}: put your run's settings beside it, then `shardtune config validate {output}`.")

@@ -49,6 +49,7 @@ app.command("dashboard")(dashboard.dashboard)
 app.command("quickstart")(quickstart.quickstart)
 app.add_typer(cluster.app, name="cluster")
 app.add_typer(config.app, name="config")
+app.add_typer(cluster.app, name="cluster")
 app.add_typer(data.app, name="data")
 
 

@@ -17,7 +17,7 @@ DOCTOR = "doctor"  # the init container of cluster.init_doctor
 SECRET_KEY = "secret"
 JOB_LABEL, RUN_LABEL = "app.kubernetes.io/instance", "shardtune.dev/run"
 KUEUE_QUEUE, KUEUE_TOPOLOGY = "kueue.x-k8s.io/queue-name", "kueue.x-k8s.io/podset-required-topology"
-_NETWORKS = "k8s.v1.cni.cncf.io/networks"
+NETWORKS = "k8s.v1.cni.cncf.io/networks"
 # Lists of Kubernetes whose items are known by one of their keys; any other list of an overlay replaces what is there.
 _MERGE_KEYS = {
     "containers": "name", "initContainers": "name", "volumes": "name", "env": "name", "volumeMounts": "mountPath",
@@ -67,7 +67,7 @@ def pod_template(
     settings = job.settings
     annotations = dict(settings.annotations)
     if settings.networks:
-        annotations[_NETWORKS] = ", ".join(settings.networks)
+        annotations[NETWORKS] = ", ".join(settings.networks)
     if settings.topology:
         annotations[KUEUE_TOPOLOGY] = settings.topology
     spec: Manifest = {
