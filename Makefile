@@ -67,6 +67,7 @@ reference: install
 	$(BIN)/python -m shardtune.plan.traffic_page docs/parallel.md
 	$(BIN)/python -m shardtune.plan.readme_table README.md docs/plan.md
 	$(BIN)/python -m shardtune.run.error_page docs
+	$(BIN)/python -m shardtune.cluster.lint_page > docs/cluster-lint.md
 
 # What layers keep for their backward pass, for `shardtune plan`: traced without a GPU, in about fifteen minutes. FAMILIES="llama
 # qwen3" traces some; a test fails when an entry is out of date.

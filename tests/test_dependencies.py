@@ -35,14 +35,28 @@ DISTRIBUTIONS = {"yaml": "PyYAML", "jinja2": "Jinja2", "pynvml": "nvidia-ml-py"}
 BROUGHT = {
     "annotated_types": "pydantic", "fsspec": "datasets", "huggingface_hub": "transformers", "packaging": "transformers",
     "pyarrow": "datasets", "pydantic_core": "pydantic", "tokenizers": "transformers", "triton": "torch",
+    "jsonschema": "kubernetes-validate", "referencing": "kubernetes-validate",
 }  # fmt: skip
 
 
 def test_whatever_is_imported_is_a_dependency() -> None:
     imported = {name for path in (ROOT / "shardtune").rglob("*.py") for name in _modules_imported(path)}
     foreign = imported - set(sys.stdlib_module_names) - {"shardtune"}
-    wanted = {re.split(r"[<>=]", one)[0] for one in _dependencies()}
-    assert {name for name in foreign if BROUGHT.get(name, DISTRIBUTIONS.get(name, name)) not in wanted} == set()
+    wanted = {re.split(r"[<>=]", one)[0] for one in _dependencies() + _extra("cluster")}
+    assert {name for name in foreign if _distribution(name) not in wanted} == set()
+
+
+def test_what_belongs_to_an_extra_is_imported_only_where_it_is_used() -> None:
+    extra = {re.split(r"[<>=]", one)[0] for one in _extra("cluster")}
+    trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in (ROOT / "shardtune").rglob("*.py")}
+    at_the_top = {
+        f"{name} in {path.relative_to(ROOT)}"
+        for path, tree in trees.items()
+        for node in tree.body
+        for name in _names_imported(node)
+        if _distribution(name) in extra
+    }
+    assert at_the_top == set()
 
 
 def test_every_private_name_of_a_library_is_known() -> None:
@@ -71,12 +85,25 @@ def _dependencies() -> list[str]:
     return list(tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"])
 
 
+def _extra(name: str) -> list[str]:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    return list(project["optional-dependencies"][name])
+
+
+def _distribution(module: str) -> str:
+    return BROUGHT.get(module, DISTRIBUTIONS.get(module, module))
+
+
 def _modules_imported(path: Path) -> Iterator[str]:
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            yield from (alias.name.split(".")[0] for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            yield (node.module or "").split(".")[0]
+        yield from _names_imported(node)
+
+
+def _names_imported(node: ast.AST) -> Iterator[str]:
+    if isinstance(node, ast.Import):
+        yield from (alias.name.split(".")[0] for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+        yield (node.module or "").split(".")[0]
 
 
 def _attributes_defined(tree: ast.Module) -> Iterator[str]:

@@ -11,6 +11,7 @@ from shardtune import __version__
 from shardtune.cli import (
     cancel,
     checkpoints,
+    cluster,
     config,
     dashboard,
     data,
@@ -62,6 +63,7 @@ app.command("suspend")(cancel.suspend)
 app.command("resume")(cancel.resume)
 app.command("pull")(pull.pull)
 app.add_typer(config.app, name="config")
+app.add_typer(cluster.app, name="cluster")
 app.add_typer(data.app, name="data")
 
 

@@ -8,6 +8,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
+from shardtune.config.cluster_schema import Target
+
 Config = Annotated[Path, typer.Argument(metavar="CONFIG", help="The run's YAML file.", show_default=False)]
 
 
@@ -77,6 +79,9 @@ SkipPreflight = Annotated[
         "--skip-preflight", help="Start several processes without checking first whether this machine is fit for them."
     ),
 ]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+# Jobs on a cluster.
+To = Annotated[Target | None, typer.Option("--to", help="Where the job goes; default: cluster.target.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Print more details before the first step.")]
 
 # Which cluster, and which job on it.
@@ -88,7 +93,6 @@ Namespace = Annotated[
     str | None, typer.Option("--namespace", "-n", metavar="NAME", help="Namespace; default: the context's.")
 ]
 JobName = Annotated[str, typer.Argument(metavar="NAME", help="The job's name.", show_default=False)]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
 
 def _config_option() -> Any:

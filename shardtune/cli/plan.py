@@ -30,7 +30,9 @@ def plan(
     gpus: Annotated[
         str,
         typer.Option(
-            "--gpus", metavar="NxNAME", help="GPUs of each node, such as 2xH200; default: those of this machine."
+            "--gpus",
+            metavar="NxNAME",
+            help="GPUs of each node, such as 2xH200; default: cluster.gpus_per_node and gpu, else this machine's.",
         ),
     ] = "",
     nodes: Annotated[
@@ -84,7 +86,7 @@ def plan_of(
     catalogue: Path | None = None,
     exact: bool = False,
 ) -> Plan:
-    """The plan of a config on named hardware, or (`gpus` empty) on this machine."""
+    """The plan of a config on named hardware: `gpus`, else what `cluster` names, else this machine."""
     from shardtune.launch.named_paths import check_inputs
     from shardtune.model.describe import model_files, outline_of_files
     from shardtune.observe.gpus import describe_gpus
@@ -94,6 +96,8 @@ def plan_of(
 
     config = asked.config
     check_inputs(config)
+    if not gpus and config.cluster.gpu and config.cluster.gpus_per_node:
+        gpus = f"{config.cluster.gpus_per_node}x{config.cluster.gpu}"
     here = () if gpus or config.parallel.device == "cpu" else describe_gpus().get("gpus", ())
     target = target_of(
         config.parallel, here, gpus=gpus, nodes=nodes or config.cluster.nodes, link=link, catalogue=catalogue

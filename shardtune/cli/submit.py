@@ -2,34 +2,25 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import json
-import sys
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from shardtune.cli.options import AsJson, Config, Context, Namespace, Overrides, Verbose
-from shardtune.config.cluster_schema import Target
+from shardtune.cli.options import AsJson, Config, Context, Namespace, Overrides, To, Verbose
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from shardtune.cli.cluster_job import DescribedJob
     from shardtune.cluster.api import Cluster
     from shardtune.cluster.manifests import Manifests
-    from shardtune.cluster.spec import ClusterJob
-    from shardtune.config import ResolvedConfig
-    from shardtune.plan.report import Plan
-
-KUBERNETES = ("trainjob", "pytorchjob", "jobset", "job")
 
 
 def submit(
     config: Config,
-    to: Annotated[Target | None, typer.Option("--to", help="Where it goes; default: cluster.target.")] = None,
+    to: To = None,
     override: Overrides = None,
     name: Annotated[str | None, typer.Option("--name", metavar="N", help="The job's name (cluster.job_name).")] = None,
     nodes: Annotated[
@@ -52,6 +43,12 @@ def submit(
             "--output", metavar="yaml|DIR/", help="Print the manifests, or write a kustomize folder; create nothing."
         ),
     ] = None,
+    volume: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--volume", metavar="CLAIM=FOLDER", help="docker, podman: the folder here that stands for a claim."
+        ),
+    ] = None,
     crd_dir: Annotated[
         Path | None, typer.Option("--crd-dir", metavar="DIR", help="The site's CRD files, to check the manifests with.")
     ] = None,
@@ -63,162 +60,96 @@ def submit(
     """Send a run to a cluster: checked here, tried on the server, then created whole or not at all.
 
     Exit codes: 0 submitted (or nothing wrong in a dry run); 1 the cluster refused it or cannot be reached; 2 invalid
-    input, nothing was sent.
+    input, nothing was sent. docker and podman: the container's.
     """
     from rich.console import Console
 
-    from shardtune.config import load_config
-
-    asked = {"target": to, "job_name": name, "nodes": nodes, "context": context, "namespace": namespace}
-    options = [f"cluster.{key}={value}" for key, value in asked.items() if value is not None]
-    resolved = load_config(config, [*(override or ()), *options], cluster_profile=True)
-    offline = dry_run == "client" or print_script or output is not None
-    console = Console(stderr=print_script or output is not None or as_json)
-    prepared = _prepare(resolved, config, console, offline=offline, crd_dir=crd_dir)
-    _summarize(console, prepared, verbose=verbose)
-    if print_script:
-        print(_script(prepared), end="")
-    elif output is not None:
-        _write(console, prepared, output)
-    elif dry_run == "client":
-        _finish(console, prepared, as_json, dry_run, "Nothing was sent: checked on this machine alone.")
-    else:
-        _send(console, prepared, dry_run, as_json)
-
-
-@dataclass(frozen=True)
-class _Prepared:
-    """A job that has passed the checks of this machine."""
-
-    job: ClusterJob
-    target: str
-    manifests: Manifests
-    plan: Plan | None
-    no_plan: str
-    cluster: Cluster | None
-
-    @property
-    def namespace(self) -> str | None:
-        if self.cluster is not None:
-            return self.cluster.namespace
-        found = self.manifests.workload["metadata"].get("namespace")
-        return str(found) if found else None
-
-
-def _prepare(
-    resolved: ResolvedConfig, file: Path, console: Console, *, offline: bool, crd_dir: Path | None
-) -> _Prepared:
-    from shardtune.cluster.api import connect
-    from shardtune.cluster.spec import make_job
+    from shardtune.cli.cluster_job import described_job
+    from shardtune.cli.submit_by_command import submit_by_command
     from shardtune.errors import UserInputError
 
-    settings = resolved.config.cluster
-    if settings.target is None:
-        raise UserInputError(
-            "Where should the job go?", fix=f"Name it with --to or cluster.target: {', '.join(KUBERNETES)}, runai, …."
-        )
-    plan, no_plan = _plan(resolved)
-    job = make_job(resolved, file, plan)
-    cluster = None if offline else connect(settings.context, settings.namespace)
-    if cluster is not None:
-        job = _with_release(job, settings.target, cluster)
-    manifests = _render(job, settings.target)
+    console = Console(stderr=print_script or output is not None or as_json)
+    described = described_job(config, override, to, job_name=name, nodes=nodes, context=context, namespace=namespace)
+    if described.target == "local-pods":
+        raise UserInputError("`submit --to local-pods` is not available.", fix="Use another target.")
+    if described.kind is None:
+        _check(console, described, None, crd_dir, verbose=verbose)
+        _summarize(console, described, None, verbose=verbose)
+        submit_by_command(console, described, volume or (), dry_run=dry_run, print_script=print_script, output=output)
+        return
+    offline = dry_run == "client" or print_script or output is not None
+    cluster = None if offline else _connect(described)
+    described = described if cluster is None else _with_release(described, cluster)
+    manifests = described.manifests()
+    assert manifests is not None  # it has a kind
     if cluster is not None:
         cluster.namespace = str(manifests.workload["metadata"].get("namespace") or cluster.namespace)
-    _check(console, job, manifests, plan, settings.target, crd_dir)
-    return _Prepared(job, settings.target, manifests, plan, no_plan, cluster)
+    _check(console, described, manifests, crd_dir, verbose=verbose)
+    _summarize(console, described, cluster, verbose=verbose)
+    if print_script:
+        _print_script(described, manifests)
+    elif output is not None:
+        _write(console, manifests, output)
+    elif cluster is None:
+        _finish(console, described, manifests, as_json, dry_run, "Nothing was sent: checked on this machine alone.")
+    else:
+        _send(console, described, manifests, cluster, dry_run, as_json)
 
 
-def _plan(resolved: ResolvedConfig) -> tuple[Plan | None, str]:
-    """What the run needs on the cluster's GPUs, or why nobody can tell here."""
-    from shardtune.cli.plan import plan_of
-    from shardtune.errors import ShardtuneError
+def _connect(described: DescribedJob) -> Cluster:
+    from shardtune.cluster.api import connect
 
-    settings = resolved.config.cluster
-    if settings.command:
-        return None, "the job runs a command of its own"
-    if not settings.gpus_per_node or settings.gpu is None:
-        return None, "cluster.gpus_per_node and cluster.gpu do not say which GPUs the nodes have"
-    try:
-        return plan_of(resolved, gpus=f"{settings.gpus_per_node}x{settings.gpu}", nodes=settings.nodes), ""
-    except ShardtuneError as error:
-        return None, error.what
+    settings = described.job.settings
+    return connect(settings.context, settings.namespace)
 
 
-def _with_release(job: ClusterJob, target: str, cluster: Cluster) -> ClusterJob:
+def _with_release(described: DescribedJob, cluster: Cluster) -> DescribedJob:
     """Which release of Trainer the cluster has, for TrainJob, whose fields differ by release."""
+    from shardtune.cluster.render_trainjob import release_of_crd
     from shardtune.cluster.resources import TRAINJOB
 
-    settings = job.settings
-    kind = settings.runai_kind if target == "runai" else target
-    if kind != "trainjob" or settings.trainer_release != "auto":
-        return job
+    if described.kind != "trainjob" or described.job.settings.trainer_release != "auto":
+        return described
     crd = cluster.custom_resource(TRAINJOB)
-    release = _part("shardtune.cluster.render_trainjob", "release_of_crd")
-    if crd is None or release is None:
-        return job
-    return replace(job, settings=settings.model_copy(update={"trainer_release": release(crd)}))
-
-
-def _render(job: ClusterJob, target: str) -> Manifests:
-    from shardtune.errors import UserInputError
-
-    render = _part("shardtune.cluster.render", "render")
-    if render is not None and target in KUBERNETES:
-        return render(job, target)  # type: ignore[no-any-return]
-    if target == "job":
-        from shardtune.cluster.render_job import render_job
-
-        return render_job(job)
-    raise UserInputError(f"`--to {target}` is not available in this version.", fix=f"Use {', '.join(KUBERNETES)}.")
+    return described if crd is None else described.with_settings(trainer_release=release_of_crd(crd))
 
 
 def _check(
-    console: Console, job: ClusterJob, manifests: Manifests, plan: Plan | None, target: str, crd_dir: Path | None
+    console: Console, described: DescribedJob, manifests: Manifests | None, crd_dir: Path | None, *, verbose: bool
 ) -> None:
-    """Lint, then schemas; an error of either ends here."""
+    """Lint, then schemas; an error of either ends here. Notices are for -v and `cluster lint`."""
+    from shardtune.cluster.crd_schemas import read_crds
+    from shardtune.cluster.lint import has_errors, lint
+    from shardtune.cluster.lint_page import show
+    from shardtune.cluster.schemas import validate
     from shardtune.errors import UserInputError
     from shardtune.terminal import say
 
-    lint, check = _part("shardtune.cluster.lint", "lint"), _part("shardtune.cluster.schemas", "check")
-    findings = lint(job, manifests, plan, target) if lint is not None else []
-    for one in findings:
-        say(
-            console, one.severity, f"{one.path}: {one.what} [{one.rule}]", "bold red" if one.severity == "error" else ""
-        )
-        say(console, "", f"→ {one.fix}")
-    wrong = sum(one.severity == "error" for one in findings)
-    problems = list(check(manifests, crd_dir)) if check is not None else []
+    findings = lint(described.job, manifests, described.plan, described.target)
+    shown = [one for one in findings if verbose or one.severity != "notice"]
+    if shown:
+        show(console, shown)
+    problems = validate(manifests, read_crds(crd_dir) if crd_dir else ()).problems if manifests is not None else ()
     for problem in problems:
         say(console, "error", str(problem), "bold red")
-    if wrong or problems:
-        raise UserInputError(
-            f"The job has {wrong + len(problems)} errors; nothing was sent.", fix="Correct what is named above."
-        )
+    if has_errors(findings) or problems:
+        raise UserInputError("The job was not sent.", why="It has errors.", fix="Correct what is named above.")
 
 
-def _part(module: str, name: str) -> Any:
-    """A function of a module that may not be there yet."""
-    if importlib.util.find_spec(module) is None:
-        return None
-    return getattr(importlib.import_module(module), name)
-
-
-def _summarize(console: Console, prepared: _Prepared, *, verbose: bool) -> None:
+def _summarize(console: Console, described: DescribedJob, cluster: Cluster | None, *, verbose: bool) -> None:
     from shardtune.terminal import clock, count, say
 
-    job, settings, plan = prepared.job, prepared.job.settings, prepared.plan
-    where = f"namespace {prepared.namespace}" if prepared.namespace else "the context's namespace"
-    context = f", context {prepared.cluster.access.context}" if prepared.cluster else ""
+    job, settings, plan = described.job, described.job.settings, described.plan
+    where = f" in namespace {cluster.namespace}, context {cluster.access.context}" if cluster is not None else ""
     gpus = f" × {count(settings.gpus_per_node, 'GPU')}" if settings.gpus_per_node else ""
-    kind = prepared.manifests.workload["kind"]
-    say(console, "job", f"{job.name}: {kind} in {where}{context}")
-    say(
-        console, "nodes", f"{job.nodes}{gpus}{f' ({settings.gpu})' if settings.gpu else ''}, {job.nproc} processes each"
-    )
-    say(console, "image", settings.image or "none")
+    kind = f" ({described.kind})" if described.kind not in (None, described.target) else ""
+    say(console, "job", f"{job.name} → {described.target}{kind}{where}")
+    model = f" ({settings.gpu})" if settings.gpu else ""
+    say(console, "nodes", f"{job.nodes}{gpus}{model}, {count(job.nproc, 'process', 'es')} each")
+    if settings.image:
+        say(console, "image", settings.image)
     if plan is None:
-        say(console, "plan", f"memory was not checked: {prepared.no_plan}")
+        say(console, "plan", f"memory was not checked: {described.no_plan}")
     else:
         from shardtune.plan.page import verdict
 
@@ -230,67 +161,69 @@ def _summarize(console: Console, prepared: _Prepared, *, verbose: bool) -> None:
             say(console, "env", f"{name}={job.env[name]} ({why})")
 
 
-def _script(prepared: _Prepared) -> str:
+def _print_script(described: DescribedJob, manifests: Manifests) -> None:
     from shardtune.cluster.shell_script import shell_script
 
-    return shell_script(prepared.manifests, namespace=prepared.namespace, context=prepared.job.settings.context)
+    namespace = manifests.workload["metadata"].get("namespace")
+    print(shell_script(manifests, namespace=namespace, context=described.job.settings.context), end="")
 
 
-def _write(console: Console, prepared: _Prepared, output: str) -> None:
+def _write(console: Console, manifests: Manifests, output: str) -> None:
+    from shardtune.cluster.render import to_yaml, write_kustomize
     from shardtune.errors import UserInputError
     from shardtune.terminal import say
 
     if output == "yaml":
-        to_yaml = _part("shardtune.cluster.render", "to_yaml")
-        if to_yaml is None:
-            import yaml
-
-            print(yaml.safe_dump_all(list(prepared.manifests), sort_keys=False, allow_unicode=True), end="")
-        else:
-            print(to_yaml(prepared.manifests), end="")
+        print(to_yaml(manifests), end="")
         return
-    write = _part("shardtune.cluster.render", "write_kustomize")
-    if write is None or not (output.endswith("/") or Path(output).is_dir()):
+    if not (output.endswith("/") or Path(output).is_dir()):
         raise UserInputError(
             f"--output '{output}' is neither `yaml` nor a folder.", fix="Write `--output yaml`, or `--output DIR/`."
         )
-    for file in write(prepared.manifests, Path(output)):
+    for file in write_kustomize(manifests, Path(output)):
         say(console, "written", str(file))
 
 
-def _send(console: Console, prepared: _Prepared, dry_run: str | None, as_json: bool) -> None:
+def _send(
+    console: Console,
+    described: DescribedJob,
+    manifests: Manifests,
+    cluster: Cluster,
+    dry_run: str | None,
+    as_json: bool,
+) -> None:
     from shardtune.cluster import submit as submission
     from shardtune.terminal import say
 
-    assert prepared.cluster is not None
-    submission.check_name_free(prepared.cluster, prepared.manifests)
-    for notice in submission.dry_run(prepared.cluster, prepared.manifests):
+    submission.check_name_free(cluster, manifests)
+    for notice in submission.dry_run(cluster, manifests):
         say(console, "notice", notice, "yellow")
-    for warning in dict.fromkeys(prepared.cluster.warnings):
+    for warning in dict.fromkeys(cluster.warnings):
         say(console, "warning", f"the server says: {warning}", "yellow")
     if dry_run == "server":
-        _finish(console, prepared, as_json, dry_run, "The server accepts every object; nothing was created.")
+        text = "The server accepts every object; nothing was created."
+        _finish(console, described, manifests, as_json, dry_run, text)
         return
-    made = submission.submit(prepared.cluster, prepared.manifests)
-    _finish(console, prepared, as_json, None, f"{made['kind']} {prepared.job.name} is created.", made)
+    made = submission.submit(cluster, manifests)
+    _finish(console, described, manifests, as_json, None, f"{made['kind']} {described.job.name} is created.", made)
 
 
 def _finish(
-    console: Console, prepared: _Prepared, as_json: bool, dry_run: str | None, text: str, made: Any = None
-) -> None:
+    console: Console, described: DescribedJob, manifests: Manifests, as_json: bool, dry_run: str | None, text: str,
+    made: Any = None,
+) -> None:  # fmt: skip
     from shardtune.terminal import say
 
-    name = prepared.job.name
+    job, namespace = described.job, manifests.workload["metadata"].get("namespace")
     if as_json:
         found = {
-            "name": name, "namespace": prepared.namespace, "target": prepared.target, "dry_run": dry_run,
-            "kind": prepared.manifests.workload["kind"], "nodes": prepared.job.nodes,
+            "name": job.name, "namespace": made["metadata"]["namespace"] if made else namespace,
+            "target": described.target, "kind": manifests.workload["kind"], "nodes": job.nodes, "dry_run": dry_run,
             "uid": made["metadata"]["uid"] if made else None,
         }  # fmt: skip
         print(json.dumps(found, indent=1))
         return
     say(console, "done", text, "bold green")
     if made is not None:
-        where = f" -n {prepared.namespace}" if prepared.job.settings.namespace else ""
-        say(console, "next", f"shardtune logs -f {name}{where}   (or: status, describe, cancel, pull)")
-        sys.stdout.flush()
+        where = f" -n {namespace}" if namespace else ""
+        say(console, "next", f"shardtune logs -f {job.name}{where}   (or: status, describe, cancel, pull)")

@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from typing import Any
 
 from shardtune import __version__
 from shardtune.cluster.manifests import Manifest
 from shardtune.cluster.spec import CONFIG_FILE, CONFIG_FOLDER, ClusterJob, shared_memory_quantity
+from shardtune.errors import UserInputError
 from shardtune.launch.network import SECRET_VARIABLE
 
 CONTAINER = "trainer"  # what pod_overlay knows the container by, whatever the kind calls it
+DOCTOR = "doctor"  # the init container of cluster.init_doctor
 SECRET_KEY = "secret"
 JOB_LABEL, RUN_LABEL = "app.kubernetes.io/instance", "shardtune.dev/run"
 RUN_FOLDER = "shardtune.dev/run-folder"  # annotation of the workload: where `shardtune pull` finds the run
 KUEUE_QUEUE, KUEUE_TOPOLOGY = "kueue.x-k8s.io/queue-name", "kueue.x-k8s.io/podset-required-topology"
-_NETWORKS = "k8s.v1.cni.cncf.io/networks"
+NETWORKS = "k8s.v1.cni.cncf.io/networks"
 # Lists of Kubernetes whose items are known by one of their keys; any other list of an overlay replaces what is there.
 _MERGE_KEYS = {
     "containers": "name", "initContainers": "name", "volumes": "name", "env": "name", "volumeMounts": "mountPath",
     "imagePullSecrets": "name", "ports": "containerPort", "hostAliases": "ip",
 }  # fmt: skip
+_MAPPINGS = (
+    "metadata", "spec", "labels", "annotations", "securityContext", "capabilities", "resources", "requests", "limits",
+    "nodeSelector", "affinity", "emptyDir",
+)  # fmt: skip
 
 
 def labels(job: ClusterJob) -> dict[str, str]:
@@ -64,7 +71,7 @@ def pod_template(
     settings = job.settings
     annotations = dict(settings.annotations)
     if settings.networks:
-        annotations[_NETWORKS] = ", ".join(settings.networks)
+        annotations[NETWORKS] = ", ".join(settings.networks)
     if settings.topology:
         annotations[KUEUE_TOPOLOGY] = settings.topology
     spec: Manifest = {
@@ -87,6 +94,7 @@ def pod_template(
     }
     if settings.init_doctor:
         spec["initContainers"] = [_doctor(job, spec["containers"][0])]
+    check_overlay(settings.pod_overlay)
     base = {
         "metadata": _without_empty({"labels": labels(job), "annotations": annotations}),
         "spec": _without_empty(spec),
@@ -126,6 +134,29 @@ def headless_service(job: ClusterJob, name: str) -> Manifest:
         "metadata": metadata(job, name),
         "spec": {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": {JOB_LABEL: job.name}},
     }
+
+
+def check_overlay(overlay: Any, key: str = "", path: str = "cluster.pod_overlay") -> None:
+    """Raise where an overlay has another shape than a pod template, and merging it would leave none."""
+    by = _MERGE_KEYS.get(key)
+    what = ""
+    if by and overlay is not None:
+        if not isinstance(overlay, list) or not all(isinstance(item, Mapping) and by in item for item in overlay):
+            what = f"{path} is not a list of mappings that each have `{by}`."
+        else:
+            for index, item in enumerate(overlay):
+                check_overlay(item, "", f"{path}[{index}]")
+    elif key in ("", *_MAPPINGS) and overlay is not None:
+        if not isinstance(overlay, Mapping):
+            what = f"{path} is not a mapping."
+        elif path == "cluster.pod_overlay" and (unknown := set(overlay) - {"metadata", "spec"}):
+            what = f"{path}.{min(unknown)} is no part of a pod template (metadata, spec)."
+        else:
+            for name, value in overlay.items():
+                if name in _MERGE_KEYS or name in _MAPPINGS:
+                    check_overlay(value, name, f"{path}.{name}")
+    if what:
+        raise UserInputError(what, fix="Write it as in a pod template of Kubernetes (docs/cluster.md has examples).")
 
 
 def merge_overlay(base: Any, overlay: Any, key: str = "") -> Any:
@@ -221,7 +252,7 @@ def _mounts(job: ClusterJob) -> list[Manifest]:
 def _doctor(job: ClusterJob, trainer: Manifest) -> Manifest:
     """The same container with another command: it sees what the training will see."""
     words = ["shardtune", "doctor"] + ([f"{CONFIG_FOLDER}/{CONFIG_FILE}"] if job.config is not None else [])
-    return {**trainer, "name": "doctor", "command": words}
+    return {**deepcopy(trainer), "name": DOCTOR, "command": words}
 
 
 def _without_empty(values: Mapping[str, Any]) -> Manifest:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import shlex
-
-import yaml
+from collections.abc import Sequence
 
 from shardtune.cluster.manifests import Manifest, Manifests
 from shardtune.cluster.pod import SECRET_KEY
+from shardtune.cluster.render import to_yaml
 from shardtune.cluster.resources import SECRET, resource_of
 
 _END = "END_OF_MANIFESTS"
@@ -16,32 +16,52 @@ _END = "END_OF_MANIFESTS"
 
 def shell_script(manifests: Manifests, *, namespace: str | None, context: str | None) -> str:
     """A script that submits the job. The nodes' shared secret is generated when it runs, and is in no argument."""
-    options = [f"--{name}={value}" for name, value in (("context", context), ("namespace", namespace)) if value]
-    kubectl = shlex.join(["kubectl", *options])
-    apply = f"{kubectl} apply --server-side --validate=strict --field-manager=shardtune -f -"
-    secrets = [one for one in manifests.support if resource_of(one) == SECRET]
-    rest = [one for one in manifests.support if one not in secrets]
-    workload = manifests.workload
-    address = f"{resource_of(workload).plural}.{_group(workload)}/{manifests.name}".replace("./", "/")
+    kubectl = _kubectl(namespace, context)
+    workload, address = manifests.workload, _address(manifests.workload)
     lines = ["#!/bin/sh", f"# Submits {workload['kind']} {manifests.name}. Ends with an error if it exists.", "set -eu"]
-    # Shells quote here-documents with a quoted end as they are: nothing in them is expanded.
     lines += [
         f"if {kubectl} get {address} >/dev/null 2>&1; then",
         f"  echo '{workload['kind']} {manifests.name} exists already' >&2",
         "  exit 1",
         "fi",
+        *_support(manifests.support, kubectl),
+        *_apply([workload], kubectl),
     ]
-    for secret in secrets:
-        lines += _secret(secret, kubectl)
-    for documents in filter(None, (rest, [workload])):
-        lines += [f"{apply} <<'{_END}'", _documents(documents).rstrip("\n"), _END]
     if manifests.support:
         lines += _owner(manifests, kubectl, address)
     return "\n".join(lines) + "\n"
 
 
-def _group(manifest: Manifest) -> str:
-    return str(manifest["apiVersion"]).rpartition("/")[0]
+def command_script(
+    support: Sequence[Manifest], argv: Sequence[str], *, namespace: str | None, context: str | None
+) -> str:
+    """The same where a command of Run:ai makes the job, and only refers to what is made beside it."""
+    lines = ["#!/bin/sh", "set -eu", *_support(support, _kubectl(namespace, context)), shlex.join(argv)]
+    return "\n".join(lines) + "\n"
+
+
+def _kubectl(namespace: str | None, context: str | None) -> str:
+    options = [f"--{name}={value}" for name, value in (("context", context), ("namespace", namespace)) if value]
+    return shlex.join(["kubectl", *options])
+
+
+def _address(manifest: Manifest) -> str:
+    group = str(manifest["apiVersion"]).rpartition("/")[0]
+    return f"{resource_of(manifest).plural}{f'.{group}' if group else ''}/{manifest['metadata']['name']}"
+
+
+def _support(support: Sequence[Manifest], kubectl: str) -> list[str]:
+    secrets = [one for one in support if resource_of(one) == SECRET]
+    lines = [line for secret in secrets for line in _secret(secret, kubectl)]
+    return lines + _apply([one for one in support if one not in secrets], kubectl)
+
+
+def _apply(manifests: Sequence[Manifest], kubectl: str) -> list[str]:
+    """As a here-document whose end is quoted: the shell expands nothing in it."""
+    if not manifests:
+        return []
+    apply = f"{kubectl} apply --server-side --validate=strict --field-manager=shardtune -f -"
+    return [f"{apply} <<'{_END}'", to_yaml(manifests).rstrip("\n"), _END]
 
 
 def _secret(manifest: Manifest, kubectl: str) -> list[str]:
@@ -61,23 +81,5 @@ def _owner(manifests: Manifests, kubectl: str, address: str) -> list[str]:
     owner = {"apiVersion": manifests.workload["apiVersion"], "kind": manifests.workload["kind"], "name": manifests.name}
     before, after = json.dumps({"metadata": {"ownerReferences": [{**owner, "uid": "@"}]}}).split("@")
     for manifest in manifests.support:
-        resource = resource_of(manifest)
-        named = f"{resource.plural}.{_group(manifest)}/{manifest['metadata']['name']}".replace("./", "/")
-        lines.append(f"{kubectl} patch {named} --type=merge -p '{before}'\"$uid\"'{after}'")
+        lines.append(f"{kubectl} patch {_address(manifest)} --type=merge -p '{before}'\"$uid\"'{after}'")
     return lines
-
-
-class _Dumper(yaml.SafeDumper):
-    """Texts of several lines, such as run.yaml, as they are."""
-
-
-def _text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
-
-
-_Dumper.add_representer(str, _text)
-
-
-def _documents(manifests: list[Manifest]) -> str:
-    found: str = yaml.dump_all(manifests, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=10_000)
-    return found

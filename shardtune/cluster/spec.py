@@ -28,7 +28,7 @@ CONFIG_FILE = "run.yaml"
 MASTER_PORT = 29500
 _NAME_CHARACTERS = 40  # controllers append to it: `-worker-12`, `-node-0-12-x7k2p`, and names of pods end at 63
 _LEAST_GRACE = 120
-_WRITE_RATE = 200e6  # bytes a second that a network volume takes when it is busy
+WRITE_RATE = 200e6  # bytes a second that a network volume takes when it is busy
 _LEAST_SHARED, _SHARED_PER_GPU = 2**30, 8 * 2**30
 
 
@@ -168,7 +168,7 @@ def _grace_seconds(resolved: ResolvedConfig, plan: Plan | None) -> int:
         return asked
     if plan is None:
         return 5 * _LEAST_GRACE
-    needed = plan.time.seconds + plan.host.checkpoint / _WRITE_RATE
+    needed = plan.time.seconds + plan.host.checkpoint / WRITE_RATE
     return max(_LEAST_GRACE, int(1.5 * needed + 30))
 
 

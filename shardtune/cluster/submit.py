@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import copy
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from shardtune.cluster.api import Cluster
 from shardtune.cluster.api_errors import ApiError, ClusterError
+from shardtune.cluster.controllers import expand
 from shardtune.cluster.manifests import Manifest, Manifests
 from shardtune.cluster.pod import SECRET_KEY
+from shardtune.cluster.pod_plan import pod_manifest
 from shardtune.cluster.resources import SECRET, TRAINJOB, Resource, resource_of
 from shardtune.cluster.state import job_status
 from shardtune.cluster.workloads import look_up, pods_of
@@ -96,9 +99,10 @@ def dry_run(cluster: Cluster, manifests: Manifests) -> Iterator[str]:
             if manifest["kind"] != TRAINJOB.kind or "must be created before the TrainJob" not in error.message:
                 raise
             yield "The TrainJob is checked when it is created: its TrainingRuntime has to exist first."
-    for pod in dry_run_pods(manifests):
+    by_role = {plan.role: plan for plan in expand(manifests)}  # those of a role differ only in their index
+    for plan in by_role.values():
         try:
-            cluster.create(pod, dry_run=True)
+            cluster.create(pod_manifest(plan), dry_run=True)
         except ApiError as error:
             if error.status != 403 or 'cannot create resource "pods"' not in error.message:
                 raise
@@ -109,20 +113,6 @@ def dry_run(cluster: Cluster, manifests: Manifests) -> Iterator[str]:
             return
 
 
-def dry_run_pods(manifests: Manifests) -> list[Manifest]:
-    """A Pod of each role, as its controller would create it, without what only the controller adds."""
-    found = []
-    for role, template in manifests.templates.items():
-        pod = copy.deepcopy(template)
-        name = f"{manifests.name}-{role}-dry-run"[:63]
-        pod["metadata"] = {**pod.get("metadata", {}), "name": name}
-        namespace = manifests.workload["metadata"].get("namespace")
-        if namespace:
-            pod["metadata"]["namespace"] = namespace
-        found.append({"apiVersion": "v1", "kind": "Pod", **pod})
-    return found
-
-
 def submit(cluster: Cluster, manifests: Manifests) -> Manifest:
     """Create the job; the workload as the server made it.
 
@@ -131,6 +121,30 @@ def submit(cluster: Cluster, manifests: Manifests) -> Manifest:
     Raises:
         ShardtuneError: and then nothing of it is left, or the message names what is.
     """
+    with _all_or_nothing(cluster, list(manifests)) as objects:
+        workload = objects[-1]
+        owner = {
+            "apiVersion": workload.manifest["apiVersion"], "kind": workload.manifest["kind"], "name": workload.name,
+            "uid": workload.uid, "controller": False, "blockOwnerDeletion": False,
+        }  # fmt: skip
+        for one in objects[:-1]:
+            cluster.patch(one.resource, one.name, {"metadata": {"uid": one.uid, "ownerReferences": [owner]}})
+        return cluster.get(workload.resource, workload.name)
+
+
+def submit_beside(cluster: Cluster, support: Sequence[Manifest], send: Callable[[], str]) -> str:
+    """Create what a job refers to, then have a command make the job itself; what the command said.
+
+    Raises:
+        ShardtuneError: as of `submit`, also where the command failed.
+    """
+    with _all_or_nothing(cluster, support):
+        return send()
+
+
+@contextmanager
+def _all_or_nothing(cluster: Cluster, manifests: Sequence[Manifest]) -> Iterator[list[_Object]]:
+    """Create objects, and delete them again if that, or what is done with them, fails."""
     token = secrets.token_hex(8)
     objects = [_Object(resource_of(one), _marked(one, token)) for one in manifests]
     hidden = [_fill_secret(one.manifest) for one in objects if one.resource == SECRET]
@@ -138,15 +152,7 @@ def submit(cluster: Cluster, manifests: Manifests) -> Manifest:
         for one in objects:
             one.sent = True
             one.uid = str(cluster.create(one.manifest)["metadata"]["uid"])
-        workload = objects[-1]
-        owner = {
-            "apiVersion": workload.manifest["apiVersion"], "kind": workload.manifest["kind"], "name": workload.name,
-            "uid": workload.uid, "controller": False, "blockOwnerDeletion": False,
-        }  # fmt: skip
-        for one in objects[:-1]:
-            patch = {"metadata": {"uid": one.uid, "ownerReferences": [owner]}}
-            cluster.patch(one.resource, one.name, patch)
-        return cluster.get(workload.resource, workload.name)
+        yield objects
     except ShardtuneError as error:
         raise _with_account(error, *_remove(cluster, objects, token), hidden) from None
     except BaseException:  # Ctrl-C

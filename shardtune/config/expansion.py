@@ -65,6 +65,17 @@ def variables(text: str) -> list[str]:
     return [body.group("name") for body in bodies if body is not None]
 
 
+def required_variables(text: str) -> list[str]:
+    """Those of them that have no default: `expand` fails where one is not set.
+
+    Example:
+        >>> required_variables("${HOME}/${NAME:-first}")
+        ['HOME']
+    """
+    bodies = (_BODY.fullmatch(match.group("body") or "") for match in _REFERENCE.finditer(text))
+    return [body.group("name") for body in bodies if body is not None and body.group("default") is None]
+
+
 def escape(text: str) -> str:
     """The text that `expand` turns back into this one."""
     return text.replace("${", "$${")

@@ -19,8 +19,8 @@ _PREFIXES = ("NCCL_", "TORCH_")
 # A whole constant, to its zero byte: sentences also name variables, some of them to say that they are gone.
 _NAME = re.compile(rb"(?<![A-Z0-9_])(?:TORCH|NCCL)_[A-Z0-9_]*[A-Z0-9](?=\0)")
 # Images state with the first two what is inside; the others are set by ourselves.
-_NOT_SETTINGS = ("NCCL_VERSION", "TORCH_VERSION", *SAFE_DEFAULTS)
-_INSTEAD = {  # what people who set these wanted
+NOT_SETTINGS = ("NCCL_VERSION", "TORCH_VERSION", *SAFE_DEFAULTS)
+INSTEAD = {  # what people who set these wanted
     "NCCL_TIMEOUT": "set parallel.step_timeout_minutes (and load_, checkpoint_timeout_minutes)",
     "NCCL_IB_CUDA_SUPPORT": "set NCCL_NET_GDR_LEVEL",
     "NCCL_IB_GDR_LEVEL": "set NCCL_NET_GDR_LEVEL",
@@ -33,7 +33,7 @@ def check_variables(system: System, job: Job) -> Iterator[Finding]:
     settings = {
         name: where
         for name, (_, where) in system.settings.items()
-        if name.startswith(_PREFIXES) and name not in _NOT_SETTINGS
+        if name.startswith(_PREFIXES) and name not in NOT_SETTINGS
     }
     if not settings:
         return
@@ -45,7 +45,7 @@ def check_variables(system: System, job: Job) -> Iterator[Finding]:
         known |= _names_in_python(system, {name for name in unread if name.startswith("TORCH_")})
     for name in checked:
         if name not in known:
-            yield warn(name, f"{name} ({settings[name]}) is read by nothing", _instead(name, known))
+            yield warn(name, f"{name} ({settings[name]}) is read by nothing", instead_of(name, known))
     skipped = len(settings) - len(checked)
     read = [name for name in checked if name in known]
     if read:
@@ -54,9 +54,10 @@ def check_variables(system: System, job: Job) -> Iterator[Finding]:
         yield ok("variables", f"not checked against libnccl, which is not here: {count(skipped, 'NCCL_* variable')}")
 
 
-def _instead(name: str, known: set[str]) -> str:
-    if name in _INSTEAD:
-        return f"Unset it; {_INSTEAD[name]}."
+def instead_of(name: str, known: set[str]) -> str:
+    """What to do about a variable that is not among the known ones."""
+    if name in INSTEAD:
+        return f"Unset it; {INSTEAD[name]}."
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.85)
     return f"Did you mean {close[0]}?" if close else "Unset it."
 

@@ -143,6 +143,8 @@ def choices(facts: InitFacts, max_length: Choice) -> list[Choice]:
     if len(facts.machine.nodes) > 1:
         found.append(("cluster.nodes", len(facts.machine.nodes), ""))
         found.append(("cluster.gpus_per_node", facts.machine.nodes[0], ""))
+        if facts.machine.gpu:
+            found.append(("cluster.gpu", facts.machine.gpu, "what `plan` and `submit` check the memory for"))
     left = [choice for choice in found if choice[0] not in facts.given]
     return [*left, *((path, value, "as given") for path, value in facts.given.items())]
 

@@ -53,7 +53,7 @@ def test_a_config_for_named_gpus_is_commented_and_valid(toy_model: Path) -> None
     assert "GiB per GPU" in text and "tokens/s" in text
     assert "# auto = prompt-completion (columns 'prompt' and 'completion')." in text
     assert "99 % of the rows have at most" in text and "counted with the model's tokenizer" in text
-    assert config.cluster.nodes == 2 and config.cluster.gpus_per_node == 2
+    assert (config.cluster.nodes, config.cluster.gpus_per_node, config.cluster.gpu) == (2, 2, "H200")
 
 
 def test_routed_experts_get_no_adapters(tmp_path: Path) -> None:

@@ -108,6 +108,12 @@ def test_more_nodes_are_more_processes_with_the_same_work_each(config: Path) -> 
     assert four["model"]["parameters"] == 8_030_261_248
 
 
+def test_the_cluster_that_the_config_names_is_planned_for(config: Path) -> None:
+    named = ["-o", "cluster.gpu=H100", "-o", "cluster.gpus_per_node=8", "-o", "cluster.nodes=4"]
+    assert as_json(config, *named) == as_json(config, "--gpus", "8xH100", "--nodes", "4")
+    assert as_json(config, *named, "--gpus", "2xH200")["machine"]["nodes"] == [2] * 4
+
+
 def test_alternatives_are_in_the_json_too(config: Path) -> None:
     found = as_json(config, "--gpus", "1xH100", "--compare")
     assert found["fits"] and found["nearest"] is None

@@ -17,6 +17,7 @@ from api_server import ApiServer, Refusal
 from shardtune.cluster.api import Cluster
 from shardtune.cluster.manifests import Manifests
 from shardtune.cluster.render_job import render_job
+from shardtune.cluster.render_trainjob import render_trainjob
 from shardtune.cluster.shell_script import shell_script
 from shardtune.cluster.spec import make_job
 from shardtune.cluster.submit import check_name_free, dry_run, submit
@@ -102,15 +103,16 @@ def test_who_may_create_jobs_but_no_pods_gets_a_notice(
 
 
 def test_a_trainjob_whose_runtime_must_exist_first_is_no_error(
-    server: ApiServer, cluster: Cluster, manifests: Manifests
+    server: ApiServer, cluster: Cluster, config: Path
 ) -> None:
-    words = (
-        'admission webhook "validator.trainjob" denied the request: trainingRuntime must be created before the TrainJob'
-    )
-    server.refuse_dry["trainjobs"] = Refusal(403, "Forbidden", f"{words} is created")
-    job = {"apiVersion": "trainer.kubeflow.org/v1alpha1", "kind": "TrainJob", "metadata": {"name": "ft"}, "spec": {}}
-    (notice,) = dry_run(cluster, Manifests(job, manifests.support, {}))
+    words = "trainingRuntime must be created before the TrainJob is created"
+    server.refuse_dry["trainjobs"] = Refusal(403, "Forbidden", f'admission webhook "x" denied the request: {words}')
+    job = make_job(load_config(config, ["cluster.job_name=ft"]), config)
+    (notice,) = dry_run(cluster, render_trainjob(job))
     assert "TrainingRuntime has to exist first" in notice
+    server.refuse_dry["trainjobs"] = Refusal(403, "Forbidden", 'admission webhook "x" denied the request: otherwise')
+    with pytest.raises(ShardtuneError, match="otherwise"):
+        list(dry_run(cluster, render_trainjob(job)))
 
 
 @pytest.mark.parametrize("plural", ["configmaps", "secrets", "services", "jobs"])
@@ -219,6 +221,100 @@ def test_without_a_target_it_asks_for_one(kube: Callable[..., Any], config: Path
     done = kube("submit", config, "-o", "cluster.target=null")
     assert done.returncode == 2
     assert "--to" in done.stderr
+
+
+def test_the_manifests_can_be_printed_or_written_instead(
+    server: ApiServer, kube: Callable[..., Any], config: Path, tmp_path: Path
+) -> None:
+    printed = kube("submit", config, "--output", "yaml")
+    assert [one["kind"] for one in yaml.safe_load_all(printed.stdout)] == ["ConfigMap", "Secret", "Service", "Job"]
+    kube("submit", config, "--output", f"{tmp_path}/out/")
+    assert (tmp_path / "out" / "kustomization.yaml").exists()
+    assert "neither `yaml` nor a folder" in kube("submit", config, "--output", "nowhere").stderr
+    assert server.requests == []
+
+
+@pytest.mark.parametrize("kind", ["jobset", "pytorchjob", "trainjob"])
+def test_every_kind_is_submitted_and_its_operator_is_named_where_it_is_missing(
+    kind: str, server: ApiServer, kube: Callable[..., Any], config: Path
+) -> None:
+    done = kube("submit", config, "--to", kind, "--name", "ft")
+    assert done.returncode == 0, done.stderr
+    assert f"{kind}s/ft" in server.names(f"{kind}s")
+    server.objects.clear()
+    server.crds.clear()
+    done = kube("submit", config, "--to", kind)
+    assert done.returncode == 1
+    assert "is not installed" in done.stderr
+    assert server.objects == {}
+
+
+def test_an_error_of_lint_ends_before_anything_is_contacted(
+    server: ApiServer, kube: Callable[..., Any], config: Path
+) -> None:
+    done = kube("submit", config, "-o", "cluster.memory=3846")
+    assert done.returncode == 2
+    assert "cluster.memory" in done.stdout
+    assert server.requests == []
+
+
+def fake_command(folder: Path, name: str, script: str) -> str:
+    """A command of that name; returns the PATH that finds it."""
+    file = folder / name
+    file.write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
+    file.chmod(file.stat().st_mode | stat.S_IXUSR)
+    return f"{folder}:{os.environ['PATH']}"
+
+
+@pytest.fixture
+def runai_config(tmp_path: Path) -> Path:
+    """For Run:ai's command, which cannot mount a volume read-only."""
+    file = tmp_path / "runai.yaml"
+    settings = {
+        "model": {"model_name_or_path": "/models/none"}, "data": {"dataset_name_or_path": "/models/rows.jsonl"},
+        "train": {"output_dir": "/runs"},
+        "cluster": {
+            "target": "runai", "runai_project": "lab", "runai_submit": "cli", "nodes": 2, "gpus_per_node": 4, "cpu": "8",
+            "memory": "256Gi", "image": "registry.example/shardtune@sha256:" + 64 * "0",
+            "volumes": [{"claim": "runs", "path": "/runs"}, {"claim": "models", "path": "/models"}],
+        },
+    }  # fmt: skip
+    file.write_text(yaml.safe_dump(settings), encoding="utf-8")
+    return file
+
+
+def test_a_runai_command_that_fails_leaves_nothing_beside_it(
+    server: ApiServer, kube: Callable[..., Any], runai_config: Path, tmp_path: Path
+) -> None:
+    server.namespaces.add("runai-lab")
+    path = fake_command(
+        tmp_path, "runai", 'case "$1" in whoami) echo me ;; *) echo "project is over quota" >&2; exit 1 ;; esac'
+    )
+    done = kube("submit", runai_config, "--name", "ft", env={"PATH": path})
+    assert done.returncode == 1
+    assert "project is over quota" in done.stderr
+    assert "deleted again: Secret ft-nodes, ConfigMap ft-config" in done.stderr
+    assert server.objects == {}
+
+
+def test_a_runai_command_that_succeeds_says_what_stays(
+    server: ApiServer, kube: Callable[..., Any], runai_config: Path, tmp_path: Path
+) -> None:
+    server.namespaces.add("runai-lab")
+    path = fake_command(tmp_path, "runai", "echo workload submitted")
+    done = kube("submit", runai_config, "--name", "ft", env={"PATH": path})
+    assert done.returncode == 0, done.stderr
+    assert "configmap/ft-config secret/ft-nodes" in done.stdout
+    assert server.names("configmaps", "secrets") == ["configmaps/ft-config", "secrets/ft-nodes"]
+
+
+def test_without_the_command_runai_nothing_is_created(
+    server: ApiServer, kube: Callable[..., Any], runai_config: Path, tmp_path: Path
+) -> None:
+    done = kube("submit", runai_config, env={"PATH": str(tmp_path)})
+    assert done.returncode == 2
+    assert "There is no command `runai`" in done.stderr
+    assert server.requests == []
 
 
 def test_the_printed_script_is_valid_shell_without_a_secret_in_it(
