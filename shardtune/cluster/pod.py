@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from typing import Any
 
 from shardtune import __version__
@@ -11,6 +12,7 @@ from shardtune.cluster.spec import CONFIG_FILE, CONFIG_FOLDER, ClusterJob, share
 from shardtune.launch.network import SECRET_VARIABLE
 
 CONTAINER = "trainer"  # what pod_overlay knows the container by, whatever the kind calls it
+DOCTOR = "doctor"  # the init container of cluster.init_doctor
 SECRET_KEY = "secret"
 JOB_LABEL, RUN_LABEL = "app.kubernetes.io/instance", "shardtune.dev/run"
 KUEUE_QUEUE, KUEUE_TOPOLOGY = "kueue.x-k8s.io/queue-name", "kueue.x-k8s.io/podset-required-topology"
@@ -220,10 +222,9 @@ def _doctor(job: ClusterJob, trainer: Manifest) -> Manifest:
     Each node checks itself alone: the init containers of the others may have ended before, or start much later, and
     few controllers give them the variables of a node.
     """
-    words = ["shardtune", "doctor", "--this-node"] + (
-        [f"{CONFIG_FOLDER}/{CONFIG_FILE}"] if job.config is not None else []
-    )
-    return {**trainer, "name": "doctor", "command": words}
+    words = ["shardtune", "doctor", "--this-node"]
+    words += [f"{CONFIG_FOLDER}/{CONFIG_FILE}"] if job.config is not None else []
+    return {**deepcopy(trainer), "name": DOCTOR, "command": words}
 
 
 def _without_empty(values: Mapping[str, Any]) -> Manifest:

@@ -6,7 +6,7 @@ from shardtune.cluster.manifests import Manifest, Manifests
 from shardtune.cluster.pod import KUEUE_QUEUE, headless_service, metadata, pod_template, support_objects
 from shardtune.cluster.spec import MASTER_PORT, ClusterJob
 from shardtune.errors import UserInputError
-from shardtune.run.exit_codes import OUT_OF_MEMORY, WRONG_INPUT
+from shardtune.run.exit_codes import OUT_OF_MEMORY, PREEMPTED, WRONG_INPUT
 
 
 def render_job(job: ClusterJob) -> Manifests:
@@ -39,32 +39,40 @@ def render_job(job: ClusterJob) -> Manifests:
 
 
 def job_spec(job: ClusterJob, template: Manifest) -> Manifest:
-    """The spec of an Indexed Job with one pod per node. A pod that ended because of the cluster (preempted, evicted)
-    does not count as a failure; one that would fail the same way again ends the job."""
+    """The spec of an Indexed Job with one pod per node."""
     settings = job.settings
-    container = template["spec"]["containers"][0]["name"]
     spec: Manifest = {
         "completionMode": "Indexed",
         "completions": job.nodes,
         "parallelism": job.nodes,
         "backoffLimit": settings.restarts * job.nodes,  # every node of a failed attempt counts
-        "podFailurePolicy": {
-            "rules": [
-                {
-                    "action": "FailJob",
-                    "onExitCodes": {
-                        "containerName": container,
-                        "operator": "In",
-                        "values": [WRONG_INPUT, OUT_OF_MEMORY],
-                    },
-                },
-                {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
-            ]
-        },
+        "podFailurePolicy": pod_failure_policy(template),
         "template": template,
     }
     if settings.max_hours is not None:
-        spec["activeDeadlineSeconds"] = int(3600 * settings.max_hours)
+        spec["activeDeadlineSeconds"] = seconds(settings.max_hours)
     if settings.keep_hours is not None:
-        spec["ttlSecondsAfterFinished"] = int(3600 * settings.keep_hours)
+        spec["ttlSecondsAfterFinished"] = seconds(settings.keep_hours)
     return spec
+
+
+def pod_failure_policy(template: Manifest) -> Manifest:
+    """A pod that would fail the same way again ends the Job. One that the cluster ended (evicted, preempted) does not
+    count as a failure, and neither do the pods that stopped and saved together with it."""
+    container = template["spec"]["containers"][0]["name"]
+
+    def exits_with(*codes: int) -> Manifest:
+        return {"containerName": container, "operator": "In", "values": list(codes)}
+
+    return {
+        "rules": [
+            {"action": "FailJob", "onExitCodes": exits_with(WRONG_INPUT, OUT_OF_MEMORY)},
+            {"action": "Ignore", "onExitCodes": exits_with(PREEMPTED)},
+            {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+        ]
+    }
+
+
+def seconds(hours: float) -> int:
+    """Kubernetes counts deadlines in whole seconds, and refuses a deadline of none."""
+    return max(1, round(3600 * hours)) if hours else 0
