@@ -96,10 +96,10 @@ def says_how_many_nodes(environ: Mapping[str, str], options: NodeOptions) -> boo
 
 
 def this_node_alone(environ: Mapping[str, str], nodes: int) -> Node:
-    """This node as one of `nodes`, which it does not wait for: in an init container few schedulers say more."""
+    """This node as one of `nodes`, without a master: in an init container few schedulers say more."""
     if NODES_VARIABLE in environ:
         nodes = _submitted_nodes(environ)
-    return Node(nnodes=nodes, nproc=_pet_nproc(environ))
+    return Node(nnodes=nodes, master_addr="", nproc=_pet_nproc(environ))
 
 
 def refuse_lone_pod(node: Node, nodes: int, environ: Mapping[str, str], options: NodeOptions) -> None:

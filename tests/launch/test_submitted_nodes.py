@@ -164,5 +164,5 @@ def test_elsewhere_the_number_of_nodes_in_the_config_changes_nothing(
 
 
 def test_an_init_container_examines_its_own_node_as_one_of_the_jobs() -> None:
-    assert this_node_alone(ALONE, 1) == Node(nnodes=3)
-    assert this_node_alone({"PET_NPROC_PER_NODE": "8"}, 2) == Node(nnodes=2, nproc=8)
+    assert this_node_alone(ALONE, 1) == Node(nnodes=3, master_addr="")
+    assert this_node_alone({"PET_NPROC_PER_NODE": "8"}, 2) == Node(nnodes=2, master_addr="", nproc=8)
