@@ -24,8 +24,10 @@ def _end_on_signals() -> None:
 
     A SIGTERM in the seconds of importing would be lost, and the pod would keep its GPUs until the grace period ends.
     """
+    from shardtune.run.exit_codes import PREEMPTED
+
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):  # Python itself handles SIGINT
-        signal.signal(number, lambda received, frame: os._exit(128 + received))
+        signal.signal(number, lambda received, frame: os._exit(PREEMPTED))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from shardtune.cluster.import_report import Imported, VerdictName
 from shardtune.cluster.nccl_names import unknown_names
 from shardtune.cluster.quantity import has_unit, mebibytes, parse_quantity
 from shardtune.config.redact import hide_text, is_secret
-from shardtune.launch.start import SAFE_DEFAULTS
+from shardtune.launch.safe_defaults import SAFE_DEFAULTS
 
 SECRET_OF_IMPORT = "training-secrets"
 LIMIT_ABOVE_REQUEST = (

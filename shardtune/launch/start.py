@@ -19,7 +19,15 @@ from shardtune.launch.accelerate_machines import other_process_count, refuse_lon
 from shardtune.launch.launcher import launch, process_count, threads_per_process
 from shardtune.launch.named_paths import check_inputs
 from shardtune.launch.network import read_network
-from shardtune.launch.process_role import Node, NodeOptions, Worker, detect_role, refuse_lone_pod, unused_master
+from shardtune.launch.process_role import (
+    NODES_VARIABLE,
+    Node,
+    NodeOptions,
+    Worker,
+    detect_role,
+    refuse_lone_pod,
+    unused_master,
+)
 from shardtune.launch.rank_process import STOPPED_EARLY, run_as_rank
 from shardtune.launch.safe_defaults import set_defaults_of_nodes, set_safe_defaults
 from shardtune.run.channel import LAUNCHER_VARIABLE
@@ -111,7 +119,7 @@ def _prepare(
     print(_banner(node, nproc, network.insecure), file=out, flush=True)
     if node.nnodes > 1 and evaluation is None:
         reasons = {**reasons, **set_defaults_of_nodes(environ)}
-    if is_verbose():
+    if is_verbose() or (NODES_VARIABLE in environ and node.node_rank == 0):
         for name, reason in reasons.items():
             print(f"set       {name}={environ[name]}: {reason}", file=out, flush=True)
     if notice := unused_master(environ, options):

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from shardtune.run.exit_codes import PREEMPTED
+
 pytestmark = pytest.mark.skipif(
     os.geteuid() != 0 or shutil.which("unshare") is None, reason="a process 1 of one's own needs root and unshare"
 )
@@ -49,7 +51,7 @@ def test_a_signal_while_it_imports_ends_the_main_process_of_a_container(
     begin = time.monotonic()
     os.kill(pid, number)
     try:
-        assert process.wait(timeout=20) == 128 + number and time.monotonic() - begin < 10
+        assert process.wait(timeout=20) == PREEMPTED and time.monotonic() - begin < 10
     finally:
         process.kill()
         process.wait()
