@@ -162,7 +162,7 @@ def import_variable(found: Imported, key: str, name: str, value: str) -> None:
         found.add(key, text, "no effect", "Left out: accelerate's; parallel.accelerate_config reads its file.")
     elif advice := unknown_names([name]):
         found.add(key, text, "no effect", f"Left out: nothing reads it. {advice[name]}")
-    elif SAFE_DEFAULTS.get(name) == value or _DEFAULTS.get(name) == value:
+    elif SAFE_DEFAULTS.get(name, ("",))[0] == value or _DEFAULTS.get(name) == value:
         found.add(key, text, "no effect", "Left out: it is the default.")
     elif name in ("PIP_INDEX_URL", "UV_DEFAULT_INDEX", "UV_INDEX_URL"):
         found.set(key, text, "pip_index_url", value, verdict="translated")
