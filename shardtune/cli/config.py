@@ -108,7 +108,8 @@ def _resolved(asked: ResolvedConfig) -> ResolvedConfig:
     import os
 
     from shardtune.launch.named_paths import check_inputs
-    from shardtune.launch.start import processes_for, set_safe_defaults
+    from shardtune.launch.safe_defaults import set_safe_defaults
+    from shardtune.launch.start import processes_for
 
     set_safe_defaults(os.environ)
     check_inputs(asked.config)

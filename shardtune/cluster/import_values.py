@@ -9,7 +9,7 @@ from shardtune.cluster.import_report import Imported, VerdictName
 from shardtune.cluster.nccl_names import unknown_names
 from shardtune.cluster.quantity import has_unit, mebibytes, parse_quantity
 from shardtune.config.redact import hide_text, is_secret
-from shardtune.launch.start import SAFE_DEFAULTS
+from shardtune.launch.safe_defaults import SAFE_DEFAULTS
 
 SECRET_OF_IMPORT = "training-secrets"
 LIMIT_ABOVE_REQUEST = (
@@ -162,7 +162,7 @@ def import_variable(found: Imported, key: str, name: str, value: str) -> None:
         found.add(key, text, "no effect", "Left out: accelerate's; parallel.accelerate_config reads its file.")
     elif advice := unknown_names([name]):
         found.add(key, text, "no effect", f"Left out: nothing reads it. {advice[name]}")
-    elif SAFE_DEFAULTS.get(name) == value or _DEFAULTS.get(name) == value:
+    elif SAFE_DEFAULTS.get(name, ("",))[0] == value or _DEFAULTS.get(name) == value:
         found.add(key, text, "no effect", "Left out: it is the default.")
     elif name in ("PIP_INDEX_URL", "UV_DEFAULT_INDEX", "UV_INDEX_URL"):
         found.set(key, text, "pip_index_url", value, verdict="translated")

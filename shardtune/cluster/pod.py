@@ -250,8 +250,13 @@ def _mounts(job: ClusterJob) -> list[Manifest]:
 
 
 def _doctor(job: ClusterJob, trainer: Manifest) -> Manifest:
-    """The same container with another command: it sees what the training will see."""
-    words = ["shardtune", "doctor"] + ([f"{CONFIG_FOLDER}/{CONFIG_FILE}"] if job.config is not None else [])
+    """The same container with another command: it sees what the training will see.
+
+    Each node checks itself alone: the init containers of the others may have ended before, or start much later, and
+    few controllers give them the variables of a node.
+    """
+    words = ["shardtune", "doctor", "--this-node"]
+    words += [f"{CONFIG_FOLDER}/{CONFIG_FILE}"] if job.config is not None else []
     return {**deepcopy(trainer), "name": DOCTOR, "command": words}
 
 

@@ -8,26 +8,13 @@ from shardtune.cluster.manifests import Manifest, Manifests
 from shardtune.cluster.pod import KUEUE_QUEUE, metadata, pod_template, support_objects
 from shardtune.cluster.render_job import seconds
 from shardtune.cluster.spec import ClusterJob
-from shardtune.errors import UserInputError
 
 _CONTAINER = "pytorch"
 
 
 def render_pytorchjob(job: ClusterJob) -> Manifests:
-    """Pods are called `<name>-master-0` and `<name>-worker-<i>`; RANK is the node rank, MASTER_ADDR `<name>-master-0`.
-
-    Raises:
-        UserInputError: a setting that this kind cannot express.
-    """
+    """Pods are called `<name>-master-0` and `<name>-worker-<i>`; RANK is the node rank."""
     settings = job.settings
-    if settings.init_doctor and job.nodes > 1:
-        raise UserInputError(
-            "The doctor cannot run in an init container of a PyTorchJob with several nodes (cluster.init_doctor).",
-            why="The operator gives init containers neither the node rank nor the master's address, and a node alone "
-            "cannot tell whether the run fits on all of them.",
-            fix="Use --to trainjob or jobset, or set cluster.init_doctor: false (`shardtune train` makes the quick "
-            "checks itself).",
-        )
     master = pod_template(job, container=_CONTAINER, restart_policy=None)
     # With `ExitCode` every code below 128 would be final, also those of a run that asks to be restarted (69, 75, 76).
     # With `OnFailure` the container starts again where it is, whatever the code: invalid input is tried again, too.

@@ -80,5 +80,6 @@ def _intervals(config: RunConfig, given: Collection[str]) -> Iterator[str]:
 def _elsewhere(config: RunConfig, given: Collection[str]) -> Iterator[str]:
     if config.train.ddp_find_unused_parameters is not None:
         yield "train.ddp_find_unused_parameters has no effect: it is a DDP setting, and sharding is FSDP2."
-    if config.cluster != ClusterSection() and any(path.startswith("cluster.") for path in given):
+    read = ClusterSection(nodes=config.cluster.nodes)  # in a pod, `train` compares the number of nodes
+    if config.cluster != read and any(path.startswith("cluster.") for path in given):
         yield "the section `cluster` is not read by `train`; it describes the job for a scheduler."

@@ -12,7 +12,7 @@ from pathlib import Path
 from shardtune.doctor.finding import Finding, ok, warn
 from shardtune.doctor.job import Job
 from shardtune.doctor.system import System
-from shardtune.launch.start import SAFE_DEFAULTS
+from shardtune.launch.safe_defaults import SAFE_DEFAULTS
 from shardtune.terminal import count
 
 _PREFIXES = ("NCCL_", "TORCH_")

@@ -107,7 +107,7 @@ def check_hca(system: System, job: Job) -> Iterator[Finding]:
 
 
 def check_master_name(system: System, job: Job) -> Iterator[Finding]:
-    if job.node.nnodes == 1:
+    if job.node.nnodes == 1 or not job.node.master_addr:  # doctor --this-node
         return
     master = job.node.master_addr
     try:

@@ -10,6 +10,13 @@ from shardtune.errors import UserInputError
 
 NODES_VARIABLE = "SHARDTUNE_NODES"  # how many nodes the job was submitted with; `shardtune submit` sets it in every pod
 _PORT = 29500  # the master's default port, as with torchrun
+_POD_VARIABLE = "KUBERNETES_SERVICE_HOST"  # every container of a pod has it
+# What numbers the nodes of a job: Kubeflow's operators, an Indexed Job, PyTorchJob (RANK is the pod's index), Slurm.
+_RANKS = ("PET_NODE_RANK", "JOB_COMPLETION_INDEX", "RANK", "SLURM_NODEID")
+_SCHEDULERS = {
+    NODES_VARIABLE, "RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "JOB_COMPLETION_INDEX", "GROUP_WORLD_SIZE",
+    "SLURM_NODEID", "SLURM_STEP_NUM_NODES", "SLURM_STEP_NODELIST",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -46,6 +53,8 @@ def detect_role(environ: Mapping[str, str], options: NodeOptions = NodeOptions()
     """The role of this process, from the command line, and otherwise from the environment.
 
     - `LOCAL_RANK` with `RANK` and `WORLD_SIZE`: torchrun or accelerate started this worker.
+    - `SHARDTUNE_NODES` (`shardtune submit`): this is one of so many nodes. Its rank and master are what the scheduler
+      gave: PyTorchJob, TrainJob, an Indexed Job or Slurm. A scheduler that gave another number is an error.
     - `PET_NNODES`/`PET_NODE_RANK` (Kubeflow's TrainJob): this is a pod; it starts `PET_NPROC_PER_NODE` workers.
     - `--nnodes`: this machine is one of N. What is not given with it is taken from the environment.
     - `SLURM_STEP_NUM_NODES` > 1 with one task per node (`srun --ntasks-per-node=1`): this is a node of the step. More
@@ -54,12 +63,16 @@ def detect_role(environ: Mapping[str, str], options: NodeOptions = NodeOptions()
     - nothing: a single machine.
 
     Raises:
-        UserInputError: a variable that belongs to another one is missing, or is not a number.
+        UserInputError: a variable that belongs to another one is missing, contradicts it, or is not a number.
     """
     if "LOCAL_RANK" in environ and "RANK" in environ and "WORLD_SIZE" in environ:
-        return _worker(environ, _int(environ, "LOCAL_RANK"))
+        worker = _worker(environ, _int(environ, "LOCAL_RANK"))
+        _check_other_launcher(environ, worker)
+        return worker
     if options != NodeOptions():
         return _asked_node(environ, options)
+    if NODES_VARIABLE in environ:
+        return _submitted_node(environ)
     if "PET_NNODES" in environ or "PET_NODE_RANK" in environ or "PET_NPROC_PER_NODE" in environ:
         return _pet_node(environ)
     if "RANK" in environ and "WORLD_SIZE" in environ:
@@ -77,7 +90,33 @@ def detect_role(environ: Mapping[str, str], options: NodeOptions = NodeOptions()
 
 def says_how_many_nodes(environ: Mapping[str, str], options: NodeOptions) -> bool:
     """Whether the command line or a scheduler gave the number of nodes."""
-    return options.nnodes is not None or "PET_NNODES" in environ or "SLURM_STEP_NUM_NODES" in environ
+    return options.nnodes is not None or any(
+        name in environ for name in (NODES_VARIABLE, "PET_NNODES", "SLURM_STEP_NUM_NODES")
+    )
+
+
+def this_node_alone(environ: Mapping[str, str], nodes: int) -> Node:
+    """This node as one of `nodes`, without a master: in an init container few schedulers say more."""
+    if NODES_VARIABLE in environ:
+        nodes = _submitted_nodes(environ)
+    return Node(nnodes=nodes, master_addr="", nproc=_pet_nproc(environ))
+
+
+def refuse_lone_pod(node: Node, nodes: int, environ: Mapping[str, str], options: NodeOptions) -> None:
+    """Refuse a pod that would train alone although its config asks for several nodes.
+
+    Args:
+        nodes: `cluster.nodes` of the config.
+
+    Raises:
+        UserInputError: with what the scheduler gave.
+    """
+    if options.nnodes is None and _POD_VARIABLE in environ and node.nnodes == 1 < nodes:
+        raise UserInputError(
+            f"The config asks for {nodes} nodes (cluster.nodes), but this pod was given one.",
+            why=_given(environ, "Each pod would train alone."),
+            fix=f"{_expected(environ)} To train in this pod alone: --nnodes 1.",
+        )
 
 
 def unused_master(environ: Mapping[str, str], options: NodeOptions) -> str | None:
@@ -88,6 +127,95 @@ def unused_master(environ: Mapping[str, str], options: NodeOptions) -> str | Non
     return (
         f"MASTER_ADDR ({address}) is ignored: the number of machines is not set, so this one trains alone. "
         "To train on several, pass --nnodes N --node-rank R on each."
+    )
+
+
+def _submitted_nodes(environ: Mapping[str, str]) -> int:
+    nodes = _int(environ, NODES_VARIABLE)
+    if nodes < 1:
+        raise UserInputError(f"{NODES_VARIABLE} is {nodes}.", fix="Set it to the number of nodes, or unset it.")
+    return nodes
+
+
+def _submitted_node(environ: Mapping[str, str]) -> Node:
+    nodes = _submitted_nodes(environ)
+    _refuse_several_slurm_tasks(environ)
+    _check_scheduler(environ, nodes)
+    nproc = _pet_nproc(environ)
+    if nodes == 1:
+        return Node(nproc=nproc)
+    rank = next((name for name in _RANKS if name in environ), None)
+    prefix = "PET_" if environ.get("PET_MASTER_ADDR") else ""
+    address = environ.get(f"{prefix}MASTER_ADDR") or first_host(environ.get("SLURM_STEP_NODELIST", ""))
+    if rank is None or not address:
+        missing = " or ".join(
+            what
+            for what, is_missing in (("which one", rank is None), ("where the master is", not address))
+            if is_missing
+        )
+        raise UserInputError(
+            f"The job was submitted with {nodes} nodes, but nothing tells this one {missing}.",
+            why=_given(environ, "It would train alone, and so would the others."),
+            fix=_expected(environ),
+        )
+    _check_index(rank, _int(environ, rank), NODES_VARIABLE, nodes)
+    port = f"{prefix}MASTER_PORT"
+    return Node(nodes, _int(environ, rank), address, _port(port, environ.get(port, str(_PORT))), nproc)
+
+
+def _check_scheduler(environ: Mapping[str, str], nodes: int) -> None:
+    """What the scheduler says of the number of nodes must be what the job was submitted with."""
+    given: dict[str, int] = {}
+    if "PET_NNODES" in environ:
+        given["PET_NNODES"] = _pet_nnodes(environ)
+    elif "SLURM_STEP_NUM_NODES" in environ:
+        given["SLURM_STEP_NUM_NODES"] = _int(environ, "SLURM_STEP_NUM_NODES")
+    for name, number in given.items():
+        if number != nodes:
+            raise _other_number(environ, nodes, f"{name} is {number}")
+    # PyTorchJob: pods, or pods times processes. An image may set WORLD_SIZE alone.
+    if "RANK" in environ and "WORLD_SIZE" in environ:
+        world_size = _int(environ, "WORLD_SIZE")
+        if world_size < nodes or world_size % nodes:
+            raise _other_number(environ, nodes, f"WORLD_SIZE is {world_size}")
+
+
+def _check_other_launcher(environ: Mapping[str, str], worker: Worker) -> None:
+    """torchrun in a pod that was given no PET_* starts a world of its own."""
+    if NODES_VARIABLE not in environ:
+        return
+    nodes = _submitted_nodes(environ)
+    launched = _number("GROUP_WORLD_SIZE", environ.get("GROUP_WORLD_SIZE", str(nodes)))
+    if launched != nodes or worker.world_size < nodes:
+        started = f"{launched} node{'s' if launched > 1 else ''} with {worker.world_size} rank"
+        raise _other_number(environ, nodes, f"its launcher started {started}{'s' if worker.world_size > 1 else ''}")
+
+
+def _other_number(environ: Mapping[str, str], nodes: int, other: str) -> UserInputError:
+    return UserInputError(
+        f"The job was submitted with {nodes} node{'s' if nodes > 1 else ''} ({NODES_VARIABLE}), but {other}.",
+        why=_given(environ, "Nodes that count differently wait for each other, or train alone."),
+        fix="Change cluster.nodes and submit again: numNodes, replicas or parallelism of the job alone is not enough. "
+        + (_expected(environ) if nodes > 1 else ""),
+    )
+
+
+def _given(environ: Mapping[str, str], consequence: str) -> str:
+    names = sorted(name for name in environ if name in _SCHEDULERS or name.startswith("PET_"))
+    shown = ", ".join(f"{name}={environ[name]}" for name in names)
+    return f"The scheduler set {shown or 'no variable that says more'}. {consequence}"
+
+
+def _expected(environ: Mapping[str, str]) -> str:
+    """What is probably wrong with the job's manifest."""
+    if "SLURM_JOB_ID" in environ:
+        return "Start the command with srun --ntasks-per-node=1 inside the batch script."
+    if any(name.startswith("PET_") for name in environ) or "RANK" in environ:
+        return "See the number of replicas (PyTorchJob) or numNodes (TrainJob) in the cluster: `kubectl get … -o yaml`."
+    return (
+        "A TrainJob gives PET_* only if its runtime has mlPolicy.torch and the TrainJob itself has spec.trainer "
+        "(`trainer: {}` is enough). A PyTorchJob gives them to the container called `pytorch`. A JobSet or Job needs "
+        "completionMode: Indexed, and MASTER_ADDR in the pod's env. `shardtune submit` writes all of this."
     )
 
 
@@ -110,7 +238,7 @@ def _worker(environ: Mapping[str, str], local_rank: int) -> Worker:
     return Worker(rank, world_size, local_rank)
 
 
-def _pet_node(environ: Mapping[str, str]) -> Node:
+def _pet_nnodes(environ: Mapping[str, str]) -> int:
     nnodes = environ.get("PET_NNODES", "1")
     if ":" in nnodes:
         low, high = nnodes.split(":", 1)
@@ -120,23 +248,33 @@ def _pet_node(environ: Mapping[str, str]) -> Node:
                 fix="Set it to a single number.",
             )
         nnodes = low
-    nproc = environ.get("PET_NPROC_PER_NODE")
-    words = {"auto", "gpu", "cpu"}
-    count = _number("PET_NNODES", nnodes)
-    if count > 1:
-        _require(environ, "PET_NODE_RANK", "PET_MASTER_ADDR", because=f"PET_NNODES is {nnodes}")
-    node_rank = _number("PET_NODE_RANK", environ.get("PET_NODE_RANK", "0"))
-    _check_index("PET_NODE_RANK", node_rank, "PET_NNODES", count)
-    if nproc is not None and nproc not in words and _number("PET_NPROC_PER_NODE", nproc) < 1:
+    return _number("PET_NNODES", nnodes)
+
+
+def _pet_nproc(environ: Mapping[str, str]) -> int | Literal["auto"] | None:
+    text = environ.get("PET_NPROC_PER_NODE")
+    if text is None or text in ("auto", "gpu", "cpu"):
+        return None if text is None else "auto"
+    nproc = _number("PET_NPROC_PER_NODE", text)
+    if nproc < 1:
         raise UserInputError(
             f"PET_NPROC_PER_NODE is {nproc}; every node needs at least one process.", fix="Set it to 1 or more."
         )
+    return nproc
+
+
+def _pet_node(environ: Mapping[str, str]) -> Node:
+    count = _pet_nnodes(environ)
+    if count > 1:
+        _require(environ, "PET_NODE_RANK", "PET_MASTER_ADDR", because=f"PET_NNODES is {count}")
+    node_rank = _number("PET_NODE_RANK", environ.get("PET_NODE_RANK", "0"))
+    _check_index("PET_NODE_RANK", node_rank, "PET_NNODES", count)
     return Node(
         nnodes=count,
         node_rank=node_rank,
         master_addr=environ.get("PET_MASTER_ADDR", "127.0.0.1"),
         master_port=_port("PET_MASTER_PORT", environ.get("PET_MASTER_PORT", str(_PORT) if count > 1 else "0")),
-        nproc=None if nproc is None else "auto" if nproc in words else _number("PET_NPROC_PER_NODE", nproc),
+        nproc=_pet_nproc(environ),
     )
 
 
@@ -147,10 +285,17 @@ def _asked_node(environ: Mapping[str, str], options: NodeOptions) -> Node:
             "--node-rank, --master-addr and --master-port need --nnodes.",
             fix="Add --nnodes N, the number of nodes.",
         )
+    if NODES_VARIABLE in environ and _submitted_nodes(environ) != options.nnodes:
+        raise UserInputError(
+            f"--nnodes is {options.nnodes}, but the job was submitted with {environ[NODES_VARIABLE]} nodes "
+            f"({NODES_VARIABLE}).",
+            why="The other nodes of the job wait for as many as it was submitted with.",
+            fix=f"Change cluster.nodes and submit again. To run something else in this pod, unset {NODES_VARIABLE}.",
+        )
     if options.nnodes == 1:
         return Node()
     rank, address = options.node_rank, options.master_addr or environ.get("MASTER_ADDR", environ.get("PET_MASTER_ADDR"))
-    for name in ("PET_NODE_RANK", "GROUP_RANK", "SLURM_NODEID", "RANK"):
+    for name in ("PET_NODE_RANK", "GROUP_RANK", "JOB_COMPLETION_INDEX", "SLURM_NODEID", "RANK"):
         rank = _int(environ, name) if rank is None and name in environ else rank
     if rank is None or address is None:
         raise UserInputError(

@@ -19,28 +19,30 @@ from shardtune.launch.accelerate_machines import other_process_count, refuse_lon
 from shardtune.launch.launcher import launch, process_count, threads_per_process
 from shardtune.launch.named_paths import check_inputs
 from shardtune.launch.network import read_network
-from shardtune.launch.process_role import Node, NodeOptions, Worker, detect_role, unused_master
+from shardtune.launch.process_role import (
+    NODES_VARIABLE,
+    Node,
+    NodeOptions,
+    Worker,
+    detect_role,
+    refuse_lone_pod,
+    unused_master,
+)
 from shardtune.launch.rank_process import STOPPED_EARLY, run_as_rank
+from shardtune.launch.safe_defaults import set_defaults_of_nodes, set_safe_defaults
 from shardtune.run.channel import LAUNCHER_VARIABLE
 from shardtune.run.evaluation import Evaluation, adapter_folder
 from shardtune.run.exit_codes import INTERRUPTED, PREEMPTED
 from shardtune.run.folder import CHECKPOINTS, FOLDER_VARIABLE, RunFolder
 from shardtune.run.stop_request import StopRequest
 from shardtune.run.which_run import choose_run
-from shardtune.terminal import fitted
+from shardtune.terminal import fitted, is_verbose
 
-SAFE_DEFAULTS = {  # set before any library is imported
-    "TOKENIZERS_PARALLELISM": "false",  # its threads and the data loaders' forks are incompatible
-    "RDMAV_FORK_SAFE": "1",  # verbs memory survives the forks of data loaders
-    "TORCH_CPP_LOG_LEVEL": "ERROR",  # closed connections at the end are expected
-    "TORCH_FR_BUFFER_SIZE": "2000",  # the flight recorder: the last collectives of a rank, for a crash
-}
 _INSECURE = (
     "warning: insecure network: anyone who can connect to the master's port can join this run or stop it "
     "(SHARDTUNE_SECRET is not set; docs/security.md)"
 )
 Preflight = Callable[[ResolvedConfig, Node, int, Mapping[str, str]], None]
-_ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")  # the current and the old name; only one may be set
 
 
 def start(
@@ -65,7 +67,7 @@ def start(
         preflight: Raises if this machine is not fit for its processes; None checks nothing.
     """
     role = detect_role(environ, options)
-    set_safe_defaults(environ)
+    reasons = set_safe_defaults(environ)
     if isinstance(role, Worker):
         # A worker's errors go to its launcher, which prints them once for all ranks.
         return _work(config, overrides, accelerate_config, run_id, role, environ, evaluation, preflight)
@@ -75,7 +77,7 @@ def start(
         try:
             train = _prepare(
                 config, overrides, accelerate_config, run_id, role, environ, options, at_end, evaluation, preflight,
-                force=force,
+                force=force, reasons=reasons,
             )  # fmt: skip
             stop.wait_for_step()  # raises if a signal was swallowed; from here on the training handles signals
         except SystemExit:
@@ -99,12 +101,14 @@ def _prepare(
     preflight: Preflight | None,
     *,
     force: bool,
+    reasons: Mapping[str, str],
 ) -> Callable[[], int]:
     """Check the inputs, choose the run's folder and hold its lease until `at_end`, and return what trains."""
     network = read_network(environ, node)
     resolved = load_config(config, overrides, accelerate_config, environ)
     if evaluation is None:  # a loss is the same on any number of processes
         refuse_lone_machine(resolved, environ, options, config)
+        refuse_lone_pod(node, resolved.config.cluster.nodes, environ, options)
     # With other values it may come from rank 0.
     needs_model = node.node_rank == 0 or resolved.config.model.load in ("read-all", "read-once")
     check_inputs(resolved.config, model=needs_model)
@@ -113,6 +117,11 @@ def _prepare(
     nproc = _processes(node, resolved, force=force)
     out = sys.stderr if evaluation is not None and evaluation.as_json else sys.stdout
     print(_banner(node, nproc, network.insecure), file=out, flush=True)
+    if node.nnodes > 1 and evaluation is None:
+        reasons = {**reasons, **set_defaults_of_nodes(environ)}
+    if is_verbose() or (NODES_VARIABLE in environ and node.node_rank == 0):
+        for name, reason in reasons.items():
+            print(f"set       {name}={environ[name]}: {reason}", file=out, flush=True)
     if notice := unused_master(environ, options):
         print(f"notice {notice}", file=out, flush=True)
     if preflight is not None and nproc * node.nnodes > 1:
@@ -205,14 +214,6 @@ def _work(
         master = f"{environ.get('MASTER_ADDR')}:{environ.get('MASTER_PORT')}"
         print(f"{_banner(Node(), 1)}, rank {role.rank} of {role.world_size}, master {master}", flush=True)
     return run_as_rank(role.rank, role.world_size, work)
-
-
-def set_safe_defaults(environ: MutableMapping[str, str]) -> None:
-    """What the user has set stays."""
-    for name, value in SAFE_DEFAULTS.items():
-        environ.setdefault(name, value)
-    if not any(name in environ for name in _ALLOCATOR):
-        environ[_ALLOCATOR[0]] = "expandable_segments:True"
 
 
 def banner(nnodes: int, node_rank: int, nproc: int, master: str, gpus: list[str], insecure: bool = False) -> str:

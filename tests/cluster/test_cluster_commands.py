@@ -46,7 +46,7 @@ def test_json_has_every_finding_and_warnings_exit_with_0(shardtune: Command, tmp
     ("changes", "options", "words"),
     [
         ({}, [], "Where does the job go?"),
-        ({}, ["--to", "kubernetes"], "--to is 'kubernetes'"),
+        ({}, ["--to", "kubernetes"], "kubernetes"),
         (cluster(gang_scheduling="volcano"), ["--to", "job"], "cannot ask for gang scheduling"),
         (cluster(pod_overlay={"spec": {"containers": {"a": 1}}}), ["--to", "job"], "pod_overlay.spec.containers is not a list"),
     ],

@@ -259,11 +259,10 @@ def test_the_doctor_of_a_trainjob_knows_all_nodes(release: str) -> None:
     assert not [name for name in trained if name.startswith("PET_")]  # Trainer's own
 
 
-def test_the_doctor_of_a_pytorchjob_is_refused_where_it_would_not_know_its_rank() -> None:
-    with pytest.raises(UserInputError, match=r"cluster\.init_doctor"):
-        render(small_job(2, init_doctor=True), "pytorchjob")
-    (doctor,) = render(small_job(1, init_doctor=True), "pytorchjob").templates["master"]["spec"]["initContainers"]
-    assert doctor["command"] == ["shardtune", "doctor", "/etc/shardtune/run.yaml"]
+def test_the_doctor_needs_no_rank_so_that_every_node_of_a_pytorchjob_has_one() -> None:
+    for template in render(small_job(2, init_doctor=True), "pytorchjob").templates.values():
+        (doctor,) = template["spec"]["initContainers"]
+        assert doctor["command"] == ["shardtune", "doctor", "--this-node", "/etc/shardtune/run.yaml"]
 
 
 def crd_with(**fields: Any) -> Manifest:

@@ -52,7 +52,7 @@ def test_what_is_rendered_has_no_unknown_field(kind: str, nodes: int) -> None:
 @pytest.mark.parametrize("kind", ["jobset", "pytorchjob", "trainjob"])
 @pytest.mark.parametrize("nodes", [1, 3])
 def test_what_is_rendered_is_what_the_real_crd_describes(kind: str, nodes: int) -> None:
-    settings: dict[str, Any] = {"init_doctor": kind != "pytorchjob" or nodes == 1}
+    settings: dict[str, Any] = {"init_doctor": True}
     if kind != "jobset":
         settings |= {"gang_scheduling": "volcano", "max_hours": 2}
     report = validate(render(rich_job(nodes, **settings), kind), real_crds(kind))

@@ -16,7 +16,7 @@ from shardtune.config import render_yaml
         (["model.device_map=auto"], "model.device_map (auto) has no effect: FSDP2 places the weights."),
         (["model.use_cache=true"], "model.use_cache has no effect"),
         (["train.ddp_find_unused_parameters=false"], "train.ddp_find_unused_parameters has no effect"),
-        (["cluster.nodes=2"], "the section `cluster` is not read by `train`"),
+        (["cluster.image=i"], "the section `cluster` is not read by `train`"),
         (["train.warmup_steps=5", "train.warmup_ratio=0.05"], "train.warmup_ratio has no effect: train.warmup_steps is set"),
         (["train.lr_scheduler_type=constant", "train.warmup_ratio=0.05"], "train.warmup_ratio has no effect: the schedule `constant`"),
         (["train.max_steps=5", "train.num_train_epochs=1"], "train.num_train_epochs has no effect: train.max_steps is set"),
@@ -52,6 +52,7 @@ def test_a_revision_of_a_local_folder_is_told_and_of_a_hub_name_is_not(load: Loa
         ["train.warmup_ratio=0.1"],
         ["model.device_map=null"],
         ["cluster.nodes=1"],
+        ["cluster.nodes=2"],
         ["train.optim=sgd"],
     ],
 )

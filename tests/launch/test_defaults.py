@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from shardtune.launch.start import banner, set_safe_defaults
+from shardtune.launch.safe_defaults import set_defaults_of_nodes, set_safe_defaults
+from shardtune.launch.start import banner
 
 
 def test_safe_defaults_are_set_where_the_user_has_not() -> None:
@@ -21,3 +22,18 @@ def test_the_banner_tells_node_master_and_gpus() -> None:
     assert "node 1 of 3, master a:29500, 2 processes, 2 × H200" in text and "insecure" not in text
     assert "warning: insecure network" in banner(3, 1, 2, "a:29500", [], insecure=True)
     assert "node" not in banner(1, 0, 1, "127.0.0.1:0", []).replace(__import__("socket").gethostname(), "")
+
+
+def test_each_default_has_a_reason_and_only_those_that_were_set_are_named() -> None:
+    environ = {"RDMAV_FORK_SAFE": "0"}
+    reasons = set_safe_defaults(environ)
+    assert "RDMAV_FORK_SAFE" not in reasons and environ["RDMAV_FORK_SAFE"] == "0"
+    assert "data loaders" in reasons["TOKENIZERS_PARALLELISM"] and all(reasons.values())
+    assert set_safe_defaults(environ) == {}
+
+
+def test_several_nodes_hear_what_failed_in_nccl_unless_the_user_has_set_it() -> None:
+    environ: dict[str, str] = {}
+    assert "NCCL_DEBUG" in set_defaults_of_nodes(environ) and environ == {"NCCL_DEBUG": "WARN"}
+    environ = {"NCCL_DEBUG": "INFO"}
+    assert set_defaults_of_nodes(environ) == {} and environ == {"NCCL_DEBUG": "INFO"}
