@@ -120,14 +120,14 @@ def test_a_trainjob_waits_until_trainers_cache_has_its_runtime(
     server: ApiServer, cluster: Cluster, config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = 'admission webhook "x" denied the request: trainingRuntime must be created before the TrainJob is created'
-    server.refuse["trainjobs"] = Refusal(403, "Forbidden", words)
+    server.refuse["create", "trainjobs"] = Refusal(403, "Forbidden", words)
     threading.Timer(0.5, server.refuse.clear).start()
     manifests = render_trainjob(make_job(load_config(config, ["cluster.job_name=ft"]), config))
     submit(cluster, manifests)
     made = server.names("trainjobs", "trainingruntimes", "secrets")
     assert {"trainjobs/ft", "trainingruntimes/ft"} <= set(made)
     monkeypatch.setattr("shardtune.cluster.submit._CACHE_SECONDS", 0.0)
-    server.refuse["trainjobs"] = Refusal(403, "Forbidden", words)
+    server.refuse["create", "trainjobs"] = Refusal(403, "Forbidden", words)
     other = render_trainjob(make_job(load_config(config, ["cluster.job_name=other"]), config))
     with pytest.raises(ShardtuneError, match="admission webhook"):
         submit(cluster, other)
