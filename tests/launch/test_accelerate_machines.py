@@ -60,7 +60,7 @@ def test_other_processes_than_the_file_says_are_told_with_both_batches(config: P
 
 def test_a_section_nobody_wrote_is_not_told_to_be_unread(config: Path) -> None:
     assert not any("`cluster`" in notice for notice in resolved(config).notices)
-    assert any("`cluster`" in notice for notice in resolved(config, "cluster.nodes=2").notices)
+    assert any("`cluster`" in notice for notice in resolved(config, "cluster.image=i").notices)
 
 
 @pytest.mark.slow

@@ -119,19 +119,25 @@ WITHOUT_EFFECT = {
 }
 
 
-def test_every_setting_is_read_by_more_than_its_checks() -> None:
+def unread_settings(*sections: str, cluster: bool) -> set[str]:
+    """Settings whose name stands nowhere in the code that could read them: cluster/ and its commands, or all else."""
     package = Path(shardtune.__file__).parent
-    files = [file for file in package.rglob("*.py") if "config" not in file.relative_to(package).parts[:1]]
-    code = "".join(file.read_text(encoding="utf-8") for file in files if file.name != "changes.py")
-    read = set(re.findall(r"\.(\w+)|\"(\w+)\"", code))
-    names = {name for pair in read for name in pair}
-    unread = {
-        f"{section}.{key}"
-        for section, fields in section_fields().items() if section != "cluster"
-        for key in fields.model_fields if key not in names
-    }  # fmt: skip
+    files = [file.relative_to(package) for file in package.rglob("*.py") if file.name != "changes.py"]
+    folders = {"cluster", "cli", "plan"} if cluster else {file.parts[0] for file in files} - {"cluster", "config"}
+    code = "".join((package / file).read_text(encoding="utf-8") for file in files if file.parts[0] in folders)
+    names = {name for pair in re.findall(r"\.(\w+)|\"(\w+)\"", code) for name in pair}
+    fields = section_fields()
+    return {f"{section}.{key}" for section in sections for key in fields[section].model_fields if key not in names}
+
+
+def test_every_setting_is_read_by_more_than_its_checks() -> None:
+    unread = unread_settings(*(section for section in section_fields() if section != "cluster"), cluster=False)
     handed_over = {f"train.{name}" for name in (*READ_BY_TRACKERS, "logging_first_step")}  # in training_arguments
     assert unread - WITHOUT_EFFECT == handed_over
+
+
+def test_every_setting_of_a_job_is_read_by_what_renders_it() -> None:
+    assert unread_settings("cluster", cluster=True) == {"cluster.profile"}  # merged while the config is read
 
 
 def test_callbacks_and_trackers_see_the_settings_of_the_run(config: Path) -> None:
