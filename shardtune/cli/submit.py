@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from shardtune.cli.options import AsJson, Config, Context, Namespace, Overrides, To, Verbose
+from shardtune.config.cluster_schema import Kind
+from shardtune.errors import UserInputError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -46,9 +48,21 @@ def submit(
     volume: Annotated[
         list[str] | None,
         typer.Option(
-            "--volume", metavar="CLAIM=FOLDER", help="docker, podman: the folder here that stands for a claim."
+            "--volume",
+            metavar="CLAIM=FOLDER",
+            help="docker, podman, local-pods: the folder here that stands for a claim.",
         ),
     ] = None,
+    kind: Annotated[
+        Kind | None, typer.Option("--kind", help="local-pods: whose pods run here; default: jobset.")
+    ] = None,
+    secrets: Annotated[
+        Path | None,
+        typer.Option("--secrets", metavar="FOLDER", help="local-pods: values of Secrets, as files SECRET/KEY."),
+    ] = None,
+    no_namespaces: Annotated[
+        bool, typer.Option("--no-namespaces", help="local-pods: as plain processes, with paths replaced.")
+    ] = False,
     crd_dir: Annotated[
         Path | None, typer.Option("--crd-dir", metavar="DIR", help="The site's CRD files, to check the manifests with.")
     ] = None,
@@ -60,24 +74,25 @@ def submit(
     """Send a run to a cluster: checked here, tried on the server, then created whole or not at all.
 
     Exit codes: 0 submitted (or nothing wrong in a dry run); 1 the cluster refused it or cannot be reached; 2 invalid
-    input, nothing was sent. docker and podman: the container's.
+    input, nothing was sent. docker, podman and local-pods: the container's, or the first pod's that failed.
     """
     from rich.console import Console
 
     from shardtune.cli.cluster_job import described_job
     from shardtune.cli.submit_by_command import submit_by_command
-    from shardtune.errors import UserInputError
 
     console = Console(stderr=print_script or output is not None or as_json)
-    described = described_job(config, override, to, job_name=name, nodes=nodes, context=context, namespace=namespace)
-    if described.target == "local-pods":
-        raise UserInputError("`submit --to local-pods` is not available.", fix="Use another target.")
+    options = {"job_name": name, "nodes": nodes, "context": context, "namespace": namespace}
+    described = described_job(config, override, to, kind, **options)
+    _refuse_options(described.target, volume, secrets, no_namespaces=no_namespaces)
+    if described.target == "local-pods" and dry_run == "server":
+        raise UserInputError("Nothing is sent to an API server by --to local-pods.", fix="Use --dry-run client.")
     if described.kind is None:
         _check(console, described, None, crd_dir, verbose=verbose)
         _summarize(console, described, None, verbose=verbose)
         submit_by_command(console, described, volume or (), dry_run=dry_run, print_script=print_script, output=output)
         return
-    offline = dry_run == "client" or print_script or output is not None
+    offline = dry_run == "client" or print_script or output is not None or described.target == "local-pods"
     cluster = None if offline else _connect(described)
     described = described if cluster is None else _with_release(described, cluster)
     manifests = described.manifests()
@@ -90,10 +105,42 @@ def submit(
         _print_script(described, manifests)
     elif output is not None:
         _write(console, manifests, output)
-    elif cluster is None:
+    elif dry_run == "client":
         _finish(console, described, manifests, as_json, dry_run, "Nothing was sent: checked on this machine alone.")
+    elif cluster is None:
+        raise typer.Exit(_run_here(described, manifests, volume, secrets, no_namespaces=no_namespaces))
     else:
         _send(console, described, manifests, cluster, dry_run, as_json)
+
+
+def _refuse_options(target: str, volume: list[str] | None, secrets: Path | None, *, no_namespaces: bool) -> None:
+    """Options without effect for a target."""
+    here = ("docker", "podman", "local-pods")
+    if volume and target not in here:
+        raise UserInputError(f"--volume is for --to {', '.join(here)}.", fix="Set cluster.volumes instead.")
+    if (secrets is not None or no_namespaces) and target != "local-pods":
+        raise UserInputError("--secrets and --no-namespaces are for --to local-pods.", fix="Leave them out.")
+
+
+def _run_here(
+    described: DescribedJob,
+    manifests: Manifests,
+    volume: list[str] | None,
+    secrets: Path | None,
+    *,
+    no_namespaces: bool,
+) -> int:
+    from shardtune.cli.submit_by_command import folders_of
+    from shardtune.cluster.local_pods import run_local_pods
+
+    return run_local_pods(
+        manifests,
+        str(described.kind),
+        volumes=folders_of(volume or ()),
+        work_folder=Path("local-pods") / described.job.name,
+        secrets=secrets,
+        namespaces=False if no_namespaces else None,
+    )
 
 
 def _connect(described: DescribedJob) -> Cluster:
@@ -122,7 +169,6 @@ def _check(
     from shardtune.cluster.lint import has_errors, lint
     from shardtune.cluster.lint_page import show
     from shardtune.cluster.schemas import validate
-    from shardtune.errors import UserInputError
     from shardtune.terminal import say
 
     findings = lint(described.job, manifests, described.plan, described.target)
@@ -170,7 +216,6 @@ def _print_script(described: DescribedJob, manifests: Manifests) -> None:
 
 def _write(console: Console, manifests: Manifests, output: str) -> None:
     from shardtune.cluster.render import to_yaml, write_kustomize
-    from shardtune.errors import UserInputError
     from shardtune.terminal import say
 
     if output == "yaml":

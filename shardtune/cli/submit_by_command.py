@@ -9,7 +9,7 @@ import subprocess
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import typer
 
@@ -35,8 +35,6 @@ def submit_by_command(
         raise UserInputError(
             f"--to {described.target} sends nothing to an API server that could check it.", fix="Use --dry-run client."
         )
-    if volumes and described.target not in ("docker", "podman"):
-        raise UserInputError("--volume is for --to docker and podman.", fix="Set cluster.volumes instead.")
     only_show = print_script or dry_run == "client"
     by_target = {"slurm": _slurm, "runai": _runai}
     if described.target in by_target:
@@ -123,13 +121,17 @@ def _container(
 def _container_run(described: DescribedJob, volumes: Sequence[str], file: Path) -> ContainerRun:
     from shardtune.cluster.render_container import render_container
 
-    if described.target not in ("docker", "podman"):
-        raise UserInputError(f"`submit --to {described.target}` is not available.", fix="Use another target.")
+    config = file if described.job.config is not None else None
+    engine: Literal["docker", "podman"] = "docker" if described.target == "docker" else "podman"
+    return render_container(described.job, engine, folders_of(volumes), config)
+
+
+def folders_of(volumes: Sequence[str]) -> dict[str, Path]:
+    """The folder of each claim, from `CLAIM=FOLDER`."""
     folders: dict[str, Path] = {}
     for word in volumes:
         claim, equals, folder = word.partition("=")
         if not equals or not Path(folder).is_dir():
             raise UserInputError(f"--volume '{word}' names no folder that is here.", fix="Write CLAIM=FOLDER.")
         folders[claim] = Path(folder).resolve()
-    config = file if described.job.config is not None else None
-    return render_container(described.job, "docker" if described.target == "docker" else "podman", folders, config)
+    return folders

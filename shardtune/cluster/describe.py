@@ -122,7 +122,7 @@ def _controller_reason(event: Mapping[str, Any]) -> Iterator[Reason]:
         yield Reason("The namespace's Pod Security level refuses the pods.", message, "Use cluster.pod_overlay.")
     elif event.get("reason") in ("FailedCreate", "JobCreationFailed", "TrainJobResourcesCreationFailed"):
         yield Reason("The controller cannot create the pods.", message, "Change what its message names.")
-    elif event.get("reason") in ("Unschedulable", "PodGroupUnschedulable"):
+    elif event.get("reason") == "PodGroupUnschedulable" or _is_gang(message):
         yield _gang(message)
 
 
@@ -163,7 +163,7 @@ def _scheduling(pod: Manifest, name: str) -> Iterator[Reason]:
         if condition.get("type") != "PodScheduled" or condition.get("status") != "False":
             continue
         message = str(condition.get("message") or "")
-        if re.search(r"gang|pod ?group", message, re.IGNORECASE):
+        if _is_gang(message):
             yield _gang(message)
         elif "persistentvolumeclaim" in message and "not found" in message:
             missing = re.search(r'persistentvolumeclaim "([^"]+)" not found', message)
@@ -210,6 +210,10 @@ def _shortage_fix(message: str) -> str:
     if "node affinity/selector" in message:
         advice.append("Correct cluster.node_selector.")
     return " ".join(advice) or "Ask the cluster's administrator."
+
+
+def _is_gang(message: str) -> bool:
+    return re.search(r"\bgang\b|pod ?group", message, re.IGNORECASE) is not None
 
 
 def _gang(message: str) -> Reason:

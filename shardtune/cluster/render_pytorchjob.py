@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from copy import deepcopy
+from dataclasses import replace
 
 from shardtune.cluster.manifests import Manifest, Manifests
 from shardtune.cluster.pod import KUEUE_QUEUE, metadata, pod_template, support_objects
@@ -15,7 +16,9 @@ _CONTAINER = "pytorch"
 def render_pytorchjob(job: ClusterJob) -> Manifests:
     """Pods are called `<name>-master-0` and `<name>-worker-<i>`; RANK is the node rank."""
     settings = job.settings
-    master = pod_template(job, container=_CONTAINER, restart_policy=None)
+    # The operator sets it, after our own: the API server would warn of the second.
+    env = {name: value for name, value in job.env.items() if name != "PYTHONUNBUFFERED" or name not in job.reasons}
+    master = pod_template(replace(job, env=env), container=_CONTAINER, restart_policy=None)
     # With `ExitCode` every code below 128 would be final, also those of a run that asks to be restarted (69, 75, 76).
     # With `OnFailure` the container starts again where it is, whatever the code: invalid input is tried again, too.
     restart = "OnFailure" if settings.restarts else "Never"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import secrets
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,6 +26,8 @@ from shardtune.errors import ShardtuneError, UserInputError
 
 SUBMISSION = "shardtune.dev/submission"  # annotation: which call made an object, so that it deletes no other
 _SECRET_BYTES = 32
+_RUNTIME_FIRST = "must be created before the TrainJob"  # words of Trainer's webhook
+_CACHE_SECONDS = 15.0
 
 
 @dataclass
@@ -96,7 +99,7 @@ def dry_run(cluster: Cluster, manifests: Manifests) -> Iterator[str]:
             cluster.apply(manifest, dry_run=True)
         except ApiError as error:
             # Trainer's webhook wants the runtime first, and a dry run does not leave one.
-            if manifest["kind"] != TRAINJOB.kind or "must be created before the TrainJob" not in error.message:
+            if manifest["kind"] != TRAINJOB.kind or _RUNTIME_FIRST not in error.message:
                 raise
             yield "The TrainJob is checked when it is created: its TrainingRuntime has to exist first."
     by_role = {plan.role: plan for plan in expand(manifests)}  # those of a role differ only in their index
@@ -151,13 +154,25 @@ def _all_or_nothing(cluster: Cluster, manifests: Sequence[Manifest]) -> Iterator
     try:
         for one in objects:
             one.sent = True
-            one.uid = str(cluster.create(one.manifest)["metadata"]["uid"])
+            one.uid = str(_create(cluster, one)["metadata"]["uid"])
         yield objects
     except ShardtuneError as error:
         raise _with_account(error, *_remove(cluster, objects, token), hidden) from None
     except BaseException:  # Ctrl-C
         _remove(cluster, objects, token)
         raise
+
+
+def _create(cluster: Cluster, one: _Object) -> Manifest:
+    """Trainer's webhook reads runtimes from a cache that learns of a new one a moment after the server has it."""
+    deadline = time.monotonic() + _CACHE_SECONDS
+    while True:
+        try:
+            return cluster.create(one.manifest)
+        except ApiError as error:
+            if one.resource != TRAINJOB or _RUNTIME_FIRST not in error.message or time.monotonic() > deadline:
+                raise
+            time.sleep(0.2)
 
 
 def _marked(manifest: Manifest, token: str) -> Manifest:

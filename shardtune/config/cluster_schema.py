@@ -12,6 +12,7 @@ from pydantic import BeforeValidator, Field
 from shardtune.config.fields import Float, Int, Section, comma_list
 
 Target = Literal["runai", "trainjob", "pytorchjob", "jobset", "job", "slurm", "docker", "podman", "local-pods"]
+Kind = Literal["pytorchjob", "jobset", "trainjob", "job"]
 Names = Annotated[list[str], BeforeValidator(comma_list)]
 
 
@@ -187,9 +188,7 @@ class ClusterSection(Section):
         description="How a job reaches Run:ai: a Kubernetes manifest for its scheduler, or the command `runai training "
         "pytorch submit` of today's CLI, or of release 2.20.",
     )
-    runai_kind: Literal["pytorchjob", "jobset", "trainjob", "job"] = Field(
-        default="pytorchjob", description="Kind of the manifest for Run:ai."
-    )
+    runai_kind: Kind = Field(default="pytorchjob", description="Kind of the manifest for Run:ai.")
     sbatch: dict[str, Quantity] = Field(
         default_factory=dict,
         description="Options of sbatch for Slurm, without the dashes.",

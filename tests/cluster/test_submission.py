@@ -6,6 +6,7 @@ import json
 import os
 import stat
 import subprocess
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -113,6 +114,24 @@ def test_a_trainjob_whose_runtime_must_exist_first_is_no_error(
     server.refuse_dry["trainjobs"] = Refusal(403, "Forbidden", 'admission webhook "x" denied the request: otherwise')
     with pytest.raises(ShardtuneError, match="otherwise"):
         list(dry_run(cluster, render_trainjob(job)))
+
+
+def test_a_trainjob_waits_until_trainers_cache_has_its_runtime(
+    server: ApiServer, cluster: Cluster, config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = 'admission webhook "x" denied the request: trainingRuntime must be created before the TrainJob is created'
+    server.refuse["create", "trainjobs"] = Refusal(403, "Forbidden", words)
+    threading.Timer(0.5, server.refuse.clear).start()
+    manifests = render_trainjob(make_job(load_config(config, ["cluster.job_name=ft"]), config))
+    submit(cluster, manifests)
+    made = server.names("trainjobs", "trainingruntimes", "secrets")
+    assert {"trainjobs/ft", "trainingruntimes/ft"} <= set(made)
+    monkeypatch.setattr("shardtune.cluster.submit._CACHE_SECONDS", 0.0)
+    server.refuse["create", "trainjobs"] = Refusal(403, "Forbidden", words)
+    other = render_trainjob(make_job(load_config(config, ["cluster.job_name=other"]), config))
+    with pytest.raises(ShardtuneError, match="admission webhook"):
+        submit(cluster, other)
+    assert server.names("trainjobs", "trainingruntimes", "secrets") == made
 
 
 @pytest.mark.parametrize("plural", ["configmaps", "secrets", "services", "jobs"])
