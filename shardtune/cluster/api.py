@@ -140,12 +140,11 @@ class Cluster:
     def pod_log(
         self, pod: str, container: str, *, namespace: str | None = None, follow: bool = False,
         since_time: str | None = None, since_seconds: int | None = None, previous: bool = False,
-    ) -> Iterator[bytes]:  # fmt: skip
-        """Lines of a container's log with their timestamps, without the line end, as they come.
+    ) -> LogStream:  # fmt: skip
+        """A container's log with timestamps. It is open when this returns.
 
         Raises:
             ApiError: the pod is gone (404) or the container has not started yet (400).
-            StreamCutError: the connection ended in the middle.
         """
         where = self._where(POD, namespace)
         asked = {
@@ -155,11 +154,7 @@ class Cluster:
         }  # fmt: skip
         call = Call("read the log of", POD, where, pod)
         silent = _SILENT_STREAM_SECONDS if follow else _READ_SECONDS
-        response = self._request("GET", POD.path(where, pod, "log"), call, query=asked, read_seconds=silent)
-        try:
-            yield from _lines(response)
-        finally:
-            response.close()
+        return LogStream(self._request("GET", POD.path(where, pod, "log"), call, query=asked, read_seconds=silent))
 
     def execute(self, pod: str, container: str, command: list[str], namespace: str | None = None) -> Execution:
         """Start a command in a running container; iterate over the result for its standard output.
@@ -229,6 +224,22 @@ class Cluster:
             raise connection_error(self.access, error) from None
         self.warnings += _warnings(response.headers)
         return response
+
+
+class LogStream:
+    """Iterate over it for lines, without their ends, as they come; StreamCutError if the connection ends first."""
+
+    def __init__(self, response: Any) -> None:
+        self._response = response
+
+    def __iter__(self) -> Iterator[bytes]:
+        return _lines(self._response)
+
+    def __enter__(self) -> LogStream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._response.close()
 
 
 def connect(context: str | None = None, namespace: str | None = None) -> Cluster:

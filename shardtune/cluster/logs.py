@@ -96,7 +96,7 @@ class PodFollower:
         self._container, self.node = main_container(pod), node_rank(pod)
         self._uid = str(pod["metadata"]["uid"])
         self._position = Position()
-        self._restarts: int | None = None  # of the container when its log was last opened
+        self._restarts = 0  # of the container when its log was last opened
         self.thread = threading.Thread(target=self._run, name=f"log of {self._name}", daemon=True)
 
     def _run(self) -> None:
@@ -129,23 +129,19 @@ class PodFollower:
         status = container_status(pod, self._container)
         state = status.get("state") or {}
         has_ended = (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
-        if "waiting" in state and not status.get("restartCount"):
-            return False
+        if not state or ("waiting" in state and not status.get("restartCount")):
+            return has_ended  # it has not started, and of an evicted pod it never will
         restarts = int(status.get("restartCount") or 0)
         try:
-            if self._restarts is not None and restarts > self._restarts:
+            if restarts > self._restarts:
                 self._finish_previous(restarts)
             self._restarts = restarts
-            if "running" in state or "terminated" in state:
-                self._stream(previous=False, follow="running" in state)
-            elif "waiting" in state and self._position.time == "":
-                self._stream(previous=True, follow=False)
+            return self._stream(previous=False, follow="running" in state) and has_ended
         except StreamCutError:
             return False
-        return has_ended
 
     def _finish_previous(self, restarts: int) -> None:
-        """What the container wrote between our last look and its end."""
+        """What the container wrote before its restart and we have not seen."""
         try:
             self._stream(previous=True, follow=False)
         except ApiError as error:
@@ -153,16 +149,24 @@ class PodFollower:
                 raise
         self._emit(Line(self.node, f"container restarted ({restarts})", note=True))
 
-    def _stream(self, *, previous: bool, follow: bool) -> None:
+    def _stream(self, *, previous: bool, follow: bool) -> bool:
+        """Read a log to its end; False if the container restarted meanwhile, so that it may be another one's."""
         since = self._position.reopen()
-        lines = self._cluster.pod_log(
+        with self._cluster.pod_log(
             self._name, self._container, namespace=self._namespace, follow=follow, previous=previous,
             since_time=since, since_seconds=None if since else self._since,
-        )  # fmt: skip
-        for raw in lines:
-            stamp, text = split_line(raw)
-            if self._position.accept(stamp):
-                self._emit(Line(self.node, text, stamp))
+        ) as lines:  # fmt: skip
+            if follow and self._has_restarted():
+                return False  # before a line was read: what its predecessor wrote comes first
+            for raw in lines:
+                stamp, text = split_line(raw)
+                if self._position.accept(stamp):
+                    self._emit(Line(self.node, text, stamp))
+        return True
+
+    def _has_restarted(self) -> bool:
+        pod = self._cluster.get(POD, self._name, self._namespace)
+        return int(container_status(pod, self._container).get("restartCount") or 0) != self._restarts
 
 
 def container_status(pod: Manifest, name: str) -> Manifest:
@@ -265,11 +269,12 @@ def _lines_of(cluster: Cluster, pod: Manifest, since_seconds: int | None) -> Ite
     last = ""
     for previous in (True, False) if status.get("restartCount") else (False,):
         try:
-            for raw in cluster.pod_log(
+            with cluster.pod_log(
                 name, container, namespace=namespace, previous=previous, since_seconds=since_seconds
-            ):
-                last, text = split_line(raw)
-                yield Line(rank, text, last)
+            ) as lines:
+                for raw in lines:
+                    last, text = split_line(raw)
+                    yield Line(rank, text, last)
         except ApiError as error:
             if error.status not in (400, 404):
                 raise

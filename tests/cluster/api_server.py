@@ -253,6 +253,9 @@ class _Handler(BaseHTTPRequestHandler):
             self._allow("get" if found["sub"] == "log" else "create", f"{plural}/{found['sub']}", namespace)
             if (plural, namespace, name) not in self.api.objects:
                 raise not_found(plural, name)
+            if not (self.api.objects[plural, namespace, name].get("status") or {}).get("containerStatuses"):
+                message = f'container "{query.get("container")}" in pod "{name}" is waiting to start: ContainerCreating'
+                raise Refusal(400, "BadRequest", message)
             return self._log(name, query) if found["sub"] == "log" else self._exec(name)
         verb = {"GET": "get" if name else "list", "POST": "create", "PATCH": "patch", "DELETE": "delete"}[self.command]
         self._allow(verb, plural, namespace)

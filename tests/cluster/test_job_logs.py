@@ -231,5 +231,13 @@ def test_logs_of_a_job_that_does_not_exist_name_the_namespace(kube: Kube) -> Non
     assert "There is no job 'nope' in namespace 'ml' (context 'lab')." in done.stderr
 
 
+def test_a_pod_that_has_not_started_is_named_where_nothing_is_followed(server: ApiServer, kube: Kube) -> None:
+    server.put("jobs", workload(nodes=1))
+    server.put("pods", pod(0, "Pending", name="ft-0-aaaaa"))
+    done = kube("logs", "ft")
+    assert (done.returncode, done.stdout) == (0, "")
+    assert "pod ft-0-aaaaa has printed nothing yet" in done.stderr
+
+
 def test_since_needs_a_unit_that_exists(kube: Kube) -> None:
     assert "is not a time" in kube("logs", "ft", "--since", "5q").stderr
