@@ -16,11 +16,7 @@ def render_job(job: ClusterJob) -> Manifests:
         UserInputError: a setting that this kind cannot express.
     """
     settings = job.settings
-    if settings.gang_scheduling != "none":
-        raise UserInputError(
-            f"An Indexed Job cannot ask for gang scheduling ({settings.gang_scheduling}).",
-            fix="Use Kueue (cluster.queue), or --to trainjob or pytorchjob.",
-        )
+    refuse_gang(job, "An Indexed Job")
     template = pod_template(
         job,
         env={"MASTER_ADDR": f"{job.name}-0.{job.name}", "MASTER_PORT": str(MASTER_PORT)} if job.nodes > 1 else {},
@@ -36,6 +32,15 @@ def render_job(job: ClusterJob) -> Manifests:
         workload["metadata"]["labels"][KUEUE_QUEUE] = settings.queue
     service = (headless_service(job, job.name),) if job.nodes > 1 else ()
     return Manifests(workload, (*support_objects(job), *service), {"node": template})
+
+
+def refuse_gang(job: ClusterJob, kind: str) -> None:
+    gang = job.settings.gang_scheduling
+    if gang != "none":
+        raise UserInputError(
+            f"{kind} cannot ask for gang scheduling ({gang}).",
+            fix="Use Kueue (cluster.queue), or --to trainjob or pytorchjob.",
+        )
 
 
 def job_spec(job: ClusterJob, template: Manifest) -> Manifest:

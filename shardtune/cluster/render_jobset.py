@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from shardtune.cluster.manifests import Manifest, Manifests
 from shardtune.cluster.pod import KUEUE_QUEUE, labels, metadata, pod_template, support_objects
-from shardtune.cluster.render_job import pod_failure_policy, seconds
+from shardtune.cluster.render_job import pod_failure_policy, refuse_gang, seconds
 from shardtune.cluster.spec import MASTER_PORT, ClusterJob
 from shardtune.errors import UserInputError
 
@@ -18,11 +18,7 @@ def render_jobset(job: ClusterJob) -> Manifests:
         UserInputError: a setting that this kind cannot express.
     """
     settings = job.settings
-    if settings.gang_scheduling != "none":
-        raise UserInputError(
-            f"A JobSet cannot ask for gang scheduling ({settings.gang_scheduling}).",
-            fix="Use Kueue (cluster.queue), or --to trainjob or pytorchjob.",
-        )
+    refuse_gang(job, "A JobSet")
     # No `spec.coordinator`: its value is a label of at most 63 characters that holds the job's name twice.
     template = pod_template(
         job, env={"MASTER_ADDR": master_address(job), "MASTER_PORT": str(MASTER_PORT)} if job.nodes > 1 else {}
