@@ -31,7 +31,7 @@ PRIVATE = {
 }  # fmt: skip
 STANDARD_LIBRARY = {"_current_frames", "_exit", "_run_exitfuncs"}
 # Modules whose distribution has another name, or that come with a dependency.
-DISTRIBUTIONS = {"yaml": "PyYAML", "jinja2": "Jinja2", "pynvml": "nvidia-ml-py"}
+DISTRIBUTIONS = {"websocket": "websocket-client", "yaml": "PyYAML", "jinja2": "Jinja2", "pynvml": "nvidia-ml-py"}
 BROUGHT = {
     "annotated_types": "pydantic", "fsspec": "datasets", "huggingface_hub": "transformers", "packaging": "transformers",
     "pyarrow": "datasets", "pydantic_core": "pydantic", "tokenizers": "transformers", "triton": "torch",
