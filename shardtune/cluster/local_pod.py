@@ -143,7 +143,7 @@ def local_pods(
 def stand_in() -> list[str]:
     """Folders that stand for the image's Python: this one, with its packages."""
     package = Path(__file__).resolve().parents[1]
-    found = [sys.prefix, sys.base_prefix, str(package), site.getusersitepackages()]
+    found = [sys.prefix, sys.base_prefix, str(package), site.getusersitepackages(), *_added_folders()]
     found += [os.path.realpath(path) for path in found]
     kept: list[str] = []
     for path in sorted(dict.fromkeys(found), key=len):
@@ -158,9 +158,16 @@ def stand_in_environment(home: str) -> dict[str, str]:
     """What an image with this Python would set."""
     package = Path(__file__).resolve().parents[1]
     found = {"PATH": f"{BIN}:{Path(sys.executable).parent}:{_PATH}", "HOME": home, "LANG": "C.UTF-8"}
-    if Path(sys.prefix).resolve() not in package.parents:  # a source checkout
-        found["PYTHONPATH"] = str(package.parent)
+    checkout = [] if Path(sys.prefix).resolve() in package.parents else [str(package.parent)]
+    if folders := list(dict.fromkeys([*checkout, *_added_folders()])):
+        found["PYTHONPATH"] = ":".join(folders)
     return found
+
+
+def _added_folders() -> list[str]:
+    """Packages that PYTHONPATH adds to this Python."""
+    added = os.environ.get("PYTHONPATH", "").split(":")
+    return [str(Path(folder).absolute()) for folder in added if folder and Path(folder).is_dir()]
 
 
 def write_stand_in(folder: Path) -> Path:

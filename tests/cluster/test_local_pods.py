@@ -93,6 +93,18 @@ def leftovers(tmp_path: Path) -> list[str]:
     return found
 
 
+@pytest.mark.parametrize("namespaces", [pytest.param(True, marks=needs_root), False])
+def test_packages_that_pythonpath_adds_are_part_of_the_image(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, namespaces: bool
+) -> None:
+    (tmp_path / "added").mkdir()
+    (tmp_path / "added" / "only_there.py").write_text("print('added package')\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "added"))
+    manifests = manifests_of(tmp_path, "job", command=["python", "-c", "import only_there"], nodes=1)
+    code, said = run(tmp_path, manifests, "job", volumes=folders(tmp_path), namespaces=namespaces)
+    assert code == 0 and "[node 0] added package" in said, said
+
+
 @needs_root
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_pod_sees_what_its_manifest_says_and_nothing_else_of_this_machine(
