@@ -94,18 +94,19 @@ def _make_root(root: Path, pod: Mapping[str, Any], container: Mapping[str, Any])
     _mount("tmpfs", root, "tmpfs", data=f"mode=755{pod['disk']}")
     mounts = [(Path(mount["path"]), mount) for mount in container["mounts"]]
     places = [path for path, _ in mounts] + [Path(path) for path in pod["files"]]
+    for name in ("tmp", "var/tmp"):  # before the image, whose Python may lie in one of them
+        (root / name).mkdir(parents=True, exist_ok=True)
+        _mount("tmpfs", root / name, "tmpfs", data="mode=1777")
     for text in [*_SYSTEM, *pod["image"]]:
         tree, copy = Path(text), root / text.lstrip("/")
         if tree.is_symlink() and text in _SYSTEM:
             copy.symlink_to(tree.readlink())
         elif tree.is_dir() and not copy.exists():
             _lay_out(root, tree, places)
-    for name, kind in (("dev", None), ("sys", "sysfs"), ("proc", "proc"), ("tmp", "tmpfs"), ("var/tmp", "tmpfs")):
+    for name in ("dev", "sys", "proc"):  # the last is mounted later: it has to be of the new process numbers
         (root / name).mkdir(parents=True, exist_ok=True)
-        if kind is None:
-            _mount("/dev", root / name, flags=_BIND | _RECURSIVE)
-        elif kind != "proc":  # that one has to be of the new process numbers
-            _mount(kind, root / name, kind, data="mode=1777" if kind == "tmpfs" else None)
+    _mount("/dev", root / "dev", flags=_BIND | _RECURSIVE)
+    _mount("sysfs", root / "sys", "sysfs")
     if Path("/sys/fs/cgroup").is_dir():
         _mount("/sys/fs/cgroup", root / "sys/fs/cgroup", flags=_BIND | _RECURSIVE)
     _mount("tmpfs", root / "dev/shm", "tmpfs", data=f"mode=1777,size={_DEFAULT_SHM}")
