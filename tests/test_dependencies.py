@@ -7,6 +7,7 @@ import re
 import sys
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -40,7 +41,7 @@ BROUGHT = {
 
 
 def test_whatever_is_imported_is_a_dependency() -> None:
-    imported = {name for path in (ROOT / "shardtune").rglob("*.py") for name in _modules_imported(path)}
+    imported = {name for tree in _trees().values() for node in ast.walk(tree) for name in _names_imported(node)}
     foreign = imported - set(sys.stdlib_module_names) - {"shardtune"}
     wanted = {re.split(r"[<>=]", one)[0] for one in _dependencies() + _extra("cluster")}
     assert {name for name in foreign if _distribution(name) not in wanted} == set()
@@ -48,7 +49,7 @@ def test_whatever_is_imported_is_a_dependency() -> None:
 
 def test_what_belongs_to_an_extra_is_imported_only_where_it_is_used() -> None:
     extra = {re.split(r"[<>=]", one)[0] for one in _extra("cluster")}
-    trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in (ROOT / "shardtune").rglob("*.py")}
+    trees = _trees()
     at_the_top = {
         f"{name} in {path.relative_to(ROOT)}"
         for path, tree in trees.items()
@@ -60,7 +61,7 @@ def test_what_belongs_to_an_extra_is_imported_only_where_it_is_used() -> None:
 
 
 def test_every_private_name_of_a_library_is_known() -> None:
-    trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in (ROOT / "shardtune").rglob("*.py")}
+    trees = _trees()
     own = {name for tree in trees.values() for name in _attributes_defined(tree)}
     known = own.union(STANDARD_LIBRARY, *PRIVATE.values())
     unknown = {
@@ -94,9 +95,10 @@ def _distribution(module: str) -> str:
     return BROUGHT.get(module, DISTRIBUTIONS.get(module, module))
 
 
-def _modules_imported(path: Path) -> Iterator[str]:
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        yield from _names_imported(node)
+@cache
+def _trees() -> dict[Path, ast.Module]:
+    """Every file of the package, parsed once."""
+    return {path: ast.parse(path.read_text(encoding="utf-8")) for path in (ROOT / "shardtune").rglob("*.py")}
 
 
 def _names_imported(node: ast.AST) -> Iterator[str]:

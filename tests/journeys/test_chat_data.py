@@ -21,6 +21,7 @@ def examples(model: Path, rows: Sequence[list[Message]], length: int = LENGTH) -
     return [chat_example(tokenizer, messages).cut(length) for messages in rows]
 
 
+@pytest.mark.slow
 def test_chat_with_a_text_column_beside_it_trains_on_the_chat_and_so_does_the_runs_own_config(
     journey: Journey, chat_model: Path
 ) -> None:

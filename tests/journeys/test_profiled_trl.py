@@ -39,6 +39,7 @@ trainer.train()
 """
 
 
+@pytest.mark.slow
 def test_tokens_and_loss_are_those_of_the_rows_and_what_was_given_is_in_its_files(
     journey: Journey, toy_model: Path
 ) -> None:

@@ -220,6 +220,7 @@ def test_ctrl_c_as_soon_as_the_run_has_a_folder_says_so_and_takes_the_folder_awa
     assert "Traceback" not in err and not folder.exists()
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_killed_ends_the_run_and_is_named_by_launcher_report_and_dashboard(
     config: Path, environment: dict[str, str]
 ) -> None:

@@ -49,7 +49,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(("world", "shards"), [(3, 1), (4, 2)])
+@pytest.mark.parametrize(("world", "shards"), [(3, 1), pytest.param(4, 2, marks=pytest.mark.slow)])
 def test_replicas_that_divide_the_reading_hold_what_each_would_have_read(
     folder: Path, environment: dict[str, str], tmp_path: Path, world: int, shards: int
 ) -> None:
@@ -78,6 +78,7 @@ def test_replicas_that_divide_the_reading_hold_what_each_would_have_read(
     assert [rank["shards"] for rank in seen["auto"]] == [rank["shards"] for rank in seen["read-all kept"]]
 
 
+@pytest.mark.slow
 def test_ranks_divide_the_reading_with_whom_it_is_faster(
     folder: Path, environment: dict[str, str], tmp_path: Path
 ) -> None:

@@ -35,6 +35,7 @@ def check_on_ranks(environment: dict[str, str], out: Path, cases: tuple[str, ...
             assert seen == dict.fromkeys(cases, promised), f"rank {rank} of {world}"
 
 
+@pytest.mark.slow
 def test_adamw_and_sgd_are_the_same_sharded_unsharded_and_resumed_on_other_ranks(
     environment: dict[str, str], tmp_path: Path
 ) -> None:

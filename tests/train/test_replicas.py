@@ -121,6 +121,7 @@ def test_new_tokens_start_from_the_same_rows_however_many_replicas_there_are(
         torch.testing.assert_close(replicated, sharded)
 
 
+@pytest.mark.slow
 def test_one_of_two_replicas_is_named_by_its_file_and_both_for_what_no_file_has(
     environment: dict[str, str], config: Path, toy_model: Path, tmp_path: Path
 ) -> None:
