@@ -85,8 +85,15 @@ def submit(
     options = {"job_name": name, "nodes": nodes, "context": context, "namespace": namespace}
     described = described_job(config, override, to, kind, **options)
     _refuse_options(described.target, volume, secrets, no_namespaces=no_namespaces)
-    if described.target == "local-pods" and dry_run == "server":
-        raise UserInputError("Nothing is sent to an API server by --to local-pods.", fix="Use --dry-run client.")
+    if sum((print_script, output is not None, dry_run is not None)) > 1:
+        raise UserInputError(
+            "--print, --output and --dry-run are three things to do instead of sending.", fix="Name one."
+        )
+    if described.target == "local-pods" and (dry_run == "server" or print_script):
+        raise UserInputError(
+            "--to local-pods sends nothing to an API server, and runs no command that could be printed.",
+            fix="Use --dry-run client, or --output yaml for what its pods are made from.",
+        )
     if described.kind is None:
         _check(console, described, None, crd_dir, verbose=verbose)
         _summarize(console, described, None, verbose=verbose)
@@ -136,7 +143,7 @@ def _run_here(
     return run_local_pods(
         manifests,
         str(described.kind),
-        volumes=folders_of(volume or ()),
+        volumes=folders_of(described.job, volume or ()),
         work_folder=Path("local-pods") / described.job.name,
         secrets=secrets,
         namespaces=False if no_namespaces else None,

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from shardtune.cli.cluster_job import DescribedJob
     from shardtune.cluster.render_container import ContainerRun
+    from shardtune.cluster.spec import ClusterJob
 
 
 def submit_by_command(
@@ -123,14 +124,18 @@ def _container_run(described: DescribedJob, volumes: Sequence[str], file: Path) 
 
     config = file if described.job.config is not None else None
     engine: Literal["docker", "podman"] = "docker" if described.target == "docker" else "podman"
-    return render_container(described.job, engine, folders_of(volumes), config)
+    return render_container(described.job, engine, folders_of(described.job, volumes), config)
 
 
-def folders_of(volumes: Sequence[str]) -> dict[str, Path]:
+def folders_of(job: ClusterJob, volumes: Sequence[str]) -> dict[str, Path]:
     """The folder of each claim, from `CLAIM=FOLDER`."""
     folders: dict[str, Path] = {}
+    claims = {volume.claim for volume in job.settings.volumes}
     for word in volumes:
         claim, equals, folder = word.partition("=")
+        if equals and claim not in claims:
+            known = ", ".join(sorted(claims)) or "none"
+            raise UserInputError(f"--volume names the claim '{claim}'; the job has {known}.", fix="Correct its name.")
         if not equals or not Path(folder).is_dir():
             raise UserInputError(f"--volume '{word}' names no folder that is here.", fix="Write CLAIM=FOLDER.")
         folders[claim] = Path(folder).resolve()

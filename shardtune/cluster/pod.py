@@ -136,11 +136,16 @@ def headless_service(job: ClusterJob, name: str) -> Manifest:
     }
 
 
+_NEEDED = ("metadata", "metadata.labels", "spec", "spec.containers")
+
+
 def check_overlay(overlay: Any, key: str = "", path: str = "cluster.pod_overlay") -> None:
     """Raise where an overlay has another shape than a pod template, and merging it would leave none."""
     by = _MERGE_KEYS.get(key)
     what = ""
-    if by and overlay is not None:
+    if overlay is None and path.removeprefix("cluster.pod_overlay.") in _NEEDED:
+        what = f"{path} is null, which would remove what a job cannot do without."
+    elif by and overlay is not None:
         if not isinstance(overlay, list) or not all(isinstance(item, Mapping) and by in item for item in overlay):
             what = f"{path} is not a list of mappings that each have `{by}`."
         else:

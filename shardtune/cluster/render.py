@@ -71,12 +71,10 @@ def write_kustomize(manifests: Manifests, folder: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     resources: dict[str, str] = {}
     others: dict[str, str] = {}
-    # In our order: a TrainJob is refused before its runtime is there, and by name it would come first.
-    kustomization: Manifest = {
-        "apiVersion": "kustomize.config.k8s.io/v1beta1",
-        "kind": "Kustomization",
-        "sortOptions": {"order": "fifo"},
-    }
+    kustomization: Manifest = {"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization"}
+    if manifests.workload["kind"] == "TrainJob":
+        # In our order: it is refused before its runtime is there, and by name it would come first.
+        kustomization["sortOptions"] = {"order": "fifo"}
     for manifest in manifests:
         if manifest["kind"] == "Secret":
             kustomization["secretGenerator"] = [{**_generator(manifest), "envs": [SECRET_FILE]}]
@@ -88,6 +86,8 @@ def write_kustomize(manifests: Manifests, folder: Path) -> list[Path]:
             resources[f"{manifest['kind'].lower()}.yaml"] = _document(manifest)
     kustomization["resources"] = list(resources)
     files = {**others, **resources, "kustomization.yaml": _HEADER + _dump(kustomization)}
+    for name in _written_before(folder) - set(files):  # of another kind
+        (folder / name).unlink(missing_ok=True)
     for name, text in files.items():
         replace_file(folder / name, text)
     written = [folder / name for name in files]
@@ -131,6 +131,13 @@ def _check_folder(folder: Path) -> None:
             why="It would be overwritten.",
             fix="Name a folder that is empty or does not exist.",
         )
+
+
+def _written_before(folder: Path) -> set[str]:
+    """Objects of the kustomization that this folder holds, which is ours."""
+    file = folder / "kustomization.yaml"
+    found = yaml.safe_load(file.read_text(encoding="utf-8")) if file.exists() else {}
+    return {name for name in found.get("resources", []) if "/" not in name}
 
 
 def _write_secret(path: Path) -> Path:

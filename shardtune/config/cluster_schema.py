@@ -155,7 +155,8 @@ class ClusterSection(Section):
     )
     grace_seconds: Annotated[Int, Field(ge=1)] | Literal["auto"] = Field(
         default="auto",
-        description="Seconds from SIGTERM to SIGKILL. `auto` = time for a step and a save by the plan, at least 120.",
+        description="Seconds from SIGTERM to SIGKILL. `auto` = time for a step and a save by the plan, at least 120; "
+        "600 without a plan.",
     )
     max_hours: Float | None = Field(default=None, gt=0, description="End the job after this many hours; null = never.")
     keep_hours: Float | None = Field(

@@ -65,6 +65,7 @@ def _describe(annotation: Any, limits: Iterable[Any]) -> str:
         return "a list of strings" if get_args(annotation) == (str,) else "a list"
     if origin is dict:
         entry = get_args(annotation)[1]
+        entry = get_args(entry)[0] if get_origin(entry) is Annotated else entry
         if entry is Any:
             return "a mapping"
         return f"a mapping of names to {'strings' if entry is str else 'numbers'}"

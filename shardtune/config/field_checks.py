@@ -13,6 +13,7 @@ from pydantic_core import ErrorDetails
 from shardtune.config.expected import accepts, entry_words, expected, item_section, literal_words
 from shardtune.config.fields import LARGEST, Section
 from shardtune.config.problems import Problem, shown
+from shardtune.config.redact import HIDDEN, is_secret
 from shardtune.config.schedules import REFUSED_SCHEDULES
 from shardtune.config.schema import RunConfig
 from shardtune.config.suggestions import (
@@ -182,7 +183,8 @@ class _Walk:
         words = entry_words(section_fields()[section].model_fields[key].annotation)
         for name in dict.fromkeys(str(rest[0]) for rest in inner if rest):
             node = self.leaves[path].value[name]
-            what = f"expected {words}; got {shown(node.quotable())}"
+            got = HIDDEN if is_secret(name) else shown(node.quotable())
+            what = f"expected {words}; got {got}"
             self.problems.append(
                 Problem(node.place, f"{path}.{name}", what, _quote_hint(node) if words == "a string" else "")
             )
@@ -215,8 +217,14 @@ def _wrong_items(path: str, node: Node, inner: list[tuple[int | str, ...]]) -> l
     item = item_section(section_fields()[section].model_fields[key].annotation)
     found: list[Problem] = []
     for rest in inner:
-        index = next((part for part in rest[:-1] if isinstance(part, int)), None)
-        if item is None or index is None or not node.value[index].is_mapping or rest[-1] == index:
+        index = next((part for part in rest if isinstance(part, int)), None)
+        if item is None or index is None:
+            continue
+        if rest[-1] == index and not _accepts_text(path):
+            keys = ", ".join(item.model_fields)
+            what = f"expected a mapping ({keys}); got {shown(node.value[index].quotable())}"
+            found.append(Problem(node.value[index].place, f"{path}[{index}]", what))
+        if rest[-1] == index or not node.value[index].is_mapping:
             continue
         entry, key = node.value[index], str(rest[-1])
         where, info, value = f"{path}[{index}].{key}", item.model_fields.get(key), entry.value.get(key)
@@ -229,6 +237,12 @@ def _wrong_items(path: str, node: Node, inner: list[tuple[int | str, ...]]) -> l
         elif info is not None:
             found.append(Problem(value.place, where, f"expected {expected(info)}; got {shown(value.quotable())}"))
     return found
+
+
+def _accepts_text(path: str) -> bool:
+    """Whether items of this list may be plain strings too (`dataset_name_or_path: [a.jsonl, {path: b.jsonl}]`)."""
+    section, _, key = path.partition(".")
+    return accepts(section_fields()[section].model_fields[key].annotation, str)
 
 
 def _item(node: Node, inner: list[tuple[int | str, ...]]) -> tuple[Node, str]:

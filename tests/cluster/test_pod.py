@@ -10,6 +10,7 @@ from cluster.jobs import IMAGE, cluster_job
 
 from shardtune.cluster.pod import merge_overlay, pod_template, support_objects
 from shardtune.config.cluster_schema import ClusterSection
+from shardtune.errors import UserInputError
 
 
 def container(template: dict[str, Any]) -> dict[str, Any]:
@@ -140,3 +141,11 @@ def test_an_overlay_is_merged_last_by_name(tmp_path: Path) -> None:
 )
 def test_overlay_rules(base: Any, overlay: Any, merged: Any) -> None:
     assert merge_overlay(base, overlay) == merged
+
+
+@pytest.mark.parametrize(
+    "overlay", [{"spec": None}, {"spec": {"containers": None}}, {"metadata": None}, {"metadata": {"labels": None}}]
+)
+def test_an_overlay_cannot_remove_what_a_job_cannot_do_without(tmp_path: Path, overlay: dict[str, Any]) -> None:
+    with pytest.raises(UserInputError, match="is null, which would remove"):
+        pod_template(cluster_job(tmp_path, pod_overlay=overlay))

@@ -58,7 +58,16 @@ def test_a_kustomize_folder_names_every_file_it_holds(kind: str, tmp_path: Path)
     assert (config["name"], config["files"]) == ("rich-config", ["run.yaml"])
     assert (secret["name"], secret["envs"], secret["namespace"]) == ("rich-nodes", ["secret.env"], "ml")
     assert config["options"]["disableNameSuffixHash"] and secret["options"]["disableNameSuffixHash"]
-    assert kustomization["sortOptions"] == {"order": "fifo"}  # by name, TrainJob would come before its runtime
+    # By name, TrainJob would come before its runtime; for all others ConfigMap and Secret come first by default.
+    assert kustomization.get("sortOptions") == ({"order": "fifo"} if kind == "trainjob" else None)
+
+
+def test_another_kind_in_the_same_folder_leaves_nothing_of_the_first(tmp_path: Path) -> None:
+    write_kustomize(render(small_job(2), "job"), tmp_path)
+    (tmp_path / "mine.yaml").touch()
+    write_kustomize(render(small_job(2), "jobset"), tmp_path)
+    names = {file.name for file in tmp_path.iterdir()}
+    assert names == {"jobset.yaml", "run.yaml", "kustomization.yaml", "secret.env", ".gitignore", "mine.yaml"}
 
 
 def test_the_secret_of_a_kustomize_folder_is_its_owners_alone_and_not_for_git(tmp_path: Path) -> None:

@@ -375,3 +375,22 @@ def test_the_printed_script_runs_and_hands_the_secret_over_by_a_pipe(manifests: 
 def _yaml_of(calls: str) -> str:
     """What kubectl read, without the lines that say how it was called."""
     return "\n".join("---" if line.startswith("ARGS") else line for line in calls.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--print", "--output", "yaml"], "three things to do instead of sending"),
+        (["--to", "local-pods", "--print"], "runs no command that could be printed"),
+        (["--to", "local-pods", "--dry-run", "server"], "sends nothing to an API server"),
+        (["--to", "local-pods", "--volume", "rns=/tmp"], "--volume names the claim 'rns'"),
+        (["--volume", "runs=/tmp"], "--volume is for --to docker, podman, local-pods"),
+        (["--kind", "job"], "--kind has no effect with --to"),
+        (["--no-namespaces"], "are for --to local-pods"),
+    ],
+)
+def test_options_without_effect_are_refused(
+    kube: Callable[..., Any], config: Path, options: list[str], words: str
+) -> None:
+    done = kube("submit", config, *options)
+    assert done.returncode == 2 and words in done.stderr, done.stderr

@@ -249,3 +249,12 @@ def test_a_comma_list_of_names_is_a_list_but_a_regular_expression_is_not(load: L
         "v_proj",
     ]
     assert load(SMALLEST + "lora: {target_modules: '[qv]{1,2}_proj'}\n").config.lora.target_modules == "[qv]{1,2}_proj"
+
+
+def test_every_wrong_item_of_a_list_is_named_and_no_secret_is_repeated(report: Report) -> None:
+    text = report(
+        SMALLEST + "cluster:\n  volumes: [x, {path: /y}, {claim: c, path: /y, sub: z}]\n  env: {API_KEY: 123456}\n"
+    )
+    assert "cluster.volumes[0] expected a mapping (claim, path, sub_path, read_only); got 'x'" in text
+    assert "cluster.volumes[1].claim this key is required" in text and "cluster.volumes[2].sub unknown key" in text
+    assert "cluster.env.API_KEY expected a string; got ***" in text and "123456" not in text
