@@ -39,8 +39,8 @@ RULES = (
         "removed-label",
         "error",
         "The overlay removes or changes the labels that say which job a pod belongs to (`metadata: null`).",
-        "`shardtune status` and `shardtune logs` do not find the pods; nor does the Service by which nodes find each "
-        "other.",
+        "`shardtune status` does not count the pods, selectors of the site miss them, and so does the Service by which "
+        "the nodes of a Job find each other.",
     ),
 )
 
@@ -78,7 +78,7 @@ def _check_restart(subject: Subject, pod: Pod) -> Iterator[Finding]:
     policy = pod.spec.get("restartPolicy")
     if policy != "Never":
         named = f"restartPolicy: {policy}" if policy else "there is no restartPolicy"
-        what = f"{named}, and a job whose pods do not have Never never starts: the API server refuses its pods"
+        what = f"{named}: the API server takes this job's pods with Never alone, so it would not start"
         fix = "Remove it from the overlay. cluster.restarts says how often a failed job starts again."
         yield error("restart-policy", path, what, fix)
 

@@ -32,6 +32,8 @@ RULES = (
 # Where a value may be a secret: it is not repeated.
 _PRIVATE = re.compile(r"\.(env\[|args\b|command\b)|annotations|stringData|\bdata\b")
 
+_RESOURCES = re.compile(r"\.resources\.(requests|limits)\b")
+
 
 def check_schema(subject: Subject) -> Iterator[Finding]:
     if subject.manifests is None:
@@ -45,6 +47,8 @@ def check_schema(subject: Subject) -> Iterator[Finding]:
         return
     workload = f"{subject.manifests.workload.get('kind')} "
     for problem in problems:
+        if _RESOURCES.search(problem.path) and "is not a quantity" in problem.message:
+            continue  # the rules of resources say it at the setting, with what was meant
         kind, _, _ = problem.manifest.partition(" ")
         place = problem.path or "apiVersion"
         path = place if problem.manifest.startswith(workload) else f"{kind}:{place}"
