@@ -102,7 +102,7 @@ def pod_template(
     template: Manifest = merge_overlay(base, settings.pod_overlay)
     if not (template.get("spec") or {}).get("containers"):
         raise UserInputError(
-            "cluster.pod_overlay removes the pod's containers.",
+            "cluster.pod_overlay removes the pod's containers.", fix="Remove `spec: null` and `containers: null`."
             fix="Remove `spec: null` or `containers: null` from it.",
         )
     for one in template["spec"]["containers"]:
