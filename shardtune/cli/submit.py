@@ -171,22 +171,11 @@ def _with_release(described: DescribedJob, cluster: Cluster) -> DescribedJob:
 def _check(
     console: Console, described: DescribedJob, manifests: Manifests | None, crd_dir: Path | None, *, verbose: bool
 ) -> None:
-    """Lint, then schemas; an error of either ends here. Notices are for -v and `cluster lint`."""
-    from shardtune.cluster.crd_schemas import read_crds
-    from shardtune.cluster.lint import has_errors, lint
-    from shardtune.cluster.lint_page import show
-    from shardtune.cluster.schemas import validate
-    from shardtune.terminal import say
+    """An error ends it here. Notices are for -v and `cluster lint`."""
+    from shardtune.cluster.check import check_before_sending
 
-    findings = lint(described.job, manifests, described.plan, described.target)
-    shown = [one for one in findings if verbose or one.severity != "notice"]
-    if shown:
-        show(console, shown)
-    problems = validate(manifests, read_crds(crd_dir) if crd_dir else ()).problems if manifests is not None else ()
-    for problem in problems:
-        say(console, "error", str(problem), "bold red")
-    if has_errors(findings) or problems:
-        raise UserInputError("The job was not sent.", why="It has errors.", fix="Correct what is named above.")
+    job, plan, target = described.job, described.plan, described.target
+    check_before_sending(console, job, manifests, plan, target, crd_dir=crd_dir, notices=verbose)
 
 
 def _summarize(console: Console, described: DescribedJob, cluster: Cluster | None, *, verbose: bool) -> None:

@@ -5,14 +5,16 @@ An API server accepts most of what is reported here; docs/cluster-lint.md has ev
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from shardtune.cluster import (
     lint_names,
     lint_nccl,
+    lint_overlay,
     lint_plan,
     lint_resources,
+    lint_schema,
     lint_secrets,
     lint_security,
     lint_start,
@@ -22,7 +24,7 @@ from shardtune.cluster.lint_finding import SEVERITIES, Finding, Rule
 from shardtune.cluster.lint_subject import Subject
 
 if TYPE_CHECKING:
-    from shardtune.cluster.manifests import Manifests
+    from shardtune.cluster.manifests import Manifest, Manifests
     from shardtune.cluster.spec import ClusterJob
     from shardtune.plan.report import Plan
 
@@ -32,9 +34,11 @@ _CHECKS: tuple[Callable[[Subject], Iterator[Finding]], ...] = (
     lint_volumes.check_volumes,
     lint_names.check_names,
     lint_start.check_start,
+    lint_overlay.check_overlay,
     lint_secrets.check_secrets,
     lint_nccl.check_nccl,
     lint_security.check_security,
+    lint_schema.check_schema,
 )
 RULES: dict[str, tuple[Rule, ...]] = {
     "Memory, CPUs, GPUs": lint_resources.RULES,
@@ -42,13 +46,17 @@ RULES: dict[str, tuple[Rule, ...]] = {
     "Volumes": lint_volumes.RULES,
     "Names": lint_names.RULES,
     "Image, start and end": lint_start.RULES,
+    "What the overlay leaves": lint_overlay.RULES,
     "Secrets and references": lint_secrets.RULES,
     "NCCL, RDMA and other variables": lint_nccl.RULES,
     "Security profiles": lint_security.RULES,
+    "Schemas of the API": lint_schema.RULES,
 }
 
 
-def lint(job: ClusterJob, manifests: Manifests | None, plan: Plan | None, target: str) -> list[Finding]:
+def lint(
+    job: ClusterJob, manifests: Manifests | None, plan: Plan | None, target: str, crds: Sequence[Manifest] = ()
+) -> list[Finding]:
     """All that is wrong with a job, errors first.
 
     Args:
@@ -56,8 +64,9 @@ def lint(job: ClusterJob, manifests: Manifests | None, plan: Plan | None, target
             looked at as it would be.
         plan: What the run needs; None where nobody knows.
         target: Where it goes (`cluster.target`).
+        crds: Of the site (`crd_schemas.read_crds`).
     """
-    subject = Subject(job, target, manifests, plan)
+    subject = Subject(job, target, manifests, plan, crds)
     found = [finding for check in _CHECKS for finding in check(subject)]
     once: dict[tuple[str, str, str], Finding] = {}
     for finding in found:  # pods of several roles are alike

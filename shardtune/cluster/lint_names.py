@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from shardtune.cluster.lint_finding import Finding, Rule, error, warning
+from shardtune.cluster.spec import NAME_CHARACTERS
 
 if TYPE_CHECKING:
     from shardtune.cluster.lint_subject import Subject
@@ -18,7 +19,7 @@ RULES = (
         "error",
         "A job's name from which pods, Services or labels of more than 63 characters are made (TrainJob and "
         "JobSet: `NAME-node-0-9-abcde`, with a coordinator `NAME-node-0-0.NAME`; PyTorchJob: `NAME-worker-8`; "
-        "Job: `NAME-9`).",
+        f"Job: `NAME-9`). The job's own name has at most {NAME_CHARACTERS} characters; a longer one is invalid input.",
         "The job is accepted, and nothing runs.",
     ),
     Rule(
@@ -101,7 +102,12 @@ def _check_job_name(subject: Subject) -> Iterator[Finding]:
             what = f"{what_it_is} would be called '{name}': {len(name)} characters, and {_MOST} are allowed"
             per_character = 2 if "." in name else 1  # the coordinator's label has it twice
             most = len(subject.job.name) - -(-excess // per_character)
-            yield error("name-length", "cluster.job_name", what, f"Choose a name of at most {most} characters.")
+            yield error(
+                "name-length",
+                "cluster.job_name",
+                what,
+                f"Choose a name of at most {min(most, NAME_CHARACTERS)} characters.",
+            )
 
 
 def _check_object_names(subject: Subject) -> Iterator[Finding]:

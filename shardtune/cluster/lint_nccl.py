@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from shardtune.cluster.lint_finding import Finding, Rule, error, notice, warning
@@ -107,16 +107,17 @@ _TRUE = ("1", "true", "yes")
 
 
 def check_nccl(subject: Subject) -> Iterator[Finding]:
-    yield from _check_known(subject)
-    for variable in subject.variables:
+    unknown = unknown_names(variable.name for variable in subject.variables)
+    yield from _check_known(subject, unknown)
+    for variable in (one for one in subject.variables if one.name not in unknown):
         yield from _check_variable(subject, variable)
     yield from _check_allocators(subject)
     yield from _check_rdma(subject)
 
 
-def _check_known(subject: Subject) -> Iterator[Finding]:
+def _check_known(subject: Subject, unknown: Mapping[str, str]) -> Iterator[Finding]:
     paths = {variable.name: variable.path for variable in subject.variables}
-    for name, advice in unknown_names(paths).items():
+    for name, advice in unknown.items():
         library = "nccl" if name.startswith("NCCL_") else "torch"
         known = releases(library)
         spoken = "NCCL" if library == "nccl" else library

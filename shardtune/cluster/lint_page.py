@@ -16,14 +16,18 @@ if TYPE_CHECKING:
 _STYLES = {"error": "bold red", "warning": "yellow", "notice": "cyan"}
 
 
-def show(console: Console, findings: Sequence[Finding]) -> None:
-    """A line for each, with its setting and its rule, and what to change; a verdict last."""
+def show(console: Console, findings: Sequence[Finding], *, notices: bool = True) -> None:
+    """A line for each, with its setting and its rule, and what to change; a verdict last.
+
+    Args:
+        notices: They are among the findings; otherwise the verdict does not speak of them.
+    """
     for finding in findings:
         text = f"{finding.path}: {finding.what} [{finding.rule}]"
         say(console, finding.severity, text, _STYLES[finding.severity])
         say(console, "", f"→ {finding.fix}")
     numbers = {word: sum(one.severity == word for one in findings) for word in _STYLES}
-    summary = ", ".join(count(numbers[word], word) for word in _STYLES)
+    summary = ", ".join(count(numbers[word], word) for word in _STYLES if notices or word != "notice")
     style = next((_STYLES[word] for word in _STYLES if numbers[word] and word != "notice"), "green")
     say(console, "verdict", f"no findings ({summary})" if not findings else summary, style)
 
@@ -49,7 +53,8 @@ shardtune cluster lint run.yaml --json           # for programs
 ```
 
 `shardtune submit` makes the same checks first, and sends nothing that has an error. They look at the section `cluster`
-and at the pod templates as they are rendered, after `pod_overlay`; nothing is asked of a cluster. A finding names a
+and at the pod templates as they are rendered, after `pod_overlay`, and compare all objects with the published schemas
+(package extra `cluster`); nothing is asked of a cluster. A finding names a
 setting (`cluster.memory`) or a place in the manifest (`spec.template.spec.containers[0].env[3]`), and what to write
 instead. No finding repeats the value of a secret.
 

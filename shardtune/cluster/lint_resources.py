@@ -45,7 +45,7 @@ RULES = (
         "missing-cpu",
         "warning",
         "No CPU is requested.",
-        "The processes that feed the GPUs get what others leave.",
+        "Data loading gets what others leave.",
     ),
     Rule(
         "cpu-amount",
@@ -242,7 +242,8 @@ def _check_missing(subject: Subject, pod: Pod) -> Iterator[Finding]:
         yield warning("missing-memory", "cluster.memory", what, "Set cluster.memory (`shardtune plan` says how much).")
     if "cpu" not in names:
         what = "no CPU is requested: data loading gets what others leave"
-        yield warning("missing-cpu", "cluster.cpu", what, "Set cluster.cpu; 8 to 16 cores per GPU are usual.")
+        usual = "; 8 to 16 cores per GPU are usual" if subject.has_gpus else ""
+        yield warning("missing-cpu", "cluster.cpu", what, f"Set cluster.cpu{usual}.")
 
 
 def _check_shared_memory(subject: Subject, pod: Pod) -> Iterator[Finding]:
@@ -251,7 +252,8 @@ def _check_shared_memory(subject: Subject, pod: Pod) -> Iterator[Finding]:
     volumes = {volume.get("name"): volume for volume in pod.spec.get("volumes") or ()}
     empty = (volumes.get(mounts.get("/dev/shm")) or {}).get("emptyDir") or {}
     if empty.get("medium") != "Memory":
-        what = "/dev/shm is not a tmpfs of its own: the container has 64 MiB, too little for NCCL and data workers"
+        users = "NCCL and data workers" if subject.has_gpus else "data workers"
+        what = f"/dev/shm is not a tmpfs of its own: the container has 64 MiB, too little for {users}"
         yield warning("shm-size", f"{path}.volumeMounts", what, "Leave the volume `shm` as it is rendered.")
         return
     written = empty.get("sizeLimit")

@@ -130,7 +130,7 @@ def _check_metadata(subject: Subject) -> Iterator[Finding]:
     for where, pairs in places:
         for name, value in pairs.items():
             last = str(name).rpartition("/")[2]
-            if (name, value) not in seen and _holds_secret(last, str(value)):
+            if (name, str(value)) not in seen and _holds_secret(last, str(value)):
                 fix = "Remove it; annotations and labels are for everyone to read."
                 yield error("secret-in-metadata", f"{where}.{name}", f"{name} holds a secret", fix)
             seen.add((str(name), str(value)))

@@ -57,7 +57,7 @@ RULES = (
         "warning",
         "Gang scheduling beside Kueue's queue or Run:ai, which do it themselves; several nodes without any of "
         "them (a notice).",
-        "Two schedulers wait for each other; without one, some pods hold their GPUs while others are pending.",
+        "Two schedulers wait for each other; without one, some pods hold their nodes while others are pending.",
     ),
     Rule(
         "grace-period",
@@ -165,7 +165,8 @@ def _check_scheduling(subject: Subject) -> Iterator[Finding]:
         yield warning("gang", "cluster.gang_scheduling", what, "Set cluster.gang_scheduling: none.")
     elif subject.job.nodes > 1 and settings.gang_scheduling == "none" and not does_it:
         pods = count(subject.job.nodes, "pod")
-        what = f"nothing starts all {pods} or none: some may wait with their GPUs for the others"
+        holding = " with their GPUs" if subject.has_gpus else ""
+        what = f"nothing starts all {pods} or none: some may wait{holding} for the others"
         yield notice("gang", "cluster.gang_scheduling", what, "Set cluster.queue (Kueue) or cluster.gang_scheduling.")
 
 
@@ -179,4 +180,10 @@ def _check_grace(subject: Subject) -> Iterator[Finding]:
         if given is not None and given != grace:
             what = f"the pod is killed after {given} s, but the run is told {grace} s"
             path = f"{pod.path}.spec.terminationGracePeriodSeconds"
-            yield warning("grace-period", path, what, f"Remove it, and set cluster.grace_seconds: {given}.")
+            longer = isinstance(given, int) and given > grace
+            fix = (
+                f"Remove it, and set cluster.grace_seconds: {given}."
+                if longer
+                else (f"Remove it: {grace} s are the time to save; cluster.grace_seconds sets it for both.")
+            )
+            yield warning("grace-period", path, what, fix)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import PurePosixPath
@@ -76,6 +76,7 @@ class Subject:
     target: str
     manifests: Manifests | None = None
     plan: Plan | None = field(default=None, repr=False)
+    crds: Sequence[Manifest] = field(default=(), repr=False)
 
     @property
     def settings(self) -> ClusterSection:
@@ -89,6 +90,16 @@ class Subject:
     def kind(self) -> str:
         """Of the workload: Run:ai takes one of the others."""
         return self.settings.runai_kind if self.target == "runai" else self.target
+
+    @property
+    def workload_kind(self) -> str:
+        """Of the object that was rendered, also for a target that only borrows it (local-pods)."""
+        return self.kind if self.manifests is None else str(self.manifests.workload["kind"]).lower()
+
+    @property
+    def has_gpus(self) -> bool:
+        settings = self.settings
+        return bool(settings.gpus_per_node) or settings.gpu_resource in settings.extended_resources
 
     @cached_property
     def pods(self) -> list[Pod]:

@@ -89,6 +89,7 @@ def check_volumes(subject: Subject) -> Iterator[Finding]:
 
 def _check_mounts(subject: Subject, pod: Pod) -> Iterator[Finding]:
     volumes = [str(volume.get("name")) for volume in pod.spec.get("volumes") or ()]
+    there_are = f"there are {', '.join(volumes)}" if volumes else "the pod has none"
     mounted: set[str] = set()
     for path, container in pod.containers:
         mounts = container.get("volumeMounts") or ()
@@ -97,7 +98,7 @@ def _check_mounts(subject: Subject, pod: Pod) -> Iterator[Finding]:
             where = _where(subject, mount, f"{path}.volumeMounts[{index}]")
             if mount.get("name") not in volumes:
                 what = f"'{mount.get('name')}' is mounted at {mount.get('mountPath')}, but the pod has no such volume"
-                fix = f"Add it to the overlay's spec.volumes (cluster.volumes does); there are {', '.join(volumes)}."
+                fix = f"Add it to the overlay's spec.volumes (cluster.volumes does); {there_are}."
                 yield error("mount-without-volume", where, what, fix)
             yield from _check_path(where, str(mount.get("mountPath", "")))
         yield from _check_overlaps(subject, path, mounts)
@@ -178,7 +179,7 @@ def _check_output(subject: Subject, pod: Pod) -> Iterator[Finding]:
 
 
 def _keep_fix(subject: Subject) -> str:
-    paths = [one.path for one in subject.settings.volumes if not one.read_only]
+    paths = [one.path for one in subject.settings.volumes if not one.read_only and one.path.startswith("/")]
     example = f", such as {paths[0]}" if paths else ""
     return f"Set it to an absolute path on a volume of cluster.volumes{example}."
 

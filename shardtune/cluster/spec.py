@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 CONFIG_FOLDER = "/etc/shardtune"
 CONFIG_FILE = "run.yaml"
 MASTER_PORT = 29500
-_NAME_CHARACTERS = 40  # controllers append to it: `-worker-12`, `-node-0-12-x7k2p`, and names of pods end at 63
+NAME_CHARACTERS = 40  # controllers append to it: `-worker-12`, `-node-0-12-x7k2p`, and names of pods end at 63
 _LEAST_GRACE = 120
 WRITE_RATE = 200e6  # bytes a second that a network volume takes when it is busy
 _LEAST_SHARED, _SHARED_PER_GPU = 2**30, 8 * 2**30
@@ -108,10 +108,10 @@ def make_job(resolved: ResolvedConfig, file: Path, plan: Plan | None = None) -> 
 
 def check_name(name: str) -> None:
     """Raise if Kubernetes would refuse the job's name, or those of its pods."""
-    if not re.fullmatch(r"[a-z]([a-z0-9-]*[a-z0-9])?", name) or len(name) > _NAME_CHARACTERS:
+    if not re.fullmatch(r"[a-z]([a-z0-9-]*[a-z0-9])?", name) or len(name) > NAME_CHARACTERS:
         raise UserInputError(
             f"'{name}' cannot be the name of a job.",
-            why=f"Names of pods are made from it: at most {_NAME_CHARACTERS} lower-case letters, digits and dashes, "
+            why=f"Names of pods are made from it: at most {NAME_CHARACTERS} lower-case letters, digits and dashes, "
             "beginning with a letter.",
             fix="Set cluster.job_name (or --name).",
         )
@@ -132,7 +132,7 @@ def pod_config(resolved: ResolvedConfig) -> str:
 
 
 def _generated_name(file: Path) -> str:
-    stem = re.sub(r"[^a-z0-9]+", "-", file.stem.lower()).strip("-")[: _NAME_CHARACTERS - 5].strip("-")
+    stem = re.sub(r"[^a-z0-9]+", "-", file.stem.lower()).strip("-")[: NAME_CHARACTERS - 5].strip("-")
     return f"{stem if stem[:1].isalpha() else f'run-{stem}'.strip('-')}-{secrets.token_hex(2)}"
 
 

@@ -54,10 +54,16 @@ def cluster(**settings: Any) -> dict[str, Any]:
     return {"cluster": settings}
 
 
+class Whole(dict[str, Any]):
+    """A section that replaces the good one instead of changing it, so that its nulls are written."""
+
+
 def job_of(folder: Path, changes: dict[str, Any]) -> ClusterJob:
     """The good job with changes; null removes a setting, lists of named things are merged."""
     file = folder / "run.yaml"
-    file.write_text(yaml.safe_dump(merge_overlay(GOOD, changes)))
+    whole = {name: dict(section) for name, section in changes.items() if isinstance(section, Whole)}
+    others = {name: section for name, section in changes.items() if name not in whole}
+    file.write_text(yaml.safe_dump({**merge_overlay(GOOD, others), **whole}))
     return make_job(load_config(file, environ={"MODEL": "/models/llama", "HOME": "/home/ana"}), file)
 
 

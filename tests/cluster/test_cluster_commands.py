@@ -42,6 +42,17 @@ def test_json_has_every_finding_and_warnings_exit_with_0(shardtune: Command, tmp
     assert {"rule": "missing-cpu", "severity": "warning", "path": "cluster.cpu"}.items() <= found["findings"][0].items()
 
 
+def test_what_submit_refuses_lint_reports(shardtune: Command, tmp_path: Path) -> None:
+    file = config(tmp_path, trainer(command="bash"))
+    done = shardtune("cluster", "lint", file, "--to", "jobset", "--json")
+    assert done.returncode == 1, done.stderr
+    found = json.loads(done.stdout)
+    assert not found["ok"] and [one["rule"] for one in found["findings"] if one["severity"] == "error"] == ["schema"]
+    sent = shardtune("submit", file, "--to", "jobset", "--dry-run", "client")
+    assert sent.returncode == 2 and "containers[0].command: must be a list [schema]" in sent.stdout
+    assert "notice" not in sent.stdout
+
+
 @pytest.mark.parametrize(
     ("changes", "options", "words"),
     [

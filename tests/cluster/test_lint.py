@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import io
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster.linting import DIGEST, GOOD, cluster, fake_plan, job_of, lint_of, overlay, trainer
+from cluster.linting import DIGEST, GOOD, Whole, cluster, fake_plan, job_of, lint_of, overlay, trainer
+from rich.console import Console
 from running import REPOSITORY
 
+from shardtune.cluster import schemas
+from shardtune.cluster.check import check_before_sending
 from shardtune.cluster.lint import RULES, lint
 from shardtune.cluster.lint_page import rules_page
 from shardtune.cluster.manifests import Manifests
+from shardtune.cluster.render import RENDERERS
 from shardtune.cluster.render_job import render_job
 from shardtune.cluster.spec import make_job
 from shardtune.config import load_config
@@ -28,6 +33,11 @@ def env(**variables: str) -> dict[str, Any]:
 
 def run(section: str, **settings: Any) -> dict[str, Any]:
     return {section: settings}
+
+
+def raw_overlay(**template: Any) -> dict[str, Any]:
+    """A job of two nodes with this overlay alone, nulls kept."""
+    return {"cluster": Whole({**GOOD["cluster"], "nodes": 2, "pod_overlay": template})}
 
 
 def plan(**numbers: Any) -> dict[str, Any]:
@@ -120,6 +130,22 @@ REPORTED: list[tuple[str, str, dict[str, Any], dict[str, Any], str, str]] = [
     ("gang", "warning", cluster(nodes=3, gang_scheduling="coscheduling"), to("runai"), "cluster.gang_scheduling", "Run:ai starts all pods"),
     ("grace-period", "warning", cluster(grace_seconds=30), plan(seconds=60.0), "cluster.grace_seconds", "30 s are too short for a step and a save (65 s by the plan"),
     ("grace-period", "warning", overlay(terminationGracePeriodSeconds=30), {}, "spec.template.spec.terminationGracePeriodSeconds", "killed after 30 s, but the run is told 600 s"),
+    ("grace-period", "warning", overlay(terminationGracePeriodSeconds=5), {}, "spec.template.spec.terminationGracePeriodSeconds", "→ Remove it: 600 s are the time to save"),
+    ("grace-period", "warning", overlay(terminationGracePeriodSeconds=900), {}, "spec.template.spec.terminationGracePeriodSeconds", "→ Remove it, and set cluster.grace_seconds: 900."),
+    # what the overlay leaves, and schemas
+    ("restart-policy", "error", overlay(restartPolicy="Always"), {}, "cluster.pod_overlay.spec.restartPolicy", "restartPolicy: Always: the API server takes"),
+    ("restart-policy", "error", overlay(restartPolicy="OnFailure"), {}, "cluster.pod_overlay.spec.restartPolicy", "with Never alone"),
+    ("restart-policy", "warning", overlay(restartPolicy="Always"), to("pytorchjob"), "cluster.pod_overlay.spec.restartPolicy", "the training operator overwrites it → Remove it. cluster.restarts (3)"),
+    ("no-command", "error", raw_overlay(spec={"containers": [{"name": "trainer", "command": None}]}), {}, "spec.template.spec.containers[0].command", "the image's own would run"),
+    ("no-command", "error", trainer(command=[]), {}, "spec.template.spec.containers[0].command", "the image's own would run"),
+    ("removed-variable", "error", raw_overlay(spec={"containers": [{"name": "trainer", "env": None}]}), {}, "spec.template.spec.containers[0].env", "MASTER_ADDR, MASTER_PORT, NCCL_DEBUG, SHARDTUNE_NODES, SHARDTUNE_GRACE_SECONDS, PYTHONUNBUFFERED, HF_TOKEN, SHARDTUNE_SECRET"),
+    ("removed-label", "error", raw_overlay(metadata=None), {}, "spec.template.metadata.labels", "app.kubernetes.io/instance, shardtune.dev/run"),
+    ("removed-label", "error", cluster(pod_overlay={"metadata": {"labels": {"app.kubernetes.io/instance": "other"}}}), {}, "spec.template.metadata.labels", "found: app.kubernetes.io/instance →"),
+    ("schema", "error", trainer(command="bash"), {}, "spec.template.spec.containers[0].command", "must be a list → Correct it in cluster.pod_overlay"),
+    ("schema", "error", trainer(env=[{"name": "A", "value": 3}]), {}, "spec.template.spec.containers[0].env[5].value", "must be text"),
+    ("schema", "error", trainer(comand=["x"]), {}, "spec.template.spec.containers[0].comand", "unknown field; did you mean `command`?"),
+    ("schema", "error", overlay(hostNetwork="yes"), {}, "spec.template.spec.hostNetwork", "must be true or false, is the text 'yes'"),
+    ("schema", "error", cluster(pod_overlay={"metadata": {"labels": {"a": {"b": 1}}}}), {}, "spec.template.metadata.labels.a", "must be text"),
     # plan
     ("gpu-memory", "error", {}, plan(total=140 << 30), "cluster.gpus_per_node", "a GPU needs 140 GiB by the plan; 130 GiB of a H200 are usable"),
     ("gpu-memory", "warning", run("guards", memory_plan="warn"), plan(total=140 << 30), "cluster.gpus_per_node", "140 GiB"),
@@ -210,7 +236,7 @@ def test_every_rule_has_a_case_and_reports_nothing_worse_than_its_page_says() ->
     for rule, severity, *_ in REPORTED:
         by_rule.setdefault(rule, set()).add(severity)
     rules = {rule.name: rule for group in RULES.values() for rule in group}
-    assert set(by_rule) | {"name-length"} == set(rules)
+    assert set(by_rule) | {"name-length", "schema-not-checked"} == set(rules)
     for name, severities in by_rule.items():
         assert rules[name].severity in severities, name
         worse = {"error": set(), "warning": {"error"}, "notice": {"error", "warning"}}[rules[name].severity]
@@ -310,7 +336,7 @@ def test_a_name_is_as_long_as_what_the_controller_makes_of_it_allows(
 
     assert findings(longest) == []
     (text,) = findings(longest + 1)
-    assert made in text and f"at most {longest} characters" in text
+    assert made in text and f"at most {min(longest, 40)} characters" in text
 
 
 def test_a_jobset_with_a_coordinator_has_its_name_twice_in_a_label(tmp_path: Path) -> None:
@@ -345,7 +371,12 @@ def test_errors_come_first_and_pods_that_are_alike_are_reported_once(tmp_path: P
     rendered = render_job(job)
     template = rendered.templates["node"]
     spec = {"Master": {"template": template}, "Worker": {"template": template}}
-    workload = {"kind": "PyTorchJob", "metadata": {"name": "x"}, "spec": {"pytorchReplicaSpecs": spec}}
+    workload = {
+        "apiVersion": "kubeflow.org/v1",
+        "kind": "PyTorchJob",
+        "metadata": {"name": "x"},
+        "spec": {"pytorchReplicaSpecs": spec},
+    }
     findings = lint(job, Manifests(workload, (), {"master": template, "worker": template}), None, "pytorchjob")
     severities = [one.severity for one in findings]
     assert severities == sorted(severities, key=["error", "warning", "notice"].index)
@@ -381,6 +412,76 @@ def test_the_example_config_has_no_errors() -> None:
     file = REPOSITORY / "configs" / "cluster-lora.yaml"
     job = make_job(load_config(file, environ={}), file)
     assert [one for one in lint(job, None, None, "jobset") if one.severity == "error"] == []
+
+
+def test_an_overlay_without_containers_is_refused(tmp_path: Path) -> None:
+    for template in ({"spec": None}, {"spec": {"containers": None}}):
+        with pytest.raises(UserInputError, match="removes the pod's containers"):
+            render_job(job_of(tmp_path, raw_overlay(**template)))
+
+
+@pytest.mark.parametrize("kind", sorted(RENDERERS))
+def test_a_good_job_of_two_nodes_has_no_errors_whatever_the_kind(tmp_path: Path, kind: str) -> None:
+    job = job_of(tmp_path, cluster(nodes=2))
+    assert [one for one in lint(job, RENDERERS[kind](job), PLAN, kind) if one.severity == "error"] == []
+
+
+@pytest.mark.parametrize("kind", sorted(RENDERERS))
+def test_variables_that_an_overlay_removes_are_those_of_the_kind(tmp_path: Path, kind: str) -> None:
+    job = job_of(tmp_path, raw_overlay(spec={"containers": [{"name": "trainer", "env": None}]}))
+    (found,) = [one for one in lint(job, RENDERERS[kind](job), PLAN, kind) if one.rule == "removed-variable"]
+    assert "SHARDTUNE_NODES" in found.what and "SHARDTUNE_SECRET" in found.what
+    assert ("MASTER_ADDR" in found.what) == (kind in ("job", "jobset"))  # the others' controllers set it
+
+
+def test_a_missing_package_is_one_notice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schemas, "_has", lambda package: False)
+    schemas._kubernetes_version.cache_clear()
+    (found,) = lint_of(tmp_path, {}, plan=PLAN)
+    assert (found.rule, found.severity) == ("schema-not-checked", "notice")
+    assert "kubernetes-validate is not installed" in found.what and "shardtune[cluster]" in found.fix
+    job = job_of(tmp_path, {})
+    with pytest.raises(UserInputError, match="kubernetes-validate is not installed"):  # nothing is sent unchecked
+        check_before_sending(Console(), job, render_job(job), PLAN, "job")
+
+
+def test_a_schema_finding_does_not_repeat_what_may_be_a_secret(tmp_path: Path) -> None:
+    changes = trainer(env=[{"name": "API_KEY", "value": 918273}], args="--password s3cr3tvalue")
+    texts = [f"{one.what} {one.fix}" for one in lint_of(tmp_path, changes) if one.rule == "schema"]
+    assert len(texts) == 2 and not any("918273" in text or "s3cr3tvalue" in text for text in texts)
+
+
+def test_one_wrong_quantity_is_one_error(tmp_path: Path) -> None:
+    assert [one.rule for one in lint_of(tmp_path, cluster(memory="96GB"), plan=PLAN)] == ["quantity"]
+
+
+def test_an_unknown_variable_is_reported_once(tmp_path: Path) -> None:
+    assert [one.rule for one in lint_of(tmp_path, env(NCCL_IB_DISABEL="1"), plan=PLAN)] == ["nccl-unknown"]
+
+
+def test_a_remedy_names_only_what_can_be_written(tmp_path: Path) -> None:
+    relative = lint_of(tmp_path, cluster(volumes=[{"claim": "m", "path": "models"}]))
+    (kept,) = [one for one in relative if one.rule == "output-not-kept"]
+    assert "such as" not in kept.fix
+    without = lint_of(tmp_path, raw_overlay(spec={"volumes": None}))
+    fixes = {one.fix for one in without if one.rule == "mount-without-volume"}
+    assert len(fixes) == 1 and fixes.pop().endswith("; the pod has none.")
+
+
+def test_a_job_without_gpus_is_not_told_about_them(tmp_path: Path) -> None:
+    changes = {**cluster(gpus_per_node=None, nodes=3, cpu=None), **run("parallel", device="cpu")}
+    findings = {one.rule: one for one in lint_of(tmp_path, changes)}
+    for rule in ("gang", "missing-cpu"):
+        assert "GPU" not in f"{findings[rule].what} {findings[rule].fix}"
+
+
+def test_hidden_notices_are_not_counted(tmp_path: Path) -> None:
+    console = Console(file=io.StringIO(), width=200)
+    job = job_of(tmp_path, cluster(nodes=2, cpu=None))
+    check_before_sending(console, job, render_job(job), PLAN, "job")
+    assert console.file.getvalue().splitlines()[-1].split(maxsplit=1)[1] == "0 errors, 1 warning"
+    check_before_sending(console, job, render_job(job), PLAN, "job", notices=True)
+    assert console.file.getvalue().splitlines()[-1].endswith("0 errors, 1 warning, 2 notices")
 
 
 def test_the_page_of_rules_is_up_to_date() -> None:
