@@ -63,7 +63,13 @@ def _slurm(console: Console, described: DescribedJob, *, only_show: bool, show: 
 
 def _runai(console: Console, described: DescribedJob, *, only_show: bool, show: bool) -> None:
     from shardtune.cluster.api import connect
-    from shardtune.cluster.render_runai import namespace, required_project, runai_argv, runai_support
+    from shardtune.cluster.render_runai import (
+        namespace,
+        namespace_warning,
+        required_project,
+        runai_argv,
+        runai_support,
+    )
     from shardtune.cluster.runai_cli import RunaiCli
     from shardtune.cluster.shell_script import command_script
     from shardtune.cluster.submit import submit_beside
@@ -73,11 +79,17 @@ def _runai(console: Console, described: DescribedJob, *, only_show: bool, show: 
     generation = job.settings.runai_submit
     assert generation != "manifest"  # that has a kind
     argv, support, where = runai_argv(job, generation), runai_support(job), namespace(job)
+    project, warning = required_project(job), namespace_warning(job)
+    if warning:
+        say(console, "warning", warning, "yellow")
     if only_show:
-        script = command_script(support, argv, namespace=where, context=job.settings.context)
+        script = command_script(
+            support, argv, name=job.name, project=project, namespace=where, context=job.settings.context,
+            warning=warning,
+        )  # fmt: skip
         print(script if show else "", end="")
         return
-    runai = RunaiCli(required_project(job))
+    runai = RunaiCli(project)
     runai.whoami()  # before anything is created
     said = submit_beside(connect(job.settings.context, where), support, lambda: runai.submit(argv))
     say(console, "done", said.strip() or f"{job.name} is submitted.", "bold green")
@@ -86,7 +98,7 @@ def _runai(console: Console, described: DescribedJob, *, only_show: bool, show: 
         say(
             console, "notice", f"Run:ai does not delete what was made beside the job: kubectl delete -n {where} {names}"
         )
-    say(console, "next", f"runai training pytorch logs {job.name} --project {required_project(job)} --follow")
+    say(console, "next", f"runai training pytorch logs {job.name} --project {project} --follow")
 
 
 def _container(

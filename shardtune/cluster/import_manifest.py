@@ -9,9 +9,10 @@ from typing import Any
 import yaml
 
 from shardtune.cluster.import_command import ReadScript, import_command
+from shardtune.cluster.import_differences import template_differences
 from shardtune.cluster.import_pod import import_env, import_image, import_labels, import_resources, import_template
 from shardtune.cluster.import_report import Imported, validated
-from shardtune.cluster.import_values import secret_steps
+from shardtune.cluster.import_values import NOT_IN_THE_COMMAND, secret_steps
 from shardtune.cluster.pod import merge_overlay
 from shardtune.cluster.spec import check_name
 from shardtune.errors import UserInputError
@@ -49,6 +50,8 @@ def import_manifest(text: str, file: str, read_script: ReadScript, *, keep_uid: 
     for other in documents:
         if other is not job and (other.get("kind") not in _RUNTIMES or job["kind"] != "TrainJob"):
             _import_other(found, other)
+    if found.section["target"] == "runai" and "pod_overlay" in found.section:
+        found.warn("pod_overlay", NOT_IN_THE_COMMAND)
     secret_steps(found, found.section.get("namespace"))
     validated(found)
     return found
@@ -249,9 +252,16 @@ class _Reader:
             self.found.add("schedulingPolicy", ", ".join(scheduling), "not supported", why)
 
     def _report_difference(self, first: str, role: str, templates: Mapping[str, Mapping[str, Any]]) -> None:
-        parts = ", ".join(_differences(templates[first], templates[role])[:6])
-        why = f"Left out: all nodes are alike, and {first}'s template is used. It differs in {parts}."
-        self.found.add(f"{role}.template", "", "changed", why)
+        """A line for every field: all nodes are alike, and what the other role has instead is lost."""
+        for one in template_differences(templates[first], templates[role]):
+            used = f" ({one.shown_first})" if one.shown_first else ""
+            if one.other is None:
+                why = f"{role} has none. All nodes are alike, so it gets {first}'s{used}."
+            elif one.first is None:
+                why = f"Left out: all nodes are alike, and {first} has none."
+            else:
+                why = f"Left out: all nodes are alike, and {first}'s{used} is used."
+            self.found.add(f"{role}.template.{one.path}", one.shown_other, "changed", why)
 
     def _rest(self, fields: Mapping[str, Any], where: str) -> None:
         for name in fields:
@@ -305,12 +315,3 @@ def _patches(spec: Mapping[str, Any], job: str) -> list[_Fields]:
             if patch.get("name") == job:
                 found.append(((patch.get("template") or {}).get("spec") or {}).get("template") or {})
     return found
-
-
-def _differences(one: Any, other: Any, path: str = "") -> list[str]:
-    if isinstance(one, dict) and isinstance(other, dict):
-        names = dict.fromkeys([*one, *other])
-        return [part for name in names for part in _differences(one.get(name), other.get(name), f"{path}.{name}")]
-    if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
-        return [part for a, b in zip(one, other, strict=True) for part in _differences(a, b, path)]
-    return [] if one == other else [path.lstrip(".")]

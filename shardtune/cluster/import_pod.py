@@ -33,6 +33,7 @@ _SETTINGS_OF_POD = {
 }
 _SET_BY_KIND = ("restartPolicy", "hostname", "subdomain", "serviceAccount", "enableServiceLinks", "dnsPolicy")
 _LEAST_GRACE = 120
+_LIMIT_IS_REQUEST = "There is no request, and Kubernetes then requests as much as the limit."
 
 
 @dataclass(frozen=True)
@@ -163,18 +164,25 @@ def import_resources(found: Imported, key: str, resources: Mapping[str, Any]) ->
         if name in ("memory", "cpu"):
             continue
         if name == "ephemeral-storage":
-            found.set(f"{key}.{name}", amount, "ephemeral_storage", amount)
+            request = requests.get(name, amount)
+            why = "" if request == amount else f"Request and limit are one setting: the request was {request}."
+            found.set(f"{key}.{name}", amount, "ephemeral_storage", amount, why, "changed" if why else "honoured")
         elif name.endswith("/gpu"):
             _import_gpus(found, f"{key}.{name}", name, amount)
         else:
             import_extended_resource(found, key, name, amount)
-    if cpu := requests.get("cpu") or limits.get("cpu"):
-        found.set(f"{key}.requests.cpu", cpu, "cpu", cpu)
+    if "cpu" in requests:
+        found.set(f"{key}.requests.cpu", requests["cpu"], "cpu", requests["cpu"])
+    elif "cpu" in limits:
+        found.set(f"{key}.limits.cpu", limits["cpu"], "cpu", limits["cpu"], _LIMIT_IS_REQUEST, "translated")
     if "cpu" in limits:
         why = "A limit throttles the processes that feed the GPUs; it can be left out."
         found.set(f"{key}.limits.cpu", limits["cpu"], "cpu_limit", limits["cpu"], why)
     if memory := requests.get("memory") or limits.get("memory"):
-        import_memory(found, f"{key}.requests.memory", memory, "memory")
+        given = "requests" if "memory" in requests else "limits"
+        import_memory(
+            found, f"{key}.{given}.memory", memory, "memory", "" if given == "requests" else _LIMIT_IS_REQUEST
+        )
     if "memory" in limits and limits["memory"] != memory:
         import_memory(found, f"{key}.limits.memory", limits["memory"], "memory_limit")
         found.warn("memory_limit", LIMIT_ABOVE_REQUEST)

@@ -29,6 +29,7 @@ _STYLES: dict[VerdictName, str] = {  # in the order in which they are shown
 }
 _LONGEST_VALUE = 60
 _OVERLAY = "pod_overlay"
+_QUANTITIES = ("cpu", "cpu_limit", "ephemeral_storage", "extended_resources")
 _PAIR = re.compile(r"([\w.-]+)=([^,\s]+)")
 _KEYS = ("key", "accesskey", "secretkey")  # of --s3; `is_secret` knows names of variables
 _USER_IN_URL = re.compile(r"(?<=://)[^/@\s]+(?=@)")
@@ -172,7 +173,9 @@ def as_yaml(found: Imported) -> str:
             continue
         if setting in found.check:
             lines += [f"  # {line}" for line in textwrap.wrap(f"CHECK: {found.check[setting]}", 110)]
-        text = yaml.safe_dump({setting: found.section[setting]}, sort_keys=False, allow_unicode=True, width=110)
+        text = yaml.safe_dump(
+            {setting: _as_written(setting, found.section[setting])}, sort_keys=False, allow_unicode=True, width=110
+        )
         lines += [f"  {line}" for line in text.splitlines()]
     before = ""
     for line, why in found.left_out.items():
@@ -180,6 +183,15 @@ def as_yaml(found: Imported) -> str:
         lines.append(f"  # {line}")
         before = why
     return "\n".join(lines) + "\n"
+
+
+def _as_written(setting: str, value: Any) -> Any:
+    """Whole quantities as numbers, without quotes; texts of `env` and `labels` stay texts."""
+    if setting not in _QUANTITIES:
+        return value
+    if isinstance(value, dict):
+        return {name: _as_written(setting, amount) for name, amount in value.items()}
+    return int(value) if isinstance(value, str) and re.fullmatch(r"0|[1-9]\d*", value) else value
 
 
 def as_json(found: Imported) -> dict[str, Any]:

@@ -9,12 +9,14 @@ import difflib
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from shardtune.cluster.import_command import ReadScript, import_command
 from shardtune.cluster.import_pod import import_image
 from shardtune.cluster.import_report import Imported, validated
 from shardtune.cluster.import_values import (
     LIMIT_ABOVE_REQUEST,
+    NOT_IN_THE_COMMAND,
     import_capability,
     import_extended_resource,
     import_memory,
@@ -42,6 +44,8 @@ from shardtune.cluster.runai_flags import (
 )
 from shardtune.cluster.spec import CONFIG_FOLDER, check_name
 from shardtune.errors import UserInputError
+
+_OURS = "app.kubernetes.io/managed-by=shardtune"  # label of jobs that were rendered here
 
 
 @dataclass
@@ -193,14 +197,12 @@ def _handlers(found: Imported, command: _Command, keep_uid: bool) -> dict[str, C
         ),
         "--node-pools": lambda key, value: _import_node_pool(found, key, value),
         "--toleration": lambda key, value: _import_toleration(found, key, value),
-        "--priority": lambda key, value: found.set(
-            key, value, "priority_class", value, "" if value in PRIORITIES else f"Not one of {', '.join(PRIORITIES)}."
-        ),
+        "--priority": lambda key, value: _import_priority(found, key, value),
         "--preemptibility": lambda key, value: found.put(
             key, value, "labels", "kai.scheduler/preemptibility", value, verdict="translated"
         ),
         "--required-pod-topology-key": lambda key, value: _import_topology(found, key, value),
-        "--backoff-limit": lambda key, value: _import_restarts(found, key, value),
+        "--backoff-limit": lambda key, value: _import_restarts(found, command, key, value),
         "--termination-grace-period": lambda key, value: _import_grace(found, key, value),
         "--auto-deletion-time-after-completion": lambda key, value: _import_keep(found, key, value),
         "--configmap-map-volume": lambda key, value: _import_mounted(found, key, value, "configMap"),
@@ -208,8 +210,8 @@ def _handlers(found: Imported, command: _Command, keep_uid: bool) -> dict[str, C
         "--empty-dir-volume": lambda key, value: _import_empty_dir(found, key, value),
         "--nfs": lambda key, value: _import_mounted(found, key, value, "nfs"),
         "--host-path": lambda key, value: _import_mounted(found, key, value, "hostPath"),
-        "--host-ipc": lambda key, value: found.overlay(key, value, {"hostIPC": True}),
-        "--host-network": lambda key, value: found.overlay(key, value, {"hostNetwork": True}),
+        "--host-ipc": lambda key, value: _keep(found, key, value, {"hostIPC": True}),
+        "--host-network": lambda key, value: _keep(found, key, value, {"hostNetwork": True}),
     }  # fmt: skip
 
 
@@ -227,6 +229,19 @@ def _import_name(found: Imported, command: _Command) -> None:
     found.section["job_name"] = name
     why = "A name stands for one run: leave it out, and each job gets one from its config file."
     found.add("NAME", name, "honoured", why, f"job_name: {name}")
+
+
+def _keep(found: Imported, key: str, value: str, part: dict[str, Any]) -> None:
+    """In the overlay, which a manifest can have and the command cannot."""
+    found.overlay(key, value, part, f"No setting covers it; it is kept as it was. {NOT_IN_THE_COMMAND}")
+
+
+def _import_priority(found: Imported, key: str, value: str) -> None:
+    if value in PRIORITIES:
+        found.set(key, value, "priority_class", value)
+        return
+    why = f"Left out: not one of {', '.join(PRIORITIES)}. Set priority_class to one of them."
+    found.add(key, value, "not supported", why)
 
 
 def _import_pull_policy(found: Imported, key: str, value: str) -> None:
@@ -314,6 +329,7 @@ def _import_claim(found: Imported, key: str, value: str, pairs: dict[str, str]) 
     volume: dict[str, object] = {"claim": claim, "path": absolute}
     if "ro" in pairs or "readonly" in pairs:
         volume["read_only"] = True
+        why = f"{why} {NOT_IN_THE_COMMAND}".strip()
     found.append(key, value, "volumes", volume, why, verdict)
 
 
@@ -355,7 +371,7 @@ def _import_env_secret(found: Imported, key: str, value: str) -> None:
 def _import_field_ref(found: Imported, key: str, value: str) -> None:
     name, _, path = value.partition("=")
     variable = {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
-    found.overlay(key, value, {"containers": [{"name": CONTAINER, "env": [variable]}]})
+    _keep(found, key, value, {"containers": [{"name": CONTAINER, "env": [variable]}]})
 
 
 def _import_node_pool(found: Imported, key: str, value: str) -> None:
@@ -380,11 +396,17 @@ def _import_topology(found: Imported, key: str, value: str) -> None:
     found.set(key, value, "topology", value.partition("=")[0], verdict="translated")
 
 
-def _import_restarts(found: Imported, key: str, value: str) -> None:
-    if value.isdigit():
-        found.set(key, value, "restarts", int(value), verdict="translated")
-    else:
+def _import_restarts(found: Imported, command: _Command, key: str, value: str) -> None:
+    if not value.isdigit():
         found.add(key, value, "not supported", "Not a number.")
+        return
+    workers = command.last("--workers") or "0"
+    nodes = int(workers) + (command.last("--no-master") is None) if workers.isdigit() else 1
+    if any(name == "--label" and text == _OURS for _, name, text in command.flags):  # what `restart_limit` made
+        found.set(key, value, "restarts", max(0, int(value) - 1) // max(1, nodes), verdict="translated")
+        return
+    why = "Restarts of the whole job. The limit counts those of each pod, so it will be restarts × nodes + 1."
+    found.set(key, value, "restarts", int(value), why, "translated")
 
 
 def _import_grace(found: Imported, key: str, value: str) -> None:
@@ -443,7 +465,7 @@ def _mount(
 ) -> None:
     mount: dict[str, object] = {"name": name, "mountPath": target, **({"readOnly": True} if read_only else {})}
     container = {"name": CONTAINER, "volumeMounts": [mount]}
-    found.overlay(key, value, {"volumes": [{"name": name, **source}], "containers": [container]})
+    _keep(found, key, value, {"volumes": [{"name": name, **source}], "containers": [container]})
 
 
 def _import_master(found: Imported, command: _Command, key: str, name: str, value: str) -> None:

@@ -16,6 +16,7 @@ LIMIT_ABOVE_REQUEST = (
     "It differs from the request: what lies between is not reserved, and such pods are killed first when a node runs "
     "out of memory. Leave it out to reserve all of memory."
 )
+NOT_IN_THE_COMMAND = "It needs runai_submit: manifest (the default); runai_submit: cli refuses it."
 _GIBI = 2**30
 _SLOPPY_UNIT = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgtp])(i?)b?", re.IGNORECASE)
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|h|m|s)")
@@ -80,19 +81,23 @@ def read_pairs(text: str) -> dict[str, str]:
     return {name.strip(): value.strip() for name, _, value in pairs}
 
 
-def import_memory(found: Imported, key: str, text: str, setting: str) -> None:
-    """`memory` or `memory_limit`."""
+def import_memory(found: Imported, key: str, text: str, setting: str, why: str = "") -> None:
+    """`memory` or `memory_limit`.
+
+    Args:
+        why: Why this flag or field gives this setting, where it is not the one of that name.
+    """
     becomes, wrong = read_memory(text)
     if becomes is None:
         found.add(key, text, "not supported", f"{wrong} Write a number with a unit, such as 256Gi.")
     elif not wrong:
-        found.set(key, text, setting, becomes)
+        found.set(key, text, setting, becomes, why, "translated" if why else "honoured")
     else:
         guess = becomes != text
         if guess:
             found.warn(setting, f"{key} was {text}; {becomes} is a guess.")
         advice = "Taken as this; check it." if guess else "Check it; `shardtune plan` says what the run needs."
-        found.set(key, text, setting, becomes, f"{wrong} {advice}", "changed")
+        found.set(key, text, setting, becomes, f"{wrong} {advice} {why}".strip(), "changed")
 
 
 def read_path(path: str) -> tuple[str, str, VerdictName]:
@@ -196,11 +201,19 @@ def _import_plain(found: Imported, key: str, name: str, value: str) -> None:
 
 
 def secret_steps(found: Imported, namespace: str | None) -> None:
-    """The command that makes the Secret which `_import_secret` refers to."""
+    """The command that makes the Secret which `_import_secret` refers to.
+
+    The values go through a pipe: arguments of kubectl could be read by every user of the machine.
+    """
     names = [
         name for name, where in found.section.get("secret_env", {}).items() if where.startswith(f"{SECRET_OF_IMPORT}/")
     ]
     if names:
         where = f" -n {namespace}" if namespace else ""
-        literals = " ".join(f'--from-literal={name}="${name}"' for name in names)
-        found.steps.append(f"kubectl{where} create secret generic {SECRET_OF_IMPORT} {literals}")
+        values = " ".join(f'"${name}"' for name in names)
+        if len(names) == 1:
+            text, source = "%s", f"--from-file={names[0]}=/dev/stdin"
+        else:
+            text, source = "".join(f"{name}=%s\\n" for name in names), "--from-env-file=/dev/stdin"
+        create = f"kubectl{where} create secret generic {SECRET_OF_IMPORT} {source}"
+        found.steps.append(f"printf '{text}' {values} | {create}")

@@ -43,13 +43,20 @@ def render_pytorchjob(job: ClusterJob) -> Manifests:
     return Manifests(workload, support_objects(job), templates)
 
 
+def restart_limit(job: ClusterJob) -> int:
+    """`backoffLimit` for `cluster.restarts`.
+
+    The job fails once the containers of all pods together have restarted this often, and all restart together.
+    """
+    return job.settings.restarts * job.nodes + 1 if job.settings.restarts else 0
+
+
 def _run_policy(job: ClusterJob) -> Manifest:
     settings = job.settings
     # Pods that have ended stay, for their logs; those that still run when the job has ended give their GPUs back.
     policy: Manifest = {"cleanPodPolicy": "Running"}
     if settings.restarts:
-        # The job fails once the containers of all pods together have restarted this often, and all restart together.
-        policy["backoffLimit"] = settings.restarts * job.nodes + 1
+        policy["backoffLimit"] = restart_limit(job)
     if settings.max_hours is not None:
         policy["activeDeadlineSeconds"] = seconds(settings.max_hours)
     if settings.keep_hours is not None:

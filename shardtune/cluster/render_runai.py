@@ -14,6 +14,7 @@ from typing import Any, Literal
 from shardtune.cluster.manifests import Manifest, Manifests
 from shardtune.cluster.pod import NETWORKS, SECRET_KEY, labels, needs_secret, support_objects
 from shardtune.cluster.quantity import parse_quantity
+from shardtune.cluster.render_pytorchjob import restart_limit
 from shardtune.cluster.spec import CONFIG_FOLDER, ClusterJob, shared_memory_quantity
 from shardtune.cluster.unsupported import refuse_settings
 from shardtune.errors import UserInputError
@@ -114,6 +115,18 @@ def runai_argv(job: ClusterJob, generation: Generation) -> list[str]:
 def runai_support(job: ClusterJob) -> tuple[Manifest, ...]:
     """What the command refers to, in the project's namespace: run.yaml, and the nodes' shared secret."""
     return support_objects(replace(job, settings=job.settings.model_copy(update={"namespace": namespace(job)})))
+
+
+def namespace_warning(job: ClusterJob) -> str | None:
+    """What has to be true where the section names a namespace: the command sends the pods to the project's own."""
+    usual, where = f"runai-{required_project(job)}", namespace(job)
+    if where == usual:
+        return None
+    return (
+        f"cluster.namespace is {where}: it has to be the namespace of the Run:ai project {required_project(job)} "
+        f"(usually {usual}). The command `runai` makes the pods in the project's namespace whatever is set here, and "
+        "they start only if their ConfigMap and Secret are there too."
+    )
 
 
 _MANIFEST_INSTEAD = "Or send a manifest: cluster.runai_submit: manifest."
@@ -220,7 +233,7 @@ def _pod_flags(job: ClusterJob, generation: Generation) -> Iterator[tuple[str, s
         "--working-dir": settings.working_dir,
         "--required-pod-topology-key": settings.topology,
         "--priority": settings.priority_class,
-        "--backoff-limit": settings.restarts,
+        "--backoff-limit": restart_limit(job),  # the command makes a PyTorchJob
     }
     if settings.keep_hours is not None:
         single["--auto-deletion-time-after-completion"] = f"{max(1, round(3600 * settings.keep_hours))}s"

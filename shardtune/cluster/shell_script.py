@@ -20,10 +20,7 @@ def shell_script(manifests: Manifests, *, namespace: str | None, context: str | 
     workload, address = manifests.workload, _address(manifests.workload)
     lines = ["#!/bin/sh", f"# Submits {workload['kind']} {manifests.name}. Ends with an error if it exists.", "set -eu"]
     lines += [
-        f"if {kubectl} get {address} >/dev/null 2>&1; then",
-        f"  echo '{workload['kind']} {manifests.name} exists already' >&2",
-        "  exit 1",
-        "fi",
+        *_stop_if(f"{kubectl} get {address}", f"{workload['kind']} {manifests.name} exists already"),
         *_support(manifests.support, kubectl),
         *_apply([workload], kubectl),
     ]
@@ -33,11 +30,29 @@ def shell_script(manifests: Manifests, *, namespace: str | None, context: str | 
 
 
 def command_script(
-    support: Sequence[Manifest], argv: Sequence[str], *, namespace: str | None, context: str | None
-) -> str:
-    """The same where a command of Run:ai makes the job, and only refers to what is made beside it."""
-    lines = ["#!/bin/sh", "set -eu", *_support(support, _kubectl(namespace, context)), shlex.join(argv)]
-    return "\n".join(lines) + "\n"
+    support: Sequence[Manifest], argv: Sequence[str], *, name: str, project: str, namespace: str | None,
+    context: str | None, warning: str | None = None,
+) -> str:  # fmt: skip
+    """The same where a command of Run:ai makes the job, and only refers to what is made beside it.
+
+    Args:
+        warning: What the user has to check; a comment.
+    """
+    kubectl = _kubectl(namespace, context)
+    describe = shlex.join(["runai", "training", "pytorch", "describe", name, "--project", project])
+    lines = ["#!/bin/sh", f"# Submits {name} to Run:ai. Ends with an error if it exists."]
+    lines += [f"# WARNING: {warning}"] if warning else []
+    lines += ["set -eu", "runai whoami >/dev/null  # logged in? before anything is created"]
+    lines += _stop_if(describe, f"Run:ai job {name} exists already in project {project}")
+    for one in support:
+        delete = f"{kubectl} delete {_address(one)}"
+        said = f"{one['kind']} {one['metadata']['name']} exists already; if no job uses it: {delete}"
+        lines += _stop_if(f"{kubectl} get {_address(one)}", said)
+    return "\n".join([*lines, *_support(support, kubectl), shlex.join(argv)]) + "\n"
+
+
+def _stop_if(succeeds: str, said: str) -> list[str]:
+    return [f"if {succeeds} >/dev/null 2>&1; then", f"  echo {shlex.quote(said)} >&2", "  exit 1", "fi"]
 
 
 def _kubectl(namespace: str | None, context: str | None) -> str:

@@ -176,8 +176,78 @@ def test_a_worker_that_differs_from_the_master_is_said() -> None:
     job = pytorch_job()
     job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]["image"] = "other"
     found = imported(job)
-    assert "spec.containers.image" in verdict(found, "Worker.template").why
+    image = verdict(found, "Worker.template.spec.containers.pytorch.image")
+    assert (image.verdict, image.value) == ("changed", "other")
+    assert "Master's (reg/i:1) is used" in image.why
     assert found.section["image"] == "reg/i:1"
+
+
+def test_every_field_in_which_a_worker_differs_has_its_line_with_what_was_written() -> None:
+    job = pytorch_job()
+    replicas = job["spec"]["pytorchReplicaSpecs"]
+    replicas["Master"]["template"]["spec"]["containers"][0]["livenessProbe"] = {"exec": {"command": ["true"]}}
+    worker = replicas["Worker"]["template"]
+    worker["metadata"] = {"labels": {"team": "vision"}}
+    for name in ("nodeSelector", "tolerations", "volumes", "serviceAccountName"):
+        del worker["spec"][name]
+    container = worker["spec"]["containers"][0]
+    container["name"] = "worker"
+    container["env"] = [{"name": "NCCL_DEBUG", "value": "WARN"}, {"name": "API_KEY", "value": "value5678"}]
+    container["resources"] = {"limits": {"nvidia.com/gpu": 4, "memory": "96Gi"}}
+    del container["volumeMounts"]
+    worker["spec"]["containers"] = [container]
+    replicas["Master"]["template"]["spec"]["containers"].pop()
+    found = imported(job)
+    lines = {one.key.removeprefix("Worker.template."): one for one in found.verdicts if one.key.startswith("Worker.t")}
+    assert set(lines) == {
+        "metadata.labels.team", "metadata.annotations.k8s.v1.cni.cncf.io/networks", "metadata.annotations.note",
+        "spec.nodeSelector.zone", "spec.tolerations", "spec.serviceAccountName", "spec.containers.name",
+        "spec.containers.livenessProbe", "spec.containers.env.HF_TOKEN", "spec.containers.env.WANDB_API_KEY",
+        "spec.containers.env.POD", "spec.containers.env.API_KEY", "spec.containers.resources.requests.cpu",
+        "spec.containers.resources.requests.memory", "spec.containers.resources.limits.nvidia.com/gpu",
+        "spec.containers.resources.limits.rdma/hca",
+        *(f"spec.volumes.{name}" for name in ("shm", "runs", "models", "scripts")),
+        *(f"spec.containers.volumeMounts.{path}" for path in ("/dev/shm", "/runs", "/models", "/scripts", "/lost")),
+    }  # fmt: skip
+    gpus = lines["spec.containers.resources.limits.nvidia.com/gpu"]
+    assert (gpus.value, found.section["gpus_per_node"]) == ("4", 8)
+    assert "Master's (8) is used" in gpus.why
+    assert "gets Master's (persistentVolumeClaim: claimName: runs-claim)" in lines["spec.volumes.runs"].why
+    assert "gets Master's (16)" in lines["spec.containers.resources.requests.cpu"].why
+    assert "value5678" not in repr(found) and "value1234" not in repr(found)
+
+
+def test_a_worker_without_resources_is_named_by_its_gpus() -> None:
+    job = pytorch_job()
+    del job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]["resources"]
+    gpus = verdict(imported(job), "Worker.template.spec.containers.pytorch.resources.limits.nvidia.com/gpu")
+    assert "gets Master's (8)" in gpus.why
+
+
+def test_limits_without_requests_are_said_to_be_limits() -> None:
+    job = plain_job()
+    container = job["spec"]["template"]["spec"]["containers"][0]
+    container["resources"] = {"limits": {"cpu": "16", "memory": "64Gi"}}
+    found = imported(job)
+    lines = [
+        (one.key.rpartition("resources.")[2], one.verdict, one.sets)
+        for one in found.verdicts
+        if "resources." in one.key
+    ]
+    assert lines == [
+        ("limits.cpu", "translated", "cpu: 16"),
+        ("limits.cpu", "honoured", "cpu_limit: 16"),
+        ("limits.memory", "translated", "memory: 64Gi"),
+    ]
+
+
+def test_storage_whose_request_is_less_than_its_limit_is_said() -> None:
+    job = plain_job()
+    container = job["spec"]["template"]["spec"]["containers"][0]
+    container["resources"] = {"requests": {"ephemeral-storage": "5Gi"}, "limits": {"ephemeral-storage": "9Gi"}}
+    storage = verdict(imported(job), "ephemeral-storage")
+    assert (storage.verdict, storage.sets) == ("changed", "ephemeral_storage: 9Gi")
+    assert "5Gi" in storage.why
 
 
 def test_an_elastic_job_and_an_unknown_field_are_answered() -> None:
@@ -195,8 +265,9 @@ def test_a_pod_for_run_ais_scheduler_goes_to_run_ai() -> None:
     job["metadata"]["labels"] = {"project": "nlp"}
     for replica in job["spec"]["pytorchReplicaSpecs"].values():
         replica["template"]["spec"]["schedulerName"] = "runai-scheduler"
-    section = imported(job).section
-    assert (section["target"], section["runai_project"]) == ("runai", "nlp")
+    found = imported(job)
+    assert (found.section["target"], found.section["runai_project"]) == ("runai", "nlp")
+    assert "runai_submit: cli refuses it" in found.check["pod_overlay"]
 
 
 def plain_job() -> dict[str, Any]:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 import shlex
+import subprocess
 from pathlib import Path
 
 import pytest
 import yaml
-from described_jobs import RUN, job_with
+from described_jobs import RUN, executable, job_with
 from rich.console import Console
 from running import REPOSITORY, Command
 
@@ -192,9 +194,21 @@ def test_a_secret_in_plain_text_moves_to_a_secret_and_its_value_is_shown_nowhere
     assert found.section["secret_env"] == {name: f"training-secrets/{name}"}
     assert verdict(found, "-e").verdict == "changed"
     assert found.steps == [
-        f'kubectl -n runai-ml create secret generic training-secrets --from-literal={name}="${name}"'
+        f"printf '%s' \"${name}\" | "
+        f"kubectl -n runai-ml create secret generic training-secrets --from-file={name}=/dev/stdin"
     ]
     assert value not in as_yaml(found) + repr(found)
+
+
+def test_the_values_of_several_secrets_reach_kubectl_through_a_pipe(tmp_path: Path) -> None:
+    found = imported("-e HF_TOKEN=value1234 -e WANDB_API_KEY=value5678")
+    executable(tmp_path / "kubectl", f'#!/bin/sh\necho "$@" > {tmp_path}/args\ncat /dev/stdin > {tmp_path}/given\n')
+    values = {"HF_TOKEN": "a %s 'b", "WANDB_API_KEY": "c=d"}
+    environ = {"PATH": f"{tmp_path}:{os.environ['PATH']}", **values}
+    subprocess.run(["sh", "-c", found.steps[0]], env=environ, check=True)
+    assert (tmp_path / "given").read_text() == "HF_TOKEN=a %s 'b\nWANDB_API_KEY=c=d\n"
+    assert "--from-env-file=/dev/stdin" in (tmp_path / "args").read_text()
+    assert "c=d" not in (tmp_path / "args").read_text()
 
 
 def test_secrets_in_other_flags_and_in_the_command_are_not_shown() -> None:
@@ -302,6 +316,37 @@ def test_what_no_setting_covers_is_kept_in_the_overlay() -> None:
         {"name": "x", "mountPath": "/x", "readOnly": True}, {"name": "a", "mountPath": "/a"},
     ]  # fmt: skip
     assert container["env"][0]["name"] == "P"
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [("--host-ipc", ""), ("--nfs", "server=s,path=/x,mountpath=/x"), ("--existing-pvc", "claimname=a,path=/a,ro")],
+)
+def test_what_the_command_itself_cannot_say_later_is_said_now(tmp_path: Path, flag: str, value: str) -> None:
+    found = imported(f"-i img {flag} {value}")
+    assert "runai_submit: cli refuses it" in verdict(found, flag).why
+    file = tmp_path / "run.yaml"
+    file.write_text(f"{yaml.safe_dump(RUN)}{as_yaml(found)}", encoding="utf-8")
+    with pytest.raises(UserInputError, match="cannot express"):
+        runai_argv(make_job(load_config(file), file), "cli")
+
+
+def test_a_priority_that_does_not_exist_is_not_written() -> None:
+    found = imported("--priority train")
+    assert "priority_class" not in found.section
+    assert verdict(found, "--priority").verdict == "not supported"
+    assert "very-low" in verdict(found, "--priority").why
+
+
+def test_whole_quantities_are_written_as_numbers_and_load_as_before(tmp_path: Path) -> None:
+    found = imported("-i img --cpu-core-request 16 --cpu-core-limit 0.5 --extended-resource a/b=1 -e A=1 --label x=2")
+    text = as_yaml(found)
+    assert "  cpu: 16\n" in text and "    a/b: 1\n" in text
+    assert "    A: '1'\n" in text and "    x: '2'\n" in text, "these have to be texts"
+    file = tmp_path / "run.yaml"
+    file.write_text(f"{yaml.safe_dump(RUN)}{text}", encoding="utf-8")
+    cluster = make_job(load_config(file), file).settings
+    assert (cluster.cpu, cluster.cpu_limit, cluster.extended_resources) == ("16", "0.5", {"a/b": "1"})
 
 
 @pytest.mark.parametrize("words", [["kubectl", "apply"], ["runai", "list"], ["runai"], []])

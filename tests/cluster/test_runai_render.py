@@ -9,7 +9,8 @@ import pytest
 from described_jobs import job_with
 
 from shardtune.cluster.render_job import render_job
-from shardtune.cluster.render_runai import Generation, render_runai, runai_argv, runai_support
+from shardtune.cluster.render_pytorchjob import render_pytorchjob
+from shardtune.cluster.render_runai import Generation, namespace_warning, render_runai, runai_argv, runai_support
 from shardtune.cluster.spec import ClusterJob
 from shardtune.errors import UserInputError
 
@@ -73,7 +74,7 @@ def test_the_command_says_all_that_the_section_says(tmp_path: Path, generation: 
         "--node-pools": ["h200", "h100"],
         "--toleration": ["operator=Equal,key=gpu,value=yes,effect=NoSchedule"],
         "--required-pod-topology-key": ["rack"],
-        "--backoff-limit": ["4"],
+        "--backoff-limit": ["13"],
         "--auto-deletion-time-after-completion": ["7200s"],
         "--working-dir": ["/runs"],
     }
@@ -83,6 +84,23 @@ def test_the_command_says_all_that_the_section_says(tmp_path: Path, generation: 
     assert argv[argv.index("--command") :] == [
         "--command", "--", "shardtune", "train", "/etc/shardtune/run.yaml", "--run-id", "ft",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("restarts", "limit"), [(0, "0"), (2, "7")])
+def test_the_command_limits_restarts_as_the_manifest_does(tmp_path: Path, restarts: int, limit: str) -> None:
+    job = job_with(tmp_path, **{**SITE, "restarts": restarts, "topology": None})
+    assert values(runai_argv(job, "cli"), "--backoff-limit") == [limit]
+    policy = render_runai(job, render_pytorchjob).workload["spec"]["runPolicy"]
+    assert str(policy.get("backoffLimit", 0)) == limit
+
+
+@pytest.mark.parametrize(("namespace", "warned"), [(None, False), ("runai-ml", False), ("elsewhere", True)])
+def test_a_namespace_that_is_not_the_projects_usual_one_is_warned_of(
+    tmp_path: Path, namespace: str | None, warned: bool
+) -> None:
+    warning = namespace_warning(job_with(tmp_path, **SITE, namespace=namespace))
+    assert (warning is not None) == warned
+    assert warning is None or ("elsewhere" in warning and "runai-ml" in warning)
 
 
 @pytest.mark.parametrize("generation", BOTH)

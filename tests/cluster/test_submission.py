@@ -336,6 +336,38 @@ def test_without_the_command_runai_nothing_is_created(
     assert server.requests == []
 
 
+@pytest.mark.parametrize("existing", ["", "describe", "configmaps/ft-config", "secrets/ft-nodes"])
+def test_the_printed_script_for_runai_stops_before_it_creates_anything_if_something_exists(
+    kube: Callable[..., Any], runai_config: Path, tmp_path: Path, existing: str
+) -> None:
+    done = kube("submit", runai_config, "--name", "ft", "--print")
+    assert done.returncode == 0, done.stderr
+    log = tmp_path / "calls"
+    answer = (
+        f'echo "$0 $*" >> {log}\ncase "$*" in *{existing or "nothing"}*) exit 0 ;; *describe*|*" get "*) exit 1 ;; esac'
+    )
+    fake_command(tmp_path, "kubectl", f"{answer}\ncat > /dev/null")
+    path = fake_command(tmp_path, "runai", answer)
+    script = subprocess.run(["sh", "-c", done.stdout], env={"PATH": path}, capture_output=True, text=True)
+    calls = log.read_text(encoding="utf-8")
+    assert ("exists already" in script.stderr) == bool(existing)
+    assert (script.returncode, " apply " in calls, "pytorch submit" in calls) == (
+        (1, False, False) if existing else (0, True, True)
+    )
+
+
+@pytest.mark.parametrize("option", ["--print", "--dry-run=client"])
+def test_another_namespace_than_the_projects_is_warned_of(
+    kube: Callable[..., Any], runai_config: Path, option: str
+) -> None:
+    done = kube("submit", runai_config, "--name", "ft", option, "--namespace", "elsewhere")
+    assert done.returncode == 0, done.stderr
+    said = " ".join((done.stdout + done.stderr).split())
+    assert "has to be the namespace of the Run:ai project lab" in said
+    if option == "--print":
+        assert "\n# WARNING: cluster.namespace is elsewhere" in done.stdout
+
+
 def test_the_printed_script_is_valid_shell_without_a_secret_in_it(
     kube: Callable[..., Any], config: Path, tmp_path: Path
 ) -> None:
