@@ -70,13 +70,11 @@ def _print_table(cluster: Cluster, found: list[JobStatus], *, with_namespace: bo
     for one in found:
         cells = [*([one.namespace] if with_namespace else []), *_cells(one), *([_message(one)] if with_message else [])]
         table.add_row(*(Text(cell, _STYLES.get(cell, "")) for cell in cells))
-    if width is not None:
-        # Names are never cut: a terminal that is too narrow even for them wraps the line.
-        console.print(table, width=width if with_message else _UNLIMITED, soft_wrap=not with_message)
-    else:
-        with console.capture() as printed:
-            console.print(table, width=_UNLIMITED, soft_wrap=True)
-        print("\n".join(line.rstrip() for line in printed.get().splitlines()))
+    # Names are never cut: a terminal that is too narrow even for them wraps the line.
+    wide = console if width is not None and with_message else Console(width=_UNLIMITED)
+    with wide.capture() as printed:
+        wide.print(table)
+    print("\n".join(line.rstrip() for line in printed.get().splitlines()))
     if not with_message and any(map(_message, found)):
         named = next(one for one in found if _message(one))
         say(console, "next", f"shardtune status {named.name}{cluster.options_for(named.namespace)} says more")
