@@ -17,6 +17,7 @@ def describe(name: JobName, namespace: Namespace = None, context: Context = None
     from shardtune.cli.jobs import age
     from shardtune.cluster.api import connect
     from shardtune.cluster.describe import describe as describe_job
+    from shardtune.cluster.state import pod_state
     from shardtune.cluster.workloads import node_rank
     from shardtune.terminal import say
 
@@ -29,9 +30,8 @@ def describe(name: JobName, namespace: Namespace = None, context: Context = None
     say(console, "job", f"{status.name} ({status.kind} in namespace {status.namespace})")
     say(console, "state", f"{status.state}{f': {status.message}' if status.message else ''}")
     for pod in found.pods:
-        phase = (pod.get("status") or {}).get("phase", "?")
         where = pod["spec"].get("nodeName") or "no machine yet"
-        say(console, f"node {node_rank(pod)}", f"{pod['metadata']['name']}: {phase} on {where}")
+        say(console, f"node {node_rank(pod)}", f"{pod['metadata']['name']}: {pod_state(pod)} on {where}")
     for one in found.reasons:
         say(console, "reason", one.what, "bold red")
         if one.said and one.said not in one.what:

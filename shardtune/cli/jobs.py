@@ -12,9 +12,12 @@ import typer
 from shardtune.cli.options import AsJson, Context, JobName, Namespace
 
 if TYPE_CHECKING:
+    from shardtune.cluster.api import Cluster
     from shardtune.cluster.state import JobStatus
 
 _STYLES = {"running": "green", "succeeded": "bold green", "failed": "bold red", "restarting": "yellow"}
+_WIDE = 110  # columns that leave room for messages
+_UNLIMITED = 10_000
 
 
 def jobs(
@@ -46,41 +49,46 @@ def jobs(
         where = "in any namespace" if all_namespaces else f"in namespace '{cluster.namespace}'"
         print(f"No jobs of shardtune {where} (context '{cluster.access.context}').")
     else:
-        _print_table(found, with_namespace=all_namespaces)
+        _print_table(cluster, found, with_namespace=all_namespaces)
 
 
-def _print_table(found: list[JobStatus], *, with_namespace: bool) -> None:
+def _print_table(cluster: Cluster, found: list[JobStatus], *, with_namespace: bool) -> None:
+    """One line for each job: unwrapped where there is no terminal, without messages on a narrow one."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
+    from shardtune.terminal import say, width_of
+
+    console = Console()
+    width = width_of(console)
+    with_message = width is None or width >= _WIDE
+    table = Table(box=None, pad_edge=False)
+    titles = ["NAMESPACE"] if with_namespace else []
+    for title in (*titles, "NAME", "KIND", "STATE", "NODES", "RESTARTS", "AGE", *(["MESSAGE"] if with_message else [])):
+        table.add_column(title, no_wrap=title != "MESSAGE", overflow="fold")
+    for one in found:
+        cells = [*([one.namespace] if with_namespace else []), *_cells(one), *([_message(one)] if with_message else [])]
+        table.add_row(*(Text(cell, _STYLES.get(cell, "")) for cell in cells))
+    # Names are never cut: a terminal that is too narrow even for them wraps the line.
+    wide = console if width is not None and with_message else Console(width=_UNLIMITED)
+    with wide.capture() as printed:
+        wide.print(table)
+    print("\n".join(line.rstrip() for line in printed.get().splitlines()))
+    if not with_message and any(map(_message, found)):
+        named = next(one for one in found if _message(one))
+        say(console, "next", f"shardtune status {named.name}{cluster.options_for(named.namespace)} says more")
+
+
+def _cells(one: JobStatus) -> list[str]:
     from shardtune.cluster.state import ENDED
 
-    table = Table(box=None, pad_edge=False)
-    for title in (
-        *(("NAMESPACE",) if with_namespace else ()),
-        "NAME",
-        "KIND",
-        "STATE",
-        "NODES",
-        "RESTARTS",
-        "AGE",
-        "MESSAGE",
-    ):
-        table.add_column(title, no_wrap=title not in ("MESSAGE",), overflow="fold")
-    for one in found:
-        message = str(one.failure) if one.failure and one.state == "failed" else one.message
-        nodes = str(one.nodes) if one.state in ENDED else f"{one.ready}/{one.nodes}"
-        cells: list[str | Text] = [
-            one.name,
-            one.kind,
-            Text(one.state, _STYLES.get(one.state, "")),
-            nodes,
-            str(one.restarts),
-            age(one.created),
-        ]
-        table.add_row(*([one.namespace] if with_namespace else []), *cells, Text(message))
-    Console().print(table)
+    nodes = str(one.nodes) if one.state in ENDED else f"{one.ready}/{one.nodes}"
+    return [one.name, one.kind, one.state, nodes, str(one.restarts), age(one.created)]
+
+
+def _message(one: JobStatus) -> str:
+    return " ".join((str(one.failure) if one.failure else one.message).split())
 
 
 def status(name: JobName, namespace: Namespace = None, context: Context = None, as_json: AsJson = False) -> None:
@@ -110,7 +118,9 @@ def status(name: JobName, namespace: Namespace = None, context: Context = None, 
     if found.failure:
         say(console, "failure", str(found.failure), "bold red")
     if found.state in ("pending", "queued", "failed", "restarting"):
-        say(console, "next", f"shardtune describe {found.name} says why")
+        say(console, "next", f"shardtune describe {found.name}{cluster.options} says why")
+    if found.state == "suspended":
+        say(console, "next", f"shardtune resume {found.name}{cluster.options} continues it")
     raise typer.Exit(int(found.state == "failed"))
 
 

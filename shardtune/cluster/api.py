@@ -6,6 +6,7 @@ A request is made once: what fails is reported, not repeated. Only following a l
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -45,6 +46,16 @@ class Cluster:
             self._pool = kubernetes.client.ApiClient(access.configuration).rest_client.pool_manager
         except (OSError, ValueError) as error:  # certificates that cannot be read
             raise connection_error(access, error) from None
+
+    @property
+    def options(self) -> str:
+        """What a command named in a message needs to reach this namespace too; begins with a space, or is empty."""
+        return self.options_for(self.namespace)
+
+    def options_for(self, namespace: str) -> str:
+        words = ["-n", namespace] if namespace != self.access.namespace else []
+        words += ["--context", self.access.context] if self.access.other_context else []
+        return f" {shlex.join(words)}" if words else ""
 
     def get(self, resource: Resource, name: str, namespace: str | None = None) -> Manifest:
         """One object.
@@ -219,7 +230,7 @@ class Cluster:
                 timeout=urllib3.Timeout(connect=_CONNECT_SECONDS, read=read_seconds),
             )  # fmt: skip
             if response.status >= 300:
-                raise api_error(call, response.status, response.read())
+                raise api_error(call, response.status, response.read(), self.options)
         except (urllib3.exceptions.HTTPError, OSError, kubernetes.config.ConfigException) as error:
             raise connection_error(self.access, error) from None
         self.warnings += _warnings(response.headers)

@@ -21,7 +21,7 @@ _INSTALL = {
     "needs no operator.",
     "PodGroup": "Ask the cluster's administrator for it, or set cluster.gang_scheduling: none.",
 }
-_PODS = "Look at what uses it: shardtune jobs."
+_JOBS = "shardtune jobs"
 _SCC_RULE = re.compile(r'provider "?([\w-]+)"?: (\S+?): (.*?)(?=, (?:provider|spec\.|\.)|\]|$)')
 
 
@@ -73,21 +73,34 @@ class Answer:
         try:
             found = json.loads(text)
         except ValueError:
-            return cls(status, text[:500] or f"HTTP {status}")
+            return cls(status, first_words(text)[:500] or f"HTTP {status}")
         if not isinstance(found, dict):
             return cls(status, text[:500])
         message = str(found.get("message") or f"HTTP {status}")
         return cls(status, message, str(found.get("reason") or ""), found.get("details") or {})
 
 
-def api_error(call: Call, status: int, body: bytes) -> ApiError:
-    """The error to raise for an answer of the API server with a status of 400 or more."""
+def first_words(text: str) -> str:
+    """Text as it is; of a web page that a proxy sent, what stands before it and its first line, without tags."""
+    if not re.search(r"<(!doctype|html|head|body|title|h1)\b", text, re.IGNORECASE):
+        return text
+    shown = re.sub(r"<(style|script)\b.*?</\1>|<!--.*?-->", "", text, flags=re.IGNORECASE | re.DOTALL)
+    lines = [line.strip() for line in re.sub(r"<[^>]*>", "\n", shown).splitlines() if line.strip()]
+    return " ".join(lines[: 2 if lines and lines[0].endswith(":") else 1])
+
+
+def api_error(call: Call, status: int, body: bytes, options: str = "") -> ApiError:
+    """The error to raise for an answer of the API server with a status of 400 or more.
+
+    Args:
+        options: Of the commands that it names (`Cluster.options`).
+    """
     answer = Answer.read(status, body)
     what, fix = _explain(call, answer)
     return ApiError(
         what,
         why=f"The server says: {answer.message}",
-        fix=fix,
+        fix=fix.replace(_JOBS, f"{_JOBS}{options}"),
         status=status,
         message=answer.message,
         missing_kind=_is_missing_kind(answer),
@@ -132,7 +145,9 @@ def _unauthorized(call: Call, answer: Answer) -> tuple[str, str]:
 def _forbidden(call: Call, answer: Answer) -> tuple[str, str]:
     message = answer.message
     if "exceeded quota" in message:
-        return f"Cannot {call}: the namespace's quota is exceeded.", f"Ask for less, or wait until others end. {_PODS}"
+        return f"Cannot {call}: the namespace's quota is exceeded.", (
+            f"Ask for less, or wait until others end. Look at what uses it: {_JOBS}."
+        )
     if "security context constraint" in message:
         return f"OpenShift's security context constraints refuse the pod. {_scc(message)}".strip(), (
             "Leave cluster.run_as_uid, run_as_gid, fs_group and capabilities unset (OpenShift then chooses a uid), or "
@@ -190,7 +205,7 @@ def _not_found(call: Call, answer: Answer) -> tuple[str, str]:
             f"The namespace '{call.namespace}' does not exist.",
             "Name one that does: --namespace, cluster.namespace.",
         )
-    return f"There is no {kind} '{call.name}' in namespace '{call.namespace}'.", "List what there is: shardtune jobs."
+    return f"There is no {kind} '{call.name}' in namespace '{call.namespace}'.", f"List what there is: {_JOBS}."
 
 
 def _conflict(call: Call, answer: Answer) -> tuple[str, str]:

@@ -84,11 +84,12 @@ def wait_until_gone(cluster: Cluster, plan: Deletion) -> None:
     deadline = time.monotonic() + plan.grace_seconds + 60
     while pods := pods_of(cluster, plan.workload):
         if time.monotonic() > deadline:
-            names = ", ".join(str(pod["metadata"]["name"]) for pod in pods)
+            names = [str(pod["metadata"]["name"]) for pod in pods]
+            look = f"kubectl describe pod {names[0]}{cluster.options}"
             raise ShardtuneError(
-                f"The job was deleted, but pods of it remain: {names}.",
+                f"The job was deleted, but pods of it remain: {', '.join(names)}.",
                 why="Their machines may not answer.",
-                fix="Look at them: kubectl describe pod. The cluster's administrator can remove them.",
+                fix=f"Look at them: {look}. The cluster's administrator can remove them.",
             )
         time.sleep(_POLL_SECONDS)
 
@@ -117,7 +118,7 @@ def set_suspended(cluster: Cluster, name: str, suspend: bool) -> str:
             f"The job '{name}' is {'suspended already' if suspend else f'not suspended: it is {status.state}'}."
         )
     cluster.patch(workload.resource, name, workload.suspend_patch(suspend), workload.namespace)
-    return _done(workload, suspend)
+    return _done(cluster, workload, suspend)
 
 
 def _set_active(cluster: Cluster, workload: Workload, kueue: Manifest, active: bool) -> str:
@@ -127,11 +128,12 @@ def _set_active(cluster: Cluster, workload: Workload, kueue: Manifest, active: b
         raise UserInputError(f"The job '{workload.name}' is {state}.")
     name = str(kueue["metadata"]["name"])
     cluster.patch(resource_of(kueue), name, {"spec": {"active": active}}, workload.namespace)
-    return f"{_done(workload, not active)} Through Kueue's Workload {name}."
+    return f"{_done(cluster, workload, not active)} Through Kueue's Workload {name}."
 
 
-def _done(workload: Workload, suspend: bool) -> str:
+def _done(cluster: Cluster, workload: Workload, suspend: bool) -> str:
     kind = f"{workload.resource.kind} {workload.name}"
     if suspend:
-        return f"{kind} is suspended: its pods get SIGTERM, save a checkpoint and end. `shardtune resume` continues it."
+        command = f"shardtune resume {workload.name}{cluster.options}"
+        return f"{kind} is suspended: its pods get SIGTERM, save a checkpoint and end. `{command}` continues it."
     return f"{kind} continues: its pods are created again, and the run resumes from its checkpoint."

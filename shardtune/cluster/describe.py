@@ -11,11 +11,29 @@ from shardtune.cluster.api import Cluster
 from shardtune.cluster.api_errors import ApiError
 from shardtune.cluster.manifests import Manifest
 from shardtune.cluster.resources import CLAIM, EVENT
-from shardtune.cluster.state import JobStatus, failures_of, first_failure, job_status
+from shardtune.cluster.state import WAITING, JobStatus, failures_of, first_failure, job_status
 from shardtune.cluster.workloads import Workload, find_workload, kueue_workload, newest_by_rank, node_rank, pods_of
-from shardtune.run.exit_codes import EXIT_CODES
+from shardtune.run.exit_codes import (
+    FAILED,
+    INTERRUPTED,
+    KILLED,
+    LOST,
+    NO_PROGRESS,
+    OUT_OF_MEMORY,
+    PREEMPTED,
+    TERMINATED,
+    WRONG_INPUT,
+)
 
 _PULL = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull")
+# By exit code: what to do before the job is submitted again.
+_BEFORE_RESTART = {
+    FAILED: "Whether a restart helps depends on the error there.",
+    WRONG_INPUT: "Fix the cause first; restarting alone will not help.",
+    OUT_OF_MEMORY: "Change a setting first: the same config would run out of memory again.",
+    KILLED: "Check the host's memory first (cluster.memory); restarting alone may not help.",
+}
+_RESUMABLE = (LOST, PREEMPTED, NO_PROGRESS, INTERRUPTED, TERMINATED)
 _CONFIG = ("CreateContainerConfigError", "CreateContainerError")
 
 
@@ -24,7 +42,7 @@ class Reason:
     """One thing that keeps the job from running, or ended it.
 
     Attributes:
-        said: Kubernetes' own words.
+        said: Kubernetes' own words, as they came; empty where it said none.
     """
 
     what: str
@@ -47,7 +65,8 @@ def describe(cluster: Cluster, name: str) -> Description:
     kueue = kueue_workload(cluster, workload)
     events = _events(cluster, workload, pods)
     status = job_status(workload, pods, kueue)
-    reasons = [*job_reasons(workload, status, events, kueue), *pod_reasons(pods, events)]
+    options = cluster.options
+    reasons = [*job_reasons(workload, status, events, options), *pod_reasons(pods, events, options)]
     if status.state == "pending":
         reasons += claim_reasons(cluster, workload, pods)
     return Description(status, tuple(_unique(reasons)), tuple(newest_by_rank(pods).values()), events)
@@ -80,29 +99,32 @@ def _time(event: Mapping[str, Any]) -> str:
 
 
 def job_reasons(
-    workload: Workload, status: JobStatus, events: Sequence[Manifest], kueue: Manifest | None
+    workload: Workload, status: JobStatus, events: Sequence[Manifest], options: str = ""
 ) -> Iterator[Reason]:
     """What the conditions of the job, its queue and its controllers say."""
     if status.state == "queued":
         yield Reason(
             f"Kueue has not admitted the job to queue '{workload.queue}'.",
-            status.message,
+            status.message.removeprefix(f"{workload.queue}: ").replace(WAITING, ""),
             "Wait until others end, or ask for less (cluster.nodes, cluster.gpus_per_node).",
         )
     if status.state == "suspended":
-        yield Reason("The job is suspended.", status.message, f"Continue it: shardtune resume {workload.name}.")
+        yield Reason("The job is suspended.", "", f"Continue it: shardtune resume {workload.name}{options}.")
     for event in events:
         if event.get("type") != "Warning" or (event.get("involvedObject") or {}).get("kind") == "Pod":
             continue
         yield from _controller_reason(event)
     if status.state == "failed":
-        yield Reason("The job failed.", status.message, _after_failure(status, workload))
+        yield Reason("The job failed.", status.message, _after_failure(status, workload, options))
 
 
-def _after_failure(status: JobStatus, workload: Workload) -> str:
+def _after_failure(status: JobStatus, workload: Workload, options: str) -> str:
     code = status.failure.exit_code if status.failure else None
-    advice = f" Restart: {EXIT_CODES[code].restart.replace('**', '')}." if code in EXIT_CODES else ""
-    return f"Read its last lines: shardtune logs {workload.name}.{advice}"
+    advice = _BEFORE_RESTART.get(code, "") if code is not None else ""
+    if code in _RESUMABLE:
+        again = f"shardtune cancel {workload.name}{options}"
+        advice = f"Submitting it again (first: {again}) resumes the run from its checkpoint."
+    return f"Read its last lines: shardtune logs {workload.name}{options}. {advice}".rstrip()
 
 
 def _controller_reason(event: Mapping[str, Any]) -> Iterator[Reason]:
@@ -126,18 +148,22 @@ def _controller_reason(event: Mapping[str, Any]) -> Iterator[Reason]:
         yield _gang(message)
 
 
-def pod_reasons(pods: Sequence[Manifest], events: Sequence[Manifest]) -> Iterator[Reason]:
-    """What keeps each pod from running, or how it failed. Only the pods of the last attempt."""
+def pod_reasons(pods: Sequence[Manifest], events: Sequence[Manifest], options: str = "") -> Iterator[Reason]:
+    """What keeps each pod from running, or how it failed. Only the pods of the last attempt.
+
+    Args:
+        options: Of the commands that are named (`Cluster.options`).
+    """
     current = newest_by_rank(pods).values()
     for pod in current:
         status, name = pod.get("status") or {}, f"node {node_rank(pod)} (pod {pod['metadata']['name']})"
         if status.get("phase") == "Pending":
-            yield from _scheduling(pod, name)
-            yield from _mounting(pod, name, events)
+            yield from _scheduling(pod, name, options)
+            yield from _mounting(pod, name, events, options)
         containers = (status.get("initContainerStatuses") or ()), (status.get("containerStatuses") or ())
         for init, found in zip((True, False), containers, strict=True):
             for one in found:
-                yield from _waiting(one, name, events, pod, init=init)
+                yield from _waiting(one, name, events, pod, init=init, options=options)
     failed = first_failure(current)
     for pod in current:
         for failure in failures_of(pod):
@@ -158,7 +184,7 @@ def pod_reasons(pods: Sequence[Manifest], events: Sequence[Manifest]) -> Iterato
                 yield Reason(f"{str(failure)[:1].upper()}{str(failure)[1:]}.".replace("..", "."), failure.message, "")
 
 
-def _scheduling(pod: Manifest, name: str) -> Iterator[Reason]:
+def _scheduling(pod: Manifest, name: str, options: str) -> Iterator[Reason]:
     for condition in (pod.get("status") or {}).get("conditions") or ():
         if condition.get("type") != "PodScheduled" or condition.get("status") != "False":
             continue
@@ -177,7 +203,7 @@ def _scheduling(pod: Manifest, name: str) -> Iterator[Reason]:
             yield Reason(
                 f"A PersistentVolumeClaim of {name} has no volume yet.",
                 message,
-                "Look at it (kubectl describe pvc); its storage class must exist and have room.",
+                f"Look at it (kubectl describe pvc{options}); its storage class must exist and have room.",
             )
         elif condition.get("reason") == "SchedulingGated":
             yield Reason(
@@ -224,7 +250,7 @@ def _gang(message: str) -> Reason:
     )
 
 
-def _mounting(pod: Manifest, name: str, events: Sequence[Manifest]) -> Iterator[Reason]:
+def _mounting(pod: Manifest, name: str, events: Sequence[Manifest], options: str) -> Iterator[Reason]:
     """Volumes, ConfigMaps and Secrets that the kubelet could not mount."""
     for event in _events_of(pod, events):
         if event.get("reason") not in ("FailedMount", "FailedAttachVolume"):
@@ -238,7 +264,9 @@ def _mounting(pod: Manifest, name: str, events: Sequence[Manifest]) -> Iterator[
                 "If it belongs to the job, cancel the job and submit it again; otherwise create it.",
             )
         else:
-            yield Reason(f"A volume of {name} cannot be mounted.", message, "Look at its claim: kubectl describe pvc.")
+            yield Reason(
+                f"A volume of {name} cannot be mounted.", message, f"Look at its claim: kubectl describe pvc{options}."
+            )
 
 
 def _events_of(pod: Manifest, events: Sequence[Manifest]) -> list[Manifest]:
@@ -246,7 +274,9 @@ def _events_of(pod: Manifest, events: Sequence[Manifest]) -> list[Manifest]:
     return [event for event in events if (event.get("involvedObject") or {}).get("uid") == uid]
 
 
-def _waiting(status: Manifest, name: str, events: Sequence[Manifest], pod: Manifest, *, init: bool) -> Iterator[Reason]:
+def _waiting(
+    status: Manifest, name: str, events: Sequence[Manifest], pod: Manifest, *, init: bool, options: str
+) -> Iterator[Reason]:
     waiting = (status.get("state") or {}).get("waiting") or {}
     reason, message = str(waiting.get("reason") or ""), str(waiting.get("message") or "")
     container = f"init container {status['name']}" if init else f"container {status['name']}"
@@ -278,7 +308,7 @@ def _waiting(status: Manifest, name: str, events: Sequence[Manifest], pod: Manif
         yield Reason(
             f"The {container} of {name} failed with exit code {ended['exitCode']}, so training did not start.",
             str(ended.get("message") or ended.get("reason") or ""),
-            f"Read its log: kubectl logs {pod['metadata']['name']} -c {status['name']}.",
+            f"Read its log: kubectl logs {pod['metadata']['name']} -c {status['name']}{options}.",
         )
 
 
@@ -313,12 +343,13 @@ def claim_reasons(cluster: Cluster, workload: Workload, pods: Sequence[Manifest]
                 f"The PersistentVolumeClaim '{name}' does not exist in this namespace.",
                 "Create it, or correct ",
             )
-            yield Reason(what, f'persistentvolumeclaim "{name}" not found', f"{fix}cluster.volumes.")
+            yield Reason(what, "", f"{fix}cluster.volumes.")
         elif phase != "Bound":
             yield Reason(
                 f"The PersistentVolumeClaim '{name}' is not bound ({phase or 'no phase'}).",
-                f"phase {phase}",
-                f"Look at it: kubectl describe pvc {name}. With WaitForFirstConsumer it is bound when a pod is placed.",
+                "",
+                f"Look at it: kubectl describe pvc {name}{cluster.options}. With WaitForFirstConsumer it is bound when "
+                "a pod is placed.",
             )
 
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from shardtune.cluster.api_errors import Call, api_error
+from shardtune.cluster.api_errors import Call, api_error, first_words
 from shardtune.cluster.connection_errors import StreamCutError, connection_error
 from shardtune.cluster.kubeconfig import Access
 
@@ -24,6 +24,7 @@ class Execution:
         self.stderr = b""
         self.exit_code: int | None = None
         self.message = ""
+        self.was_refused = False  # the command did not even start: `message` says why
 
     @classmethod
     def start(cls, access: Access, url: str, credentials: dict[str, str], call: Call) -> Execution:
@@ -69,8 +70,12 @@ class Execution:
 
     def _end(self, data: bytes) -> None:
         """The last message: a Status, whose cause is the exit code unless that is 0."""
-        status = json.loads(data)
-        self.message = str(status.get("message") or "")
+        try:
+            status = dict(json.loads(data))
+        except (ValueError, TypeError):  # words of something between us and the container
+            status = {"message": data.decode("utf-8", "replace")}
+        self.message = first_words(str(status.get("message") or "").strip())
         causes = (status.get("details") or {}).get("causes") or ()
         codes = [int(cause["message"]) for cause in causes if cause.get("reason") == "ExitCode"]
+        self.was_refused = status.get("status") != "Success" and not codes
         self.exit_code = 0 if status.get("status") == "Success" else (codes[0] if codes else 1)

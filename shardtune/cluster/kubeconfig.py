@@ -22,12 +22,14 @@ class Access:
         context: Of the kubeconfig; `in-cluster` in a pod.
         namespace: The context's, or `default`.
         source: The file, for messages.
+        other_context: Not the one that the kubeconfig would choose by itself.
     """
 
     configuration: Any
     context: str
     namespace: str
     source: str
+    other_context: bool = False
 
 
 def read_access(context: str | None = None, environ: Mapping[str, str] | None = None) -> Access:
@@ -78,7 +80,7 @@ def _from_file(configuration: Any, files: str, context: str | None) -> Access:
         ) from None
     chosen = context or str(active["name"])
     namespace = str(known.get(chosen, {}).get("namespace") or "default")
-    return Access(configuration, chosen, namespace, files)
+    return Access(configuration, chosen, namespace, files, other_context=chosen != (active or {}).get("name"))
 
 
 def _in_cluster(configuration: Any) -> Access:

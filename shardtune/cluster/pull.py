@@ -8,9 +8,10 @@ import secrets
 import sys
 import tarfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path, PurePosixPath
 
 from shardtune.cluster.api import Cluster
@@ -71,34 +72,63 @@ def pull(
     with _pod(cluster, workload) as (pod, container):
         command = ["tar", "-C", str(source.parent), "-cf", "-"]
         command += [] if everything else [f"--exclude={source.name}/{CHECKPOINTS}"]
-        with cluster.execute(pod, container, [*command, source.name], workload.namespace) as execution:
-            return _receive(execution, source, target, force=force)
+        with _execute(cluster, pod, container, [*command, source.name], workload) as execution:
+            refused = partial(_no_commands, cluster, pod)
+            return _receive(execution, source, target, refused, force=force)
 
 
-def _receive(execution: Execution, source: PurePosixPath, target: Path, *, force: bool) -> Pulled:
+def _execute(cluster: Cluster, pod: str, container: str, command: list[str], workload: Workload) -> Execution:
+    try:
+        return cluster.execute(pod, container, command, workload.namespace)
+    except ApiError as error:
+        if error.status == 401 or "cannot create resource" in error.message or "cannot get resource" in error.message:
+            raise  # it says what is missing
+        raise _no_commands(cluster, pod, error.message) from None
+
+
+def _no_commands(cluster: Cluster, pod: str, said: str) -> ClusterError:
+    return ClusterError(
+        f"No command can be run in pod {pod}, and so nothing can be read from its volume.",
+        why=f"The server says: {next(iter(said.splitlines()), '') or 'nothing'}",
+        fix="You need permission to create and get pods/exec; check it: kubectl auth can-i create pods "
+        f"--subresource=exec{cluster.options}. If you have it, the cluster's administrator can tell why exec fails; "
+        "until then read the volume from another pod or machine that mounts it.",
+    )
+
+
+def _lacks_tar(said: str) -> bool:
+    """A container runtime's words for a command that the image does not have."""
+    return "executable file not found" in said or 'exec: "tar"' in said
+
+
+def _receive(
+    execution: Execution, source: PurePosixPath, target: Path, refused: Callable[[str], ClusterError], *, force: bool
+) -> Pulled:
     try:
         found = unpack(_Reader(iter(execution)), source.name, target, force=force)
         for _ in execution:  # the padding behind the archive's end, and the exit code
             pass
     except (tarfile.TarError, EOFError) as error:
-        _raise_if_failed(execution, source)
+        _raise_if_failed(execution, source, refused)
         raise ClusterError(f"What came back from '{source}' is not a whole archive.", why=str(error)) from None
     changed = execution.exit_code == 1 and _CHANGED in execution.stderr
     if not changed:
-        _raise_if_failed(execution, source)
+        _raise_if_failed(execution, source, refused)
     return replace(found, changed_meanwhile=changed)
 
 
-def _raise_if_failed(execution: Execution, source: PurePosixPath) -> None:
+def _raise_if_failed(execution: Execution, source: PurePosixPath, refused: Callable[[str], ClusterError]) -> None:
     if not execution.exit_code:
         return
     said = execution.stderr.decode("utf-8", "replace").strip() or execution.message
+    if execution.was_refused and not _lacks_tar(said):
+        raise refused(execution.message)
     if "No such file" in said or "Cannot stat" in said or "Cannot open: No such" in said:
         raise UserInputError(
             f"There is no folder '{source}' on the volume.", why=said,
             fix="The run has written nothing yet, or somewhere else (--folder).",
         )  # fmt: skip
-    if "not found" in said or execution.exit_code in (126, 127):
+    if _lacks_tar(said) or "tar: not found" in said or execution.exit_code in (126, 127):
         raise ClusterError(
             "The image has no `tar`.", why=said, fix="Use an image with tar, or read the volume otherwise."
         )
@@ -260,7 +290,7 @@ def _wait_until_running(cluster: Cluster, name: str, namespace: str) -> None:
         time.sleep(0.5)
     from shardtune.cluster.describe import pod_reasons
 
-    reasons = list(pod_reasons([pod], ()))
+    reasons = list(pod_reasons([pod], (), cluster.options))
     raise ShardtuneError(
         f"The pod {name}, which reads the volumes, did not start within {_START_SECONDS:.0f} s.",
         why=" ".join(f"{one.what} {one.said}" for one in reasons),

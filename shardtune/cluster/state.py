@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from shardtune.cluster.manifests import Manifest
+from shardtune.cluster.resources import JOB
 from shardtune.cluster.workloads import Workload, main_container, newest_by_rank, node_rank
 from shardtune.run.exit_codes import EXIT_CODES, KILLED, LOST, TERMINATED
 
 State = Literal["queued", "pending", "running", "restarting", "suspended", "succeeded", "failed", "unknown"]
 ENDED = ("succeeded", "failed")
+WAITING = "waiting for admission"  # our words where Kueue has none
 _SUCCEEDED = ("Complete", "SuccessCriteriaMet", "Completed", "Succeeded")
 _FAILED = ("Failed", "FailureTarget")
 _RESTARTING = ("Restarting", "RestartingJobSet")
@@ -123,6 +126,8 @@ def _state(workload: Workload, pods: Sequence[Manifest], kueue: Manifest | None)
     if not pods and "Running" in conditions:
         return "running", _message(conditions["Running"])
     counted = f"{up} of {workload.nodes} nodes are running"
+    if any((pod.get("status") or {}).get("phase") == "Failed" for pod in current.values()):
+        return "restarting", f"{counted}; the next attempt has not begun"
     if _restarts(workload, pods):
         return "restarting", counted
     return "pending", counted if pods else "no pod has been created yet"
@@ -140,16 +145,16 @@ def _message(condition: Mapping[str, Any]) -> str:
 def _suspended(workload: Workload, kueue: Manifest | None) -> tuple[State, str]:
     """Kueue suspends what it has not admitted; a job without a queue was suspended by somebody."""
     if workload.queue is None:
-        return "suspended", "shardtune resume continues it"
+        return "suspended", "until it is resumed"
     if kueue is None:
         return "suspended", f"by Kueue (queue {workload.queue}), which has made no Workload for it that you may read"
     if (kueue.get("spec") or {}).get("active") is False:
-        return "suspended", "shardtune resume puts it back into its queue"
+        return "suspended", "taken out of its queue until it is resumed"
     found = {str(one["type"]): one for one in (kueue.get("status") or {}).get("conditions") or ()}
     for name in ("QuotaReserved", "Admitted", "Evicted"):
         if name in found and found[name].get("status") == ("True" if name == "Evicted" else "False"):
             return "queued", f"{workload.queue}: {_message(found[name])}"
-    return "queued", f"{workload.queue}: waiting for admission"
+    return "queued", f"{workload.queue}: {WAITING}"
 
 
 def _is_up(pod: Manifest) -> bool:
@@ -170,7 +175,7 @@ def _statuses(pod: Manifest, *, init: bool = False) -> list[Manifest]:
 
 def _restarts(workload: Workload, pods: Sequence[Manifest]) -> int:
     """Attempts after the first: of the whole set, of a node's pod, or of its container, whichever is more."""
-    counts = [int(workload.status.get("restarts") or 0)]
+    counts = [int(workload.status.get("restarts") or 0), _failed_attempts(workload)]
     by_rank: dict[int, int] = {}
     for pod in pods:
         rank = node_rank(pod)
@@ -179,6 +184,29 @@ def _restarts(workload: Workload, pods: Sequence[Manifest]) -> int:
         inside = sum(int(one.get("restartCount") or 0) for one in _statuses(pod) if one["name"] == name)
         by_rank[rank] = by_rank.get(rank, -1) + 1 + inside
     return max([*counts, *by_rank.values()])
+
+
+def _failed_attempts(workload: Workload) -> int:
+    """Of a Job, which counts its failed pods: attempts that failed and were, or will be, followed by another."""
+    if workload.resource.kind != JOB.kind:
+        return 0
+    attempts = math.ceil(int(workload.status.get("failed") or 0) / max(1, workload.nodes))
+    is_over = any(name in _true_conditions(workload) for name in _FAILED)
+    return max(0, attempts - 1) if is_over else attempts
+
+
+def pod_state(pod: Manifest) -> str:
+    """A pod's phase; where its container waits, for what, and how it last ended: the phase is `Running` then too."""
+    phase = str((pod.get("status") or {}).get("phase") or "?")
+    name = main_container(pod)
+    for one in _statuses(pod):
+        reason = ((one.get("state") or {}).get("waiting") or {}).get("reason")
+        ended = next((found for found in failures_of(pod) if found.container == name), None)
+        if one["name"] == name and reason:
+            last = f", last exit code {ended.exit_code}" if ended else ""
+            meaning = f": {ended.meaning}" if ended and ended.meaning else ""
+            return f"{reason} ({phase}{last}{meaning})"
+    return phase
 
 
 def _started(workload: Workload, pods: Sequence[Manifest]) -> str | None:

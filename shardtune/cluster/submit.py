@@ -62,7 +62,7 @@ def check_name_free(cluster: Cluster, manifests: Manifests) -> None:
             f"A job '{manifests.name}' exists already in namespace '{workload.namespace}': "
             f"{workload.resource.kind}, {status.state}.",
             why="" if ours else "It was not made by shardtune.",
-            fix=f"Use another name (--name), or delete it first: shardtune cancel {manifests.name}."
+            fix=f"Use another name (--name), or delete it first: shardtune cancel {manifests.name}{cluster.options}."
             if ours
             else "Use another name (--name).",
         )
@@ -79,7 +79,7 @@ def check_name_free(cluster: Cluster, manifests: Manifests) -> None:
                 f"{resource.kind} '{name}' exists already in namespace '{cluster.namespace}', without the job "
                 f"'{manifests.name}' that it would belong to.",
                 fix=f"Use another name (--name), or delete it if it is not needed: kubectl delete "
-                f"{resource.kind.lower()} {name} -n {cluster.namespace}.",
+                f"{resource.kind.lower()} {name}{cluster.options}.",
             )
 
 

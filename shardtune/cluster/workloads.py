@@ -130,7 +130,8 @@ def find_workload(cluster: Cluster, name: str) -> Workload:
         )
     raise UserInputError(
         f"There is no job '{name}' in namespace '{cluster.namespace}' (context '{cluster.access.context}').",
-        fix="List them: shardtune jobs (--all-namespaces for every namespace, --context for another cluster).",
+        fix=f"List them: shardtune jobs{cluster.options} (--all-namespaces for every namespace, "
+        "--context for another cluster).",
     )
 
 

@@ -78,6 +78,7 @@ class ApiServer:
         self.refuse_dry: dict[str, Refusal] = {}  # by plural
         self.lose_answer_of: set[str] = set()  # plural: it is created, and the connection breaks
         self.logs: dict[tuple[str, str], ContainerLog] = {}
+        self.exec_status: bytes | None = None  # sent as the end of every command, which is not run
         self.requests: list[tuple[str, str]] = []
         self.warnings: list[str] = []
         self.on_create: dict[str, Any] = {}  # plural: called with the object
@@ -391,6 +392,10 @@ class _Handler(BaseHTTPRequestHandler):
         ):  # fmt: skip
             self.send_header(name, value)
         self.end_headers()
+        if self.api.exec_status is not None:
+            self._frame(3, self.api.exec_status)
+            self.close_connection = True
+            return
         local = [str(self.api.root) + word if word.startswith("/") else word for word in words]
         done = subprocess.run(local, capture_output=True)
         for start in range(0, len(done.stdout), 32_768):

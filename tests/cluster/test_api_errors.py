@@ -215,3 +215,13 @@ def test_without_the_package_the_extra_to_install_is_named(monkeypatch: pytest.M
     with pytest.raises(UserInputError) as caught:
         connect()
     assert "shardtune[cluster]" in caught.value.fix
+
+
+def test_of_a_web_page_only_its_first_line_is_quoted() -> None:
+    page = b"<html>\n<head><title>503 Service Unavailable</title></head>\n<body><p>proxy</p></body></html>"
+    assert api_error(Call("get", POD, "ml", "ft-0"), 503, page).why == "The server says: 503 Service Unavailable"
+
+
+def test_the_quotas_hint_names_the_namespace() -> None:
+    body = json.dumps({"message": "pods is forbidden: exceeded quota: gpus"}).encode()
+    assert "shardtune jobs -n ml." in api_error(Call("create", POD, "ml", "ft-0"), 403, body, " -n ml").fix

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -147,3 +148,46 @@ def test_without_permission_nothing_changes_and_the_verb_is_named(server: ApiSer
     assert "no permission to patch jobs" in kube("suspend", "ft").stderr
     assert "no permission to delete jobs" in kube("cancel", "ft", "-y").stderr
     assert server.names("jobs") == ["jobs/ft"]
+
+
+@pytest.fixture
+def elsewhere(server: ApiServer, tmp_path: Path, kube: Kube) -> Kube:
+    """The command line of somebody whose context has another namespace than the jobs, and who names both."""
+    file = server.kubeconfig(tmp_path, namespace="default")
+    content = json.loads(file.read_text(encoding="utf-8"))
+    content["contexts"].append({**content["contexts"][0], "name": "lab-2"})
+    file.write_text(json.dumps(content), encoding="utf-8")
+    return lambda *words: kube(*words, "-n", "ml", "--context", "lab-2")
+
+
+def test_commands_that_are_named_reach_the_job_as_they_are_printed(server: ApiServer, elsewhere: Kube) -> None:
+    server.put("jobs", workload("Job", ("Failed", "x"), nodes=1))
+    server.put("jobs", workload(name="held", suspend=True))
+    server.put("pods", pod(0, "Failed", exit_code=75))
+    where = "-n ml --context lab-2"
+    assert f"shardtune describe ft {where} says why" in elsewhere("status", "ft").stdout
+    described = elsewhere("describe", "ft").stdout
+    assert f"shardtune logs ft {where}." in described
+    assert f"shardtune cancel ft {where})" in described
+    assert f"shardtune resume held {where}" in elsewhere("status", "held").stdout
+    assert f"shardtune resume held {where}." in elsewhere("describe", "held").stdout
+    assert f"shardtune jobs {where} (" in elsewhere("status", "none").stderr
+
+
+def test_the_contexts_own_namespace_is_not_repeated(server: ApiServer, kube: Kube) -> None:
+    server.put("jobs", workload())
+    for words in ((), ("-n", "ml"), ("--context", "lab")):
+        assert "shardtune describe ft says why" in kube("status", "ft", *words).stdout
+
+
+def test_a_list_of_jobs_has_one_line_each_and_no_messages_on_a_narrow_terminal(server: ApiServer, kube: Kube) -> None:
+    server.put("jobs", workload(failed=2))
+    for rank in (0, 1):
+        server.put("pods", pod(rank, "Failed", exit_code=71))
+    plain = kube("jobs", env={"COLUMNS": "60"}).stdout.splitlines()
+    assert len(plain) == 2
+    assert plain[1].endswith("ended with exit code 71: A GPU ran out of memory")
+    narrow = kube("jobs", env={"COLUMNS": "80", "FORCE_COLOR": "1", "NO_COLOR": "1"}).stdout.splitlines()
+    assert len(narrow) == 3
+    assert "MESSAGE" not in narrow[0] and max(map(len, narrow)) <= 80
+    assert "shardtune status ft says more" in narrow[2]

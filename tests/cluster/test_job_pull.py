@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import shutil
 import tarfile
 from collections.abc import Callable
@@ -204,3 +205,31 @@ def test_a_stream_that_ends_early_leaves_no_half_file(tmp_path: Path) -> None:
     with pytest.raises(tarfile.TarError):
         unpack(io.BytesIO(whole[:50_000]), "ft", tmp_path / "ft", force=False)
     assert sorted(path.name for path in (tmp_path / "ft").iterdir()) == ["a"]
+
+
+PAGE = "<!DOCTYPE html><html><head><style>h1 {color: red}</style><title>502 Bad Gateway</title></head><h1>Sorry</h1>"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        PAGE.encode(),
+        json.dumps({"status": "Failure", "reason": "InternalError", "message": f"unable to upgrade: {PAGE}"}).encode(),
+    ],
+)
+def test_a_pod_that_takes_no_command_is_said_without_the_page_that_came_back(
+    answer: bytes, running: None, server: ApiServer, kube: Kube
+) -> None:
+    server.exec_status = answer
+    done = kube("pull", "ft")
+    assert done.returncode == 1
+    assert "No command can be run in pod ft-0" in done.stderr
+    assert "502 Bad Gateway" in done.stderr
+    assert "create and get pods/exec" in done.stderr
+    assert "<" not in done.stderr and "color" not in done.stderr and "Sorry" not in done.stderr
+
+
+def test_an_image_without_tar_is_not_mistaken_for_a_refusal(running: None, server: ApiServer, kube: Kube) -> None:
+    message = 'OCI runtime exec failed: unable to start: exec: "tar": executable file not found in $PATH'
+    server.exec_status = json.dumps({"status": "Failure", "reason": "InternalError", "message": message}).encode()
+    assert "The image has no `tar`." in kube("pull", "ft").stderr

@@ -124,3 +124,36 @@ def test_who_may_not_read_events_still_gets_what_pods_say(server: ApiServer, kub
     server.put("jobs", workload(nodes=1))
     server.put("pods", pod(0, "Pending", unschedulable=NO_ROOM))
     assert "not enough nvidia.com/gpu" in kube("describe", "ft").stdout
+
+
+def test_of_two_missing_claims_only_the_one_that_the_scheduler_named_is_quoted(server: ApiServer, kube: Kube) -> None:
+    server.put("jobs", workload(nodes=1))
+    words = '0/2 nodes are available: persistentvolumeclaim "data" not found.'
+    one = pod(0, "Pending", unschedulable=words)
+    one["spec"]["volumes"].append({"name": "pvc-data", "persistentVolumeClaim": {"claimName": "data"}})
+    server.put("pods", one)
+    text = " ".join(kube("describe", "ft").stdout.split())
+    assert "'data' does not exist" in text and "'runs' does not exist" in text
+    assert text.count("Kubernetes says:") == 1
+    assert f"Kubernetes says: {words}" in text
+
+
+@pytest.mark.parametrize(
+    ("code", "advice"),
+    [
+        (2, "Fix the cause first; restarting alone will not help."),
+        (75, "Submitting it again (first: shardtune cancel ft) resumes the run from its checkpoint."),
+    ],
+)
+def test_whether_a_restart_helps_is_a_sentence(code: int, advice: str, server: ApiServer, kube: Kube) -> None:
+    server.put("jobs", workload("Job", ("Failed", "Job has reached the specified backoff limit"), nodes=1))
+    server.put("pods", pod(0, "Failed", exit_code=code))
+    assert advice in kube("describe", "ft").stdout
+
+
+def test_describe_shows_what_a_crashing_container_waits_for(server: ApiServer, kube: Kube) -> None:
+    server.put("pytorchjobs", workload("PyTorchJob"))
+    crash = ("CrashLoopBackOff", "back-off 40s restarting failed container")
+    server.put("pods", pod(0, kind="PyTorchJob", name="ft-master-0", restarts=2, exit_code=2, waiting=crash))
+    text = kube("describe", "ft").stdout
+    assert "ft-master-0: CrashLoopBackOff (Running, last exit code 2: Invalid input) on" in text

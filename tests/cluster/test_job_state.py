@@ -8,7 +8,7 @@ import pytest
 from cluster_objects import VERSIONS, pod, workload
 
 from shardtune.cluster.resources import resource_of
-from shardtune.cluster.state import JobStatus, job_status
+from shardtune.cluster.state import JobStatus, job_status, pod_state
 from shardtune.cluster.workloads import Workload, node_rank
 
 
@@ -101,3 +101,23 @@ def test_the_master_of_a_pytorchjob_is_node_0_and_its_first_worker_node_1() -> N
 
 def test_a_master_that_has_succeeded_counts_while_workers_still_run() -> None:
     assert status(workload(), pod(0, "Succeeded"), pod(1)).state == "running"
+
+
+def test_a_job_whose_pods_failed_and_that_waits_to_retry_is_restarting_with_the_failure() -> None:
+    pods = (pod(0, "Failed", exit_code=2, name="ft-0-a"), pod(1, "Failed", exit_code=69))
+    found = status(workload(failed=3), *pods)
+    assert (found.state, found.restarts) == ("restarting", 2)
+    assert str(found.failure) == "node 0 (pod ft-0-a, container trainer) ended with exit code 2: Invalid input"
+
+
+def test_the_last_attempt_of_a_failed_job_is_no_restart() -> None:
+    pods = (pod(0, "Failed", exit_code=2), pod(1, "Failed", exit_code=2))
+    assert status(workload("Job", ("Failed", "x"), failed=2), *pods).restarts == 0
+    assert status(workload("Job", ("Failed", "x"), failed=4), *pods).restarts == 1
+
+
+def test_a_container_that_waits_after_a_crash_is_not_called_running() -> None:
+    crashing = pod(0, kind="PyTorchJob", restarts=3, exit_code=71, waiting=("CrashLoopBackOff", "back-off 40s"))
+    assert pod_state(crashing) == "CrashLoopBackOff (Running, last exit code 71: A GPU ran out of memory)"
+    assert pod_state(pod(0, restarts=1, exit_code=71)) == "Running"
+    assert pod_state(pod(0, "Pending", waiting=("ContainerCreating", ""))) == "ContainerCreating (Pending)"
