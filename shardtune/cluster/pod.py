@@ -100,11 +100,6 @@ def pod_template(
         "spec": _without_empty(spec),
     }
     template: Manifest = merge_overlay(base, settings.pod_overlay)
-    if not (template.get("spec") or {}).get("containers"):
-        raise UserInputError(
-            "cluster.pod_overlay removes the pod's containers.", fix="Remove `spec: null` and `containers: null`."
-            fix="Remove `spec: null` or `containers: null` from it.",
-        )
     for one in template["spec"]["containers"]:
         one["name"] = container if one["name"] == CONTAINER else one["name"]
     return template
