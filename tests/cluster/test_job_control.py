@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -187,7 +188,8 @@ def test_a_list_of_jobs_has_one_line_each_and_no_messages_on_a_narrow_terminal(s
     plain = kube("jobs", env={"COLUMNS": "60"}).stdout.splitlines()
     assert len(plain) == 2
     assert plain[1].endswith("ended with exit code 71: A GPU ran out of memory")
-    narrow = kube("jobs", env={"COLUMNS": "80", "FORCE_COLOR": "1", "NO_COLOR": "1"}).stdout.splitlines()
+    coloured = kube("jobs", env={"COLUMNS": "80", "FORCE_COLOR": "1", "NO_COLOR": "1"}).stdout
+    narrow = re.sub(r"\x1b\[\d*m", "", coloured).splitlines()
     assert len(narrow) == 3
     assert "MESSAGE" not in narrow[0] and max(map(len, narrow)) <= 80
     assert "shardtune status ft says more" in narrow[2]
