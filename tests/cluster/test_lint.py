@@ -139,7 +139,7 @@ REPORTED: list[tuple[str, str, dict[str, Any], dict[str, Any], str, str]] = [
     ("no-command", "error", raw_overlay(spec={"containers": [{"name": "trainer", "command": None}]}), {}, "spec.template.spec.containers[0].command", "the image's own would run"),
     ("no-command", "error", trainer(command=[]), {}, "spec.template.spec.containers[0].command", "the image's own would run"),
     ("removed-variable", "error", raw_overlay(spec={"containers": [{"name": "trainer", "env": None}]}), {}, "spec.template.spec.containers[0].env", "MASTER_ADDR, MASTER_PORT, NCCL_DEBUG, SHARDTUNE_NODES, SHARDTUNE_GRACE_SECONDS, PYTHONUNBUFFERED, HF_TOKEN, SHARDTUNE_SECRET"),
-    ("removed-label", "error", raw_overlay(metadata=None), {}, "spec.template.metadata.labels", "app.kubernetes.io/instance, shardtune.dev/run"),
+    ("removed-label", "error", raw_overlay(metadata={"labels": {"shardtune.dev/run": None}}), {}, "spec.template.metadata.labels", "shardtune.dev/run"),
     ("removed-label", "error", cluster(pod_overlay={"metadata": {"labels": {"app.kubernetes.io/instance": "other"}}}), {}, "spec.template.metadata.labels", "found: app.kubernetes.io/instance →"),
     ("schema", "error", trainer(command="bash"), {}, "spec.template.spec.containers[0].command", "must be a list → Correct it in cluster.pod_overlay"),
     ("schema", "error", trainer(env=[{"name": "A", "value": 3}]), {}, "spec.template.spec.containers[0].env[5].value", "must be text"),
@@ -412,12 +412,6 @@ def test_the_example_config_has_no_errors() -> None:
     file = REPOSITORY / "configs" / "cluster-lora.yaml"
     job = make_job(load_config(file, environ={}), file)
     assert [one for one in lint(job, None, None, "jobset") if one.severity == "error"] == []
-
-
-def test_an_overlay_without_containers_is_refused(tmp_path: Path) -> None:
-    for template in ({"spec": None}, {"spec": {"containers": None}}):
-        with pytest.raises(UserInputError, match="removes the pod's containers"):
-            render_job(job_of(tmp_path, raw_overlay(**template)))
 
 
 @pytest.mark.parametrize("kind", sorted(RENDERERS))
