@@ -18,7 +18,7 @@ from running import REPOSITORY
 
 
 def on_ranks(
-    environment: dict[str, str], worker: Path, worlds: int | Sequence[int], *args: object, timeout: float = 150
+    environment: dict[str, str], worker: Path, worlds: int | Sequence[int], *args: object, timeout: float = 400
 ) -> None:
     """Call `main(*args)` of the file `worker` on every rank; where there are several `worlds`, one after the other."""
     sizes = [worlds] if isinstance(worlds, int) else worlds

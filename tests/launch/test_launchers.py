@@ -60,7 +60,7 @@ def losses(folder: Path) -> list[float]:
 
 
 def run(
-    environment: dict[str, str], *command: object, timeout: float = 120, **env: str
+    environment: dict[str, str], *command: object, timeout: float = 300, **env: str
 ) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         list(map(str, command)), env={**environment, "OMP_NUM_THREADS": "1", **env}, capture_output=True, text=True,
@@ -212,7 +212,7 @@ def test_ctrl_c_as_soon_as_the_run_has_a_folder_says_so_and_takes_the_folder_awa
             time.sleep(0.01)
         time.sleep(0.5)  # the ranks are importing
         os.killpg(process.pid, signal.SIGINT)
-        out, err = process.communicate(timeout=120)
+        out, err = process.communicate(timeout=300)
     finally:
         process.kill()
     assert process.returncode == 130, err

@@ -160,7 +160,7 @@ def test_a_pod_whose_config_asks_for_more_nodes_than_it_was_given_does_not_train
 def test_elsewhere_the_number_of_nodes_in_the_config_changes_nothing(
     node: Node, nodes: int, environ: dict[str, str], options: NodeOptions
 ) -> None:
-    refuse_lone_pod(node, nodes, environ, options)
+    refuse_lone_pod(node, nodes, environ, options)  # raises otherwise
 
 
 def test_an_init_container_examines_its_own_node_as_one_of_the_jobs() -> None:
