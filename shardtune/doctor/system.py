@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from shardtune.observe.environment import installed_version
-from shardtune.observe.gpus import describe_gpus
+from shardtune.observe.gpus import describe_gpus, visible_gpus
 from shardtune.parallel.interface import interface_to
 
 _SIOCGIFADDR = 0x8915  # Linux: the IPv4 address of an interface
@@ -142,19 +142,8 @@ class System:
 
     @cached_property
     def visible_gpus(self) -> list[dict[str, Any]]:
-        """Those that CUDA_VISIBLE_DEVICES leaves, in its order; NVML itself sees all. As CUDA reads it: the first entry
-        that names no GPU ends the list."""
-        cards = self.gpus.get("gpus", [])
-        wanted = self.environ.get("CUDA_VISIBLE_DEVICES")
-        if wanted is None or "MIG-" in wanted:  # NVML does not list parts of a GPU
-            return list(cards)
-        found: list[dict[str, Any]] = []
-        for entry in filter(None, (word.strip() for word in wanted.split(","))):
-            card = next((card for card in cards if _is_named(card, entry)), None)
-            if card is None:
-                break
-            found.append(card)
-        return found
+        """Those that CUDA_VISIBLE_DEVICES leaves, in its order."""
+        return visible_gpus(self.gpus.get("gpus", []), self.environ)
 
     @property
     def rdma_devices(self) -> list[str]:
@@ -170,9 +159,3 @@ class System:
             return None
         found = re.search(r"^cuda\b[^=\n]*=\s*'([\d.]+)'", text, re.MULTILINE)
         return found[1] if found else None
-
-
-def _is_named(card: Mapping[str, Any], entry: str) -> bool:
-    if entry.isdigit():
-        return bool(card["index"] == int(entry))
-    return str(card.get("uuid", "")).startswith(entry)

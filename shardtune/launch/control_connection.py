@@ -11,7 +11,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from shardtune.errors import ShardtuneError
 from shardtune.launch.connect import connect_to_master
@@ -21,6 +21,9 @@ from shardtune.launch.process_role import Node
 from shardtune.launch.server import LARGEST_FRAME, MasterServer, Table, frame
 from shardtune.launch.tunnel import Tunnel
 from shardtune.run.exit_codes import LOST
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import TCPStore
 
 T = TypeVar("T")
 _JOIN = 5.0  # seconds
@@ -71,21 +74,28 @@ class MasterConnection(ControlConnection):
 
     def __init__(self, node: Node, network: Network, log: Callable[[str], None]) -> None:
         """Raises UserInputError when the port is taken."""
-        from torch._C._distributed_c10d import TCPStore
-
         self.table = Table()
         listener = listen(network.bind, node.master_port) if node.nnodes > 1 else None
-        inner = listen("127.0.0.1", 0)
-        self.store_port = inner.getsockname()[1]
-        self._store: TCPStore | None = TCPStore(
-            "127.0.0.1", self.store_port, None, True, timedelta(seconds=10), wait_for_workers=False,
-            master_listen_fd=inner.detach(),
-        )  # fmt: skip
         self._server: MasterServer | None = None
+        self._store: TCPStore | None = None
+        self.renew_store()
         self.port = self.store_port
         if listener is not None:
             self.port = listener.getsockname()[1]
             self._server = MasterServer(listener, self.table, network.key, self.store_port, log)
+
+    def renew_store(self) -> None:
+        """An empty store for the ranks, on another port."""
+        from torch._C._distributed_c10d import TCPStore
+
+        inner = listen("127.0.0.1", 0)
+        self.store_port = inner.getsockname()[1]
+        self._store = TCPStore(
+            "127.0.0.1", self.store_port, None, True, timedelta(seconds=10), wait_for_workers=False,
+            master_listen_fd=inner.detach(),
+        )  # fmt: skip
+        if self._server is not None:
+            self._server.ranks_port = self.store_port
 
     def call(self, action: Callable[[KeyValue], T], seconds: float, idle: Callable[[], None]) -> T:
         return action(self.table)

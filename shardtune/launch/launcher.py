@@ -28,7 +28,8 @@ from shardtune.launch.network import SECRET_VARIABLE, Network, read_network
 from shardtune.launch.process_role import Node
 from shardtune.launch.rank_process import STOPPED_EARLY
 from shardtune.launch.rendezvous import NodeGroup, facts_of, rendezvous
-from shardtune.launch.workers import LocalWorkers
+from shardtune.launch.script_ranks import ScriptRanks
+from shardtune.launch.workers import LocalWorkers, RankAssignment
 from shardtune.machine import usable_cores
 from shardtune.run.exit_codes import (
     DONE,
@@ -82,23 +83,32 @@ def threads_per_process(nproc: int) -> int:
     return max(1, usable_cores() // nproc)
 
 
-def launch(command: list[str], node: Node, nproc: int, config: RunConfig, environ: Mapping[str, str]) -> int:
+def launch(
+    command: list[str],
+    node: Node,
+    nproc: int,
+    config: RunConfig,
+    environ: Mapping[str, str],
+    script: ScriptRanks | None = None,
+) -> int:
     """Run `command` in `nproc` processes on this node; returns the exit code.
 
     With several nodes their launchers rendezvous at the master, start together, end together and print the same
     cause. A failure that a restart can cure is followed by a restart of all ranks, up to `parallel.max_restarts` times.
+
+    Args:
+        script: The command runs a user's script.
     """
     network = read_network(environ, node)
     rank_environ = {name: value for name, value in environ.items() if name != SECRET_VARIABLE}
     with _Signals() as signals:
-        launcher = _Launcher(
-            command, node, network, facts_of(node, nproc, config), config.parallel, signals, rank_environ
-        )
+        facts = facts_of(node, nproc, config, script.settings if script is not None else {})
+        launcher = _Launcher(command, node, network, facts, config.parallel, signals, rank_environ, script)
         try:
             return launcher.run()
         except _StoppedBeforeStart:
             assert signals.first is not None
-            print(STOPPED_EARLY, flush=True)
+            print(launcher.stopped_early, flush=True)
             return stopped_by(signals.first)
         finally:
             launcher.close()
@@ -147,7 +157,12 @@ class _Launcher:
     settings: ParallelSection
     signals: _Signals
     environ: Mapping[str, str]
+    script: ScriptRanks | None = None
     control: ControlConnection | None = None
+
+    @property
+    def stopped_early(self) -> str:
+        return STOPPED_EARLY if self.script is None else self.script.stopped
 
     def close(self) -> None:
         """Ends threads and stores before the interpreter shuts down."""
@@ -168,6 +183,8 @@ class _Launcher:
             self._print_outcome(directive, restarts_left)
             if not directive.restart:
                 return directive.code
+            if self.script is not None and isinstance(control, MasterConnection):
+                control.renew_store()  # env:// has no prefix for an attempt: keys of the last one would be found
             restarts_left, attempt = restarts_left - 1, attempt + 1
             if control.silent_for() > self.settings.node_timeout_seconds:
                 self.close()
@@ -175,7 +192,10 @@ class _Launcher:
 
     def _open(self) -> ControlConnection:
         if self.node.node_rank == 0:
-            return MasterConnection(self.node, self.network, _log)
+            master = MasterConnection(self.node, self.network, _log)
+            if self.script is not None:
+                self.script.publish(master)
+            return master
         seconds = 60 * self.settings.join_timeout_minutes
         return NodeConnection.join(self.node, self.network, seconds, _log, self.signals.raise_if_stopped)
 
@@ -197,24 +217,45 @@ class _Launcher:
         else:
             assert isinstance(control, NodeConnection)
             exchange = _NodeSide(control, group.assignment.attempt, self.settings.node_timeout_seconds, restarts_left)
-        environ = {**self.environ, "OMP_NUM_THREADS": self._threads()}
-        workers = LocalWorkers(self.command, group.assignment, environ)
+        workers, folder = self._start(control, group.assignment)
         try:
             directive = _supervise(workers, exchange, self.signals)
         finally:
             workers.kill()
-        folder = workers.folder_of_run()
+        folder = folder or workers.folder_of_run()
+        hint = self._resume_hint(folder)
         # A refused command does not end the run that it would have resumed; a refused restart does.
-        if directive.code != UserInputError.exit_code or group.assignment.attempt or not _resume_hint(folder):
+        if directive.code != UserInputError.exit_code or group.assignment.attempt or not hint:
             _write_failure_file(directive, folder)
         if directive.text and not directive.restart and directive.code != UserInputError.exit_code:
-            directive = replace(directive, text=directive.text + _resume_hint(folder))
+            directive = replace(directive, text=directive.text + hint)
         if directive.code in (INTERRUPTED, PREEMPTED) and not workers.has_begun_training():
-            print(STOPPED_EARLY, flush=True)
+            print(self.stopped_early, flush=True)
         workers.close()
         if isinstance(exchange, _MasterSide):
             exchange.wait_until_read()
         return directive
+
+    def _start(self, control: ControlConnection, assignment: RankAssignment) -> tuple[LocalWorkers, Path | None]:
+        """The ranks of this node, and the run's folder where it is known by now."""
+        environ = {**self.environ, "OMP_NUM_THREADS": self._threads()}
+        if self.script is None:
+            return LocalWorkers(self.command, assignment, environ), None
+        folder = self.script.folder(control, self.signals.raise_if_stopped)
+        variables = self.script.variables(assignment, folder, self.settings.max_restarts)
+        return LocalWorkers(self.command, assignment, environ, variables, self.script.output(folder)), folder
+
+    def _resume_hint(self, folder: Path | None) -> str:
+        """How to resume the run, for the end of a message; empty where there is no checkpoint on this node."""
+        try:
+            steps = CheckpointStore(folder / CHECKPOINTS, keep=None).steps() if folder is not None else []
+        except UnreadableStoreError:
+            steps = []
+        if not steps or folder is None:
+            return ""
+        if self.script is not None:
+            return self.script.hint(steps[-1], folder)
+        return f"\n  run: {folder} has a checkpoint of step {steps[-1]}; the same command resumes from it."
 
     def _threads(self) -> str:
         return self.environ.get("OMP_NUM_THREADS") or str(threads_per_process(self.facts.nproc))
@@ -336,15 +377,6 @@ def _updated_report(workers: LocalWorkers, report: Report, codes: dict[int, int]
     if stopped and not forwarded:  # one rank was stopped before there was anything to save: stop the others, too
         return replace(report, state="stopping", signal=int(stopped[0]))
     return report
-
-
-def _resume_hint(folder: Path | None) -> str:
-    """How to resume the run, for the end of a message; empty where there is no checkpoint on this node."""
-    try:
-        steps = CheckpointStore(folder / CHECKPOINTS, keep=None).steps() if folder is not None else []
-    except UnreadableStoreError:
-        steps = []
-    return f"\n  run: {folder} has a checkpoint of step {steps[-1]}; the same command resumes from it." if steps else ""
 
 
 def _write_failure_file(directive: Directive, folder: Path | None) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -22,8 +22,12 @@ _CALL_SECONDS = 30.0  # for one exchange with the master
 _POLL_SECONDS = 0.1
 
 
-def facts_of(node: Node, nproc: int, config: RunConfig) -> NodeFacts:
-    return NodeFacts(node.node_rank, node.nnodes, nproc, versions=versions(), settings=digests(config))
+def facts_of(node: Node, nproc: int, config: RunConfig, more: Mapping[str, str] | None = None) -> NodeFacts:
+    """Args:
+    more: Digests of what else all nodes must have in common, by name.
+    """
+    settings = {**digests(config), **(more or {})}
+    return NodeFacts(node.node_rank, node.nnodes, nproc, versions=versions(), settings=settings)
 
 
 @dataclass(frozen=True)

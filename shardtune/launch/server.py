@@ -50,7 +50,7 @@ class MasterServer:
     def __init__(
         self, listener: socket.socket, table: Table, key: bytes, ranks_port: int, log: Callable[[str], None]
     ) -> None:
-        self._table, self._key, self._ranks_port, self._log = table, key, ranks_port, log
+        self._table, self._key, self.ranks_port, self._log = table, key, ranks_port, log
         self._half_open: dict[asyncio.Task[None], None] = {}
         self._named: set[str] = set()
         self.most_half_open = min(_HALF_OPEN, _allow_many_files() // 4)
@@ -71,7 +71,7 @@ class MasterServer:
             self._report(address, f"it did not finish the handshake within {handshake.SECONDS:.0f} s")
         else:
             if role == handshake.TUNNEL:
-                await splice((reader, writer), await asyncio.open_connection("127.0.0.1", self._ranks_port))
+                await splice((reader, writer), await asyncio.open_connection("127.0.0.1", self.ranks_port))
             else:
                 await self._answer(reader, writer)
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from shardtune.launch.rank_output import RankOutput
 from shardtune.machine import oom_kills
 from shardtune.run.channel import LAUNCHER_VARIABLE, Channel, read_message
 from shardtune.run.exit_codes import stop_signal
@@ -43,8 +44,20 @@ class RankAssignment:
 class LocalWorkers:
     """The processes of this node in one attempt, and what they report to this launcher (`channel.py`)."""
 
-    def __init__(self, command: list[str], assignment: RankAssignment, environ: Mapping[str, str]) -> None:
-        self.assignment = assignment
+    def __init__(
+        self,
+        command: list[str],
+        assignment: RankAssignment,
+        environ: Mapping[str, str],
+        variables: Mapping[str, str] | None = None,
+        output: RankOutput | None = None,
+    ) -> None:
+        """Args:
+        variables: Set over those of the assignment.
+        output: Where what the ranks print goes; None: where this process prints.
+        """
+        self.assignment, self._output = assignment, output
+        pipe, nothing = (None, None) if output is None else (subprocess.PIPE, subprocess.DEVNULL)
         self._channels: dict[int, Channel] = {}
         self._states: dict[int, dict[str, Any]] = {}  # the last that could be read
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
@@ -58,10 +71,15 @@ class LocalWorkers:
             # From the main thread: a rank ends with the thread that started it (`end_with_launcher`).
             self._processes[rank] = subprocess.Popen(
                 command,
-                env={**environ, **self._environment(local), **channel.environment()},
+                env={**environ, **self._environment(local), **(variables or {}), **channel.environment()},
                 pass_fds=channel.files,
                 process_group=0,
+                stdin=nothing,  # a process group of its own may not read the terminal
+                stdout=pipe,
+                stderr=pipe,
             )
+        if output is not None:
+            output.follow(self._processes.items())
 
     def _environment(self, local: int) -> dict[str, str]:
         own = self.assignment
@@ -193,6 +211,8 @@ class LocalWorkers:
         for process in self._processes.values():
             process.wait()
         self.codes()
+        if self._output is not None:
+            self._output.finish()
 
     def _kill(self, process: subprocess.Popen[bytes]) -> None:
         try:

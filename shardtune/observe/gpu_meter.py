@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 # Bits of nvmlDeviceGetCurrentClocksEventReasons. "gpu_idle" is left out: an idle GPU is not slowed down by anything.
 THROTTLE_REASONS = {
@@ -114,5 +115,7 @@ def _pynvml() -> Any:
 
 def gpu_uuid(device: int | torch.device) -> str:
     """The GPU's UUID for NVML, whose indices differ under CUDA_VISIBLE_DEVICES."""
+    import torch
+
     known = str(torch.cuda.get_device_properties(device).uuid)
     return known if known.startswith(("GPU-", "MIG-")) else f"GPU-{known}"

@@ -5,7 +5,7 @@ What a GPU, driver or container does not report is left out, never zero. Memory 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 _TOPOLOGY = {0: "same board", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}  # nvidia-smi's words
@@ -32,6 +32,27 @@ def describe_gpus(nvml: Any = None) -> dict[str, Any]:
         return _Nvml(nvml).describe()
     finally:
         nvml.nvmlShutdown()
+
+
+def visible_gpus(cards: Sequence[dict[str, Any]], environ: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Those that CUDA_VISIBLE_DEVICES leaves, in its order; NVML itself sees all. As CUDA reads it: the first entry
+    that names no GPU ends the list."""
+    wanted = environ.get("CUDA_VISIBLE_DEVICES")
+    if wanted is None or "MIG-" in wanted:  # NVML does not list parts of a GPU
+        return list(cards)
+    found: list[dict[str, Any]] = []
+    for entry in filter(None, (word.strip() for word in wanted.split(","))):
+        card = next((card for card in cards if _is_named(card, entry)), None)
+        if card is None:
+            break
+        found.append(card)
+    return found
+
+
+def _is_named(card: Mapping[str, Any], entry: str) -> bool:
+    if entry.isdigit():
+        return bool(card["index"] == int(entry))
+    return str(card.get("uuid", "")).startswith(entry)
 
 
 class _Nvml:

@@ -21,6 +21,7 @@ FOLDER_VARIABLE = "SHARDTUNE_RUN_DIR"  # for the ranks of our launcher, which ho
 RECORD = "run.json"
 LEASE = ".run.lease"  # held by the process that chose the folder, while the run is alive
 CHECKPOINTS = "checkpoints"
+SCRIPT = "script"  # the `kind` in the record of a user's script
 Access = Literal["private", "group"]
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -28,7 +29,7 @@ _LEASE_SECONDS = 15.0  # for the data workers of a run that was just killed to n
 _MODES = {"private": 0o700, "group": 0o750}
 # What a run writes: none of it may be a link or a pipe.
 _WRITTEN = re.compile(
-    r"run\.json|config\.yaml|environment\.json|profile\.json|\.run\.lease|events-rank\d+\.jsonl|crash|checkpoints|final|runs"
+    r"run\.json|config\.yaml|environment\.json|profile\.json|\.run\.lease|events-rank\d+\.jsonl|crash|logs|checkpoints|final|runs"
 )
 # What a run writes before its first step. A folder that holds anything else is never deleted.
 _BEFORE_TRAINING = re.compile(r"run\.json|config\.yaml|environment\.json|\.run\.lease|events-rank\d+\.jsonl|crash")
@@ -70,11 +71,11 @@ def new_run_id() -> str:
     return f"{datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
 
 
-def check_run_id(name: str) -> None:
+def check_run_id(name: str, option: str = "--run-id") -> None:
     """Raise unless it is one plain folder name."""
     if not _NAME.fullmatch(name):
         raise UserInputError(
-            f"--run-id '{name}' is not a valid folder name.", fix="Use letters, digits, dots, dashes and underscores."
+            f"{option} '{name}' is not a valid folder name.", fix="Use letters, digits, dots, dashes and underscores."
         )
 
 
@@ -167,7 +168,7 @@ def _refuse_foreign(folder: Path) -> None:
     written = (entry for entry in folder.iterdir() if _WRITTEN.fullmatch(entry.name))
     odd = sorted(
         str(entry.relative_to(folder))
-        for entry in (*written, *(folder / "crash").glob("*"))
+        for entry in (*written, *(folder / "crash").glob("*"), *(folder / "logs").glob("*"))
         if entry.is_symlink() or not (entry.is_file() or entry.is_dir())
     )
     if odd:

@@ -21,6 +21,7 @@ from shardtune.errors import UserInputError
 from shardtune.run.folder import (
     CHECKPOINTS,
     RECORD,
+    SCRIPT,
     ForeignFolderError,
     RunFolder,
     check_run_id,
@@ -107,6 +108,8 @@ def read_run(folder: Path) -> Run | None:
     """The run in `folder`, or None. If its record is damaged, it is reconstructed from its checkpoints."""
     try:
         record = json.loads(read_plain(folder / RECORD))
+        if record.get("kind") == SCRIPT:
+            return None  # not of `train`
         return Run(
             folder,
             str(record["identity"]),
@@ -118,7 +121,7 @@ def read_run(folder: Path) -> Run | None:
         problem = "is missing"
     except OSError as error:
         problem = f"cannot be read ({error.strerror or 'not a plain file'})"
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         problem = "is damaged"
     return _run_of_checkpoints(folder, problem)
 

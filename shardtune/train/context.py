@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from shardtune.train.memory.ledger import Ledger
     from shardtune.train.saving import CheckpointSaver
     from shardtune.train.setup import Setup
-    from shardtune.train.watchdog import Watchdog
+    from shardtune.run.watchdog import Watchdog
 
 
 @dataclass(frozen=True)

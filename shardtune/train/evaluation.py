@@ -28,7 +28,7 @@ from shardtune.run.exit_codes import DONE, INTERRUPTED, PREEMPTED
 from shardtune.train.batches import eval_loader
 from shardtune.train.context import RunContext
 from shardtune.train.validation import EvaluationStopped, validate
-from shardtune.train.watchdog import EVALUATING
+from shardtune.run.watchdog import EVALUATING
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from shardtune.run.evaluation import Evaluation
     from shardtune.run.stop_request import StopRequest
     from shardtune.train.setup import Setup
-    from shardtune.train.watchdog import Watchdog
+    from shardtune.run.watchdog import Watchdog
 
 _SAME = ("peft_type", "bias", "use_dora", "trainable_token_indices")  # of the others, names and shapes tell
 

@@ -49,7 +49,7 @@ from shardtune.train.replicas import ReplicaCheck
 from shardtune.train.resume import missed_evaluation, restore_loop, seed_rank
 from shardtune.train.shards import clip_gradients
 from shardtune.train.validation import EvaluationStopped, Validation, validate
-from shardtune.train.watchdog import BATCH, ENDING, EVALUATING, SAVING, STEP
+from shardtune.run.watchdog import BATCH, ENDING, EVALUATING, SAVING, STEP
 
 if TYPE_CHECKING:
     from shardtune.train.context import Training

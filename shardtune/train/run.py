@@ -42,7 +42,7 @@ from shardtune.train.resume import resume_point
 from shardtune.train.samples import Samples
 from shardtune.train.saving import CheckpointSaver, RunFacts
 from shardtune.train.setup import Setup, set_up
-from shardtune.train.watchdog import ENDING, JOINING, PREPARING, Limits, Watchdog
+from shardtune.run.watchdog import ENDING, JOINING, PREPARING, Limits, Watchdog
 from shardtune.train.weights import load_sharded_weights
 
 if TYPE_CHECKING:

@@ -34,7 +34,7 @@ from shardtune.train.context import Data, RunContext, refuse_different_data
 from shardtune.train.evaluation import GivenAdapter, read_given
 from shardtune.train.facts import machine_of
 from shardtune.train.traffic import Traffic, model_bytes, traffic_of
-from shardtune.train.watchdog import LOADING
+from shardtune.run.watchdog import LOADING
 from shardtune.train.weights import find_checkpoint
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from shardtune.run.evaluation import Evaluation
     from shardtune.train.build import BuiltModel
     from shardtune.train.losses import Loss
-    from shardtune.train.watchdog import Watchdog
+    from shardtune.run.watchdog import Watchdog
     from shardtune.train.weights import LoadStrategy
 
 

@@ -20,7 +20,7 @@ from shardtune.observe.events import EventLog
 from shardtune.parallel.processes import join
 from shardtune.run.exit_codes import PREEMPTED
 from shardtune.run.stop_request import StopRequest
-from shardtune.train.watchdog import BATCH, STEP, Limits, Watchdog
+from shardtune.run.watchdog import BATCH, STEP, Limits, Watchdog
 
 RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 FOLDER = Path(os.environ["TOY_FOLDER"])

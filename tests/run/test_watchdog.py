@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 from shardtune.run.channel import Channel, read_message
-from shardtune.train.watchdog import BATCH, PREPARING, SAVING, STEP, Limits
+from shardtune.run.watchdog import BATCH, PREPARING, SAVING, STEP, Limits
 
 SCRIPT = """
 import sys, time, os
 from pathlib import Path
 from shardtune.observe.events import EventLog
-from shardtune.train.watchdog import *
+from shardtune.run.watchdog import *
 from shardtune.train import watchdog
 folder = Path(sys.argv[1])
 with Watchdog(3, Limits(load=100, step=2, checkpoint=100)) as dog:

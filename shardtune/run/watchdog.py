@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NoReturn, Protocol
 
 from shardtune.run.channel import LAUNCHER_VARIABLE, Channel, put_message
 from shardtune.run.exit_codes import LOST, NO_PROGRESS
@@ -21,7 +21,6 @@ from shardtune.run.stacks import stack_dump_handlers
 
 if TYPE_CHECKING:
     from shardtune.config.schema import ParallelSection
-    from shardtune.observe.events import EventLog
 
 _INTERVAL = 0.5  # seconds between two looks
 _FAREWELL = 5.0  # seconds for the thread to end
@@ -38,6 +37,23 @@ STEP = "computing a step"
 EVALUATING = "evaluating"
 SAVING = "saving a checkpoint"
 ENDING = "writing the final adapter"
+
+
+class EventWriter(Protocol):
+    """What a watchdog needs of an event log."""
+
+    def write(self, event: str, **fields: object) -> None: ...
+
+    def release(self) -> None: ...
+
+
+class PhaseLimits(Protocol):
+    """Seconds without progress that are too many."""
+
+    @property
+    def longest(self) -> float: ...
+
+    def of_phase(self, phase: str) -> float | None: ...
 
 
 @dataclass(frozen=True)
@@ -76,11 +92,11 @@ class Watchdog:
     recorder holds to `<run>/crash/`, an event, a record for the launcher, and leaves with a code of its own.
     """
 
-    def __init__(self, rank: int, limits: Limits, environ: Mapping[str, str] = os.environ) -> None:
+    def __init__(self, rank: int, limits: PhaseLimits, environ: Mapping[str, str] = os.environ) -> None:
         self.rank, self.limits = rank, limits
         self._phase, self._step, self._since = STARTING, 0, time.monotonic()
         self._folder: Path | None = None
-        self._events: EventLog | None = None
+        self._events: EventWriter | None = None
         self._channel = Channel.inherited(environ)
         self._launcher = int(environ[LAUNCHER_VARIABLE]) if LAUNCHER_VARIABLE in environ else None
         self._stack_handlers = ExitStack()
@@ -101,7 +117,7 @@ class Watchdog:
         self._tell_launcher()  # what it was doing last, for the record of an exception
         self._stack_handlers.close()
 
-    def write_to(self, folder: Path, events: EventLog) -> None:
+    def write_to(self, folder: Path, events: EventWriter) -> None:
         """Where a crash is written down, from now on."""
         self._folder, self._events = folder, events
 
@@ -130,17 +146,30 @@ class Watchdog:
                 with suppress(OSError):  # whoever read it may have gone with the launcher
                     print(f"rank {self.rank}: the launcher is gone, so this process ends.", file=sys.stderr, flush=True)
                 os._exit(LOST)
-            limit = self.limits.of_phase(self._phase)
+            self.look()
+            limit = self.limit
             if limit is not None and time.monotonic() - self._since > limit:
                 self._give_up(limit)
+
+    @property
+    def limit(self) -> float | None:
+        """Seconds that what it is doing may take without progress; None: as long as it likes."""
+        return self.limits.of_phase(self._phase)
+
+    @property
+    def begun(self) -> bool:
+        """Whether it has reached its first step, and stops on request with something saved."""
+        return self._phase not in (STARTING, JOINING, PREPARING, LOADING)
+
+    def look(self) -> None:
+        """Called at every look, for signs of progress that the main thread does not report."""
 
     def _tell_launcher(self) -> None:
         if self._channel is not None:
             state = {
                 "pid": os.getpid(), "doing": self.doing, "alive": time.monotonic(), "since": self._since,
-                "limit": self.limits.of_phase(self._phase), "silence": self.limits.longest,
-                "folder": str(self._folder) if self._folder else "",
-                "trains": self._phase not in (STARTING, JOINING, PREPARING, LOADING),
+                "limit": self.limit, "silence": self.limits.longest,
+                "folder": str(self._folder) if self._folder else "", "trains": self.begun,
             }  # fmt: skip
             # Not even memory: the next look tries again, and the launcher waits that long.
             with suppress(OSError), self._telling:
@@ -159,13 +188,13 @@ class Watchdog:
 
     def _tell_no_progress(self, limit: float) -> None:
         """To the launcher first, which needs no disk; a crash folder on a dead mount may not come back."""
-        doing, stack = self.doing, self._main_stack()
+        doing, stack = self.doing, self.main_stack()
         last = stack[-1] if stack else None
         text = f"No progress for {limit:.0f} s" + (
             f", in {last.name} ({last.filename}:{last.lineno})." if last else "."
         )
         # By its stack, not its phase: ranks also wait for each other while they count the tokens of a batch.
-        kind = "waiting" if _waits_for_others(stack) else "stalled"
+        kind = "waiting" if waits_for_others(stack) else "stalled"
         has_launcher = record_failure(self.rank, kind, text, NO_PROGRESS, doing)
         where = self._dump()
         if not has_launcher:
@@ -175,7 +204,7 @@ class Watchdog:
             self._events.release()  # a start that hangs before it resumes its run has failed, not been refused
             self._events.write("no_progress", doing=doing, limit_seconds=limit, kind=kind, text=text, stacks=where)
 
-    def _main_stack(self) -> list[traceback.FrameSummary]:
+    def main_stack(self) -> list[traceback.FrameSummary]:
         frame = sys._current_frames().get(self._main or 0)
         return list(traceback.extract_stack(frame)) if frame is not None else []
 
@@ -198,7 +227,7 @@ class Watchdog:
         return str(target)
 
 
-def _waits_for_others(stack: list[traceback.FrameSummary]) -> bool:
+def waits_for_others(stack: list[traceback.FrameSummary]) -> bool:
     """Is the innermost code that of torch's collectives?"""
     return any("torch/distributed/" in frame.filename for frame in stack[-6:])
 

@@ -1,0 +1,1 @@
+"""How does any PyTorch script become a run? `shardtune run -- script.py args`."""
