@@ -13,20 +13,26 @@ from shardtune.config.suggestions import section_fields
 from shardtune.config.yaml_reader import Node, merge, read_yaml
 
 _SMALLEST = "a config needs at least `model: {model_name_or_path: …}` and `data: {dataset_name_or_path: …}`"
-_FROM_SCRIPT = "docs/from-trl.md maps a script's settings to keys; to run the script itself, use torchrun"
+_SMALLEST_OF_SCRIPT = "set something in `cluster`, `parallel` or `train`, or give no config"
+_FROM_SCRIPT = "docs/from-trl.md maps a script's settings to keys; `shardtune run -- {}` runs the script itself"
 _OF_ACCELERATE = {"compute_environment", "distributed_type", "fsdp_config", "deepspeed_config", "tpu_use_cluster"}
 # Two files that each extend two files that … make thousands of reads out of a few lines.
 _MOST_FILES = 100
 
 
-def read_config(path: Path, environ: Mapping[str, str]) -> tuple[Node | None, list[Problem]]:
+def read_config(
+    path: Path, environ: Mapping[str, str], *, of_script: bool = False
+) -> tuple[Node | None, list[Problem]]:
     """Reads a file and, first, what its `extends` names (relative to it; later ones win, the file itself over all).
+
+    Args:
+        of_script: It is the config of a script's run, for what is said of a file that is none.
 
     Returns:
         The merged mapping without `extends`, and the problems. None where some file could not be read: checking the
         rest for missing keys would then report what the unreadable file may well contain.
     """
-    return _Reading(environ).read(path, Place(str(path)), chain=())
+    return _Reading(environ, of_script).read(path, Place(str(path)), chain=())
 
 
 class _Reading:
@@ -36,8 +42,9 @@ class _Reading:
     of its content is repeated in a message unless it is a config.
     """
 
-    def __init__(self, environ: Mapping[str, str]) -> None:
-        self.environ = environ
+    def __init__(self, environ: Mapping[str, str], of_script: bool) -> None:
+        self.environ, self.of_script = environ, of_script
+        self.smallest = _SMALLEST_OF_SCRIPT if of_script else _SMALLEST
         self.files = 0
 
     def read(
@@ -57,18 +64,21 @@ class _Reading:
             return None, problems
         if not chain and path.suffix == ".py":
             what = "this is a Python script; shardtune takes a config in YAML"
-            return None, [Problem(named_at, "", what, _FROM_SCRIPT)]
+            return None, [Problem(named_at, "", what, _FROM_SCRIPT.format(path))]
         top, problems = read_yaml(text, str(path), self.environ, quote=not chain, written=written)
         if top is None:
-            empty = Problem(Place(str(path), 1, 1), "", "the file is empty", _SMALLEST)
+            empty = Problem(Place(str(path), 1, 1), "", "the file is empty", self.smallest)
             return None, problems or [empty]
         if not top.is_mapping:
             kind = "a list" if isinstance(top.value, tuple) else "a single value"
-            what = f"the file is {kind}, not sections (`model:`, `data:`, …)"
-            return None, [*(problems if not chain else []), Problem(top.place, "", what, _SMALLEST)]
+            examples = "`cluster:`, `parallel:`" if self.of_script else "`model:`, `data:`"
+            what = f"the file is {kind}, not sections ({examples}, …)"
+            return None, [*(problems if not chain else []), Problem(top.place, "", what, self.smallest)]
         sections = top.value.keys() & {"extends", *section_fields()}
         if not chain and not sections and top.value.keys() & _OF_ACCELERATE:
             fix = f"pass it with `--accelerate-config {path}`, next to a config of your own"
+            if self.of_script:
+                fix = "of it, a script's run has `parallel.nproc` and `cluster.nodes`; what wraps the model is its own"
             return None, [Problem(named_at, "", "this is an accelerate config", fix)]
         if chain and top.value and not sections:
             what = f"'{path}' is not a config: it has none of the sections {', '.join(section_fields())}"

@@ -46,11 +46,11 @@ def render_lines(
 ) -> Iterator[tuple[str, str]]:
     """(YAML, comment) of each line; the comment is empty for a line that only opens a section."""
     for section, values in written_settings(resolved.config).items():
-        yield f"{section}:", ""
-        for key, value in values.items():
+        kept = {key: value for key, value in values.items() if keep(f"{section}.{key}")}
+        if kept:
+            yield f"{section}:", ""
+        for key, value in kept.items():
             path = f"{section}.{key}"
-            if not keep(path):
-                continue
             if isinstance(value, dict) and value:
                 yield f"  {key}:", ""
                 for name, entry in value.items():

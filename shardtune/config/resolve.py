@@ -132,15 +132,15 @@ def load_config(
     problems += checked.problems + _cross_problems(checked, tree.place)
     if problems:
         raise ConfigError(problems, str(path))
-    keep_references(checked.config, _written(checked.leaves))
+    keep_references(checked.config, written_values(checked.leaves))
     given = {path for path, node in checked.leaves.items() if node.key_place.kind != "accelerate"}
     all_notices = (*notices(checked.config, given), *_unread_launch_settings(checked.config, environ))
     verdicts = translation.verdicts if translation is not None else ()
-    resolved = ResolvedConfig(checked.config, _origins(checked), all_notices, verdicts)
+    resolved = ResolvedConfig(checked.config, origins_of(checked), all_notices, verdicts)
     return resolved.on_device(checked.config.parallel.device)
 
 
-def _written(leaves: Mapping[str, Node]) -> dict[str, dict[str, Any]]:
+def written_values(leaves: Mapping[str, Node]) -> dict[str, dict[str, Any]]:
     """The settings with values from the environment, as they were written."""
     found: dict[str, dict[str, Any]] = {}
     for path, node in leaves.items():
@@ -171,7 +171,7 @@ def _place(path: str, leaves: Mapping[str, Node]) -> Place | None:
     return entry.key_place if entry is not None else node.place
 
 
-def _origins(checked: Checked) -> dict[str, Origin]:
+def origins_of(checked: Checked) -> dict[str, Origin]:
     """One origin per setting; a mapping such as `train.optim_args` has one per entry."""
     found: dict[str, Origin] = {}
     for section, values in checked.config:

@@ -5,7 +5,7 @@ python -m shardtune.observe.schema > docs/events.md
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Literal
@@ -25,7 +25,7 @@ class Field:
         optional: Absent where it is not known or does not apply.
         null: May be null instead of absent (as in version 1).
         fields: Fields of an object; any if empty.
-        items: The kind of each item of a list.
+        items: The kind of each item of a list, or of each value of an object whose keys are not fixed.
     """
 
     kind: Kind
@@ -73,11 +73,15 @@ def _problems_of(
             found.append(f"{path}{name} is not of kind {known.kind}: {value!r}")
         elif isinstance(value, Mapping) and known.fields:
             found += _problems_of(value, known.fields, f"{path}{name}.")
-        elif isinstance(value, list) and any(not _fits(item, known.items) for item in value):
+        elif isinstance(value, list | Mapping) and any(not _fits(item, known.items) for item in _items(value)):
             found.append(f"{path}{name} has items other than {known.items}s: {value!r}")
         elif isinstance(value, list) and known.fields:
             found += [p for item in value for p in _problems_of(item, known.fields, f"{path}{name}[].")]
     return found
+
+
+def _items(value: list[object] | Mapping[str, object]) -> Iterable[object]:
+    return value.values() if isinstance(value, Mapping) else value
 
 
 def _fits(value: object, kind: Kind) -> bool:
@@ -127,12 +131,18 @@ _HOST = {
     "rss": Field("integer", "Resident bytes", optional=True),
     "cpu_percent": Field("number", "Since the previous step; 100 is one core", optional=True),
 }
+_HOST_SINCE = _HOST | {
+    "cpu_percent": Field("number", "Since the previous `usage`; 100 is one core", optional=True),
+}
 _GPU = {
     "utilization": Field("integer", "Percentage of time in which a kernel ran", optional=True),
     "sm_clock_mhz": Field("integer", "SM clock", optional=True),
     "power_watts": Field("number", "Power draw", optional=True),
     "temperature_c": Field("integer", "GPU temperature", optional=True),
     "throttle": Field("list", "Active throttle reasons", optional=True, items="text"),
+}
+_DEVICE = _GPU | {
+    "memory_used": Field("integer", "Bytes in use on the whole device, by any process", optional=True),
 }
 _EXPECTED = {
     "memory": Field(
@@ -161,7 +171,11 @@ EVENTS: Mapping[str, Event] = {
         "command": Field("text", "Command line of the process, without secrets", optional=True),
         "model": Field("text", "Standalone profiler only: name or folder of the model", optional=True),
         "meta": Field("object", "Standalone profiler only: its `report_meta`", optional=True),
-        "script": Field("text", "Standalone profiler only: its `script_name`", optional=True),
+        "script": Field(
+            "text",
+            "`shardtune run`: `train.py` or `-m package.module`; standalone profiler: its `script_name`",
+            optional=True,
+        ),
         "seq_len": Field("integer", "Standalone profiler only: its `seq_len`", optional=True),
     }),
     "hardware": Event(
@@ -202,7 +216,7 @@ EVENTS: Mapping[str, Event] = {
         "step": _STEP,
         "path": Field("text", "Folder of the checkpoint"),
         "world_size": Field("integer", "Current number of ranks"),
-        "random_state": Field("text", "Restored, or why not"),
+        "random_state": Field("text", "Restored, or why not; absent for a script: it restores its own", optional=True),
         "changes": Field("list", "Settings that were changed", items="text"),
         "damaged": Field("list", "Damaged checkpoints that were skipped", items="text"),
     }),
@@ -217,11 +231,22 @@ EVENTS: Mapping[str, Event] = {
         "tokens": Field("integer", "Real tokens of all ranks so far", optional=True),
         "tokens_per_second": Field("number", "Real tokens of all ranks since the previous `step`", optional=True),
     }),
+    "metrics": Event(
+        "Numbers that a script logs with `observe.log`; names are the script's own, such as `loss` or `val/mAP@50`.",
+        "every rank that calls it; where several do, readers take the lowest rank's",
+        {
+            "step": _STEP,
+            "values": Field("object", "Number by name", items="number"),
+        },
+    ),
     "profile": Event("Profile of a step (docs/profiling.md).", "every rank, every step; on a GPU slightly later", {
         "step": _STEP,
         "seconds": Field("object", "Time by phase; phases do not overlap", fields=_SECONDS),
         "tokens": Field("object", "Tokens of this rank in this step", optional=True, fields=_TOKENS),
         "tokens_per_second": Field("number", "Real tokens of this rank over `seconds.step`", optional=True),
+        "samples": Field("integer", "Script only: samples of this rank in this step", optional=True),
+        "samples_per_second": Field("number", "Script only: `samples` over `seconds.step`", optional=True),
+        "sample_unit": Field("text", "Script only: what a sample is, in the plural, such as images", optional=True),
         "tflops": Field("number", "TFLOP/s of this rank, counting only what the training needs", optional=True),
         "hardware_tflops": Field("number", "TFLOP/s executed, with padding and recomputation", optional=True),
         "mfu": Field("number", "`tflops` over the chip's dense bf16 peak", optional=True),
@@ -236,6 +261,10 @@ EVENTS: Mapping[str, Event] = {
         "memory": Field("object", "GPU memory", optional=True, fields=_MEMORY),
         "host": Field("object", "This process on the host", optional=True, fields=_HOST),
         "gpu": Field("object", "From NVML, at most a second old", optional=True, fields=_GPU),
+    }),
+    "usage": Event("Load of the process and its GPU, of a script's run.", "every rank, every 10 s", {
+        "host": Field("object", "This process on the host", optional=True, fields=_HOST_SINCE),
+        "gpu": Field("object", "From NVML", optional=True, fields=_DEVICE),
     }),
     "eval": Event("An evaluation is done.", "every rank", {
         "step": _STEP,
@@ -339,6 +368,7 @@ not known or does not apply; "or null" one that is null in that case. Sizes are 
 
 The version changes when a field changes its meaning or is removed. Version 2: `profile` is written for every step
 and has other fields than in version 1 (`step_seconds`, `host_peak_bytes`, `gpu_peak_bytes`); there are new events.
+Added since then, within version 2: `metrics`, `usage`, and samples in `profile`.
 
 Every event has:
 """

@@ -60,6 +60,8 @@ def test_the_page_is_the_schema() -> None:
             {"event": "profile", "step": 1, "seconds": {"step": 1}, "gpu": {"throttle": [4]}},
             "has items other than texts",
         ),
+        ({"event": "metrics", "step": 1, "values": {"loss": "high"}}, "metrics.values has items other than numbers"),
+        ({"event": "usage", "gpu": {"memory": 1}}, "usage.gpu.memory is not in the schema"),
         ({"event": "party"}, "there is no event 'party'"),
     ],
 )
@@ -69,6 +71,19 @@ def test_what_is_not_as_written_is_found(record: dict, problem: str) -> None:
 
 def test_a_diverged_loss_is_a_number_in_words() -> None:
     assert problems({**HEAD, "event": "eval", "step": 1, "loss": "nan"}) == []
+
+
+def test_events_of_a_script_are_in_the_schema() -> None:
+    records = [
+        {"event": "metrics", "step": 4, "values": {"loss": 0.3, "lr": "inf", "val/mAP@50": 1}},
+        {
+            "event": "profile", "step": 4, "seconds": {"step": 0.5, "data": 0.1},
+            "samples": 8, "samples_per_second": 16.0, "sample_unit": "images",
+        },
+        {"event": "usage", "host": {"rss": 1, "cpu_percent": 99.5}, "gpu": {"utilization": 90, "memory_used": 1}},
+        {"event": "resume", "step": 4, "path": "checkpoints/step-4", "world_size": 2, "changes": [], "damaged": []},
+    ]  # fmt: skip
+    assert [problem for record in records for problem in problems({**HEAD, **record})] == []
 
 
 @pytest.mark.slow
