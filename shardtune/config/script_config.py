@@ -31,7 +31,7 @@ SCRIPT_KEYS: dict[str, tuple[str, ...]] = {
         "node_timeout_seconds",
         "max_restarts",
     ),
-    "train": ("output_dir", "run_folder_access", "grace_seconds"),
+    "train": ("output_dir", "run_folder_access"),
 }
 _NO_COMMAND = "the command line after `--` is what a script's job runs"
 # A RunConfig has a model and data. Those of a script are not ours to know: `is_script_setting` keeps these out of

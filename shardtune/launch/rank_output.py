@@ -16,6 +16,11 @@ _PIECE = 1 << 16
 _LAST_OUTPUT = 2.0  # seconds for what was printed last; a process the script left behind may hold the pipe open
 
 
+def log_path(folder: Path, rank: int) -> Path:
+    """In the run's folder."""
+    return folder / LOGS / f"rank-{rank}.log"
+
+
 class RankOutput:
     """Copies stdout and stderr of each rank to `<run>/logs/rank-N.log`, and of those that are shown to this terminal.
 
@@ -24,17 +29,17 @@ class RankOutput:
     """
 
     def __init__(self, folder: Path, *, show_all: bool) -> None:
-        self.folder, self.show_all = folder / LOGS, show_all
+        self.folder, self.show_all = folder, show_all
         self._threads: list[threading.Thread] = []
         self._terminal = threading.Lock()  # one line at a time
-        self.folder.mkdir(exist_ok=True)
+        (folder / LOGS).mkdir(exist_ok=True)
 
     def follow(self, processes: Iterable[tuple[int, subprocess.Popen[bytes]]]) -> None:
         """Args:
         processes: By rank, started with pipes; the first one is shown.
         """
         for index, (rank, process) in enumerate(processes):
-            log = _Log(self.folder / f"rank-{rank}.log", rank)
+            log = _Log(log_path(self.folder, rank))
             for pipe, terminal in ((process.stdout, sys.stdout), (process.stderr, sys.stderr)):
                 assert pipe is not None
                 shown = _fileno(terminal) if self.show_all or index == 0 else None
@@ -77,7 +82,7 @@ class RankOutput:
 class _Log:
     """A rank's log: appended to, as a run may be started several times."""
 
-    def __init__(self, path: Path, rank: int) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
         self._lock = threading.Lock()  # stdout and stderr
         self._file: FileIO | None = None

@@ -61,6 +61,8 @@ class ScriptRanks:
         }  # fmt: skip
 
     def hint(self, step: int, folder: Path) -> str:
-        return f"\n  run: {folder} has a checkpoint of step {step}; the same command with --name {folder.name} finds it."
+        return (
+            f"\n  run: {folder} has a checkpoint of step {step}; the same command with --name {folder.name} finds it."
+        )
 
     stopped = "Stopped. (A script that asks observe.stop_requested() can save first: docs/run.md.)"

@@ -11,6 +11,7 @@ from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
+from typing import IO
 
 from shardtune.config import ResolvedConfig, load_config
 from shardtune.config.accelerate_file import neutralise
@@ -18,7 +19,7 @@ from shardtune.errors import UserInputError
 from shardtune.launch.accelerate_machines import other_process_count, refuse_lone_machine
 from shardtune.launch.launcher import launch, process_count, threads_per_process
 from shardtune.launch.named_paths import check_inputs
-from shardtune.launch.network import read_network
+from shardtune.launch.network import Network, read_network
 from shardtune.launch.process_role import (
     NODES_VARIABLE,
     Node,
@@ -114,16 +115,9 @@ def _prepare(
     check_inputs(resolved.config, model=needs_model)
     if evaluation is not None and evaluation.adapter is not None and node.node_rank == 0:
         adapter_folder(evaluation.adapter)
-    nproc = _processes(node, resolved, force=force)
+    nproc = processes_of(node, resolved, force=force)
     out = sys.stderr if evaluation is not None and evaluation.as_json else sys.stdout
-    print(_banner(node, nproc, network.insecure), file=out, flush=True)
-    if node.nnodes > 1 and evaluation is None:
-        reasons = {**reasons, **set_defaults_of_nodes(environ)}
-    if is_verbose() or (NODES_VARIABLE in environ and node.node_rank == 0):
-        for name, reason in reasons.items():
-            print(f"set       {name}={environ[name]}: {reason}", file=out, flush=True)
-    if notice := unused_master(environ, options):
-        print(f"notice {notice}", file=out, flush=True)
+    announce(node, nproc, network, environ, options, reasons, trains=evaluation is None, out=out)
     if preflight is not None and nproc * node.nnodes > 1:
         preflight(resolved, node, nproc, environ)
     command = _command(config, overrides, accelerate_config, run_id, evaluation)
@@ -141,6 +135,28 @@ def _prepare(
     if nproc == 1:
         train = here
     return partial(_train_in, chosen.run_folder, train)
+
+
+def announce(
+    node: Node,
+    nproc: int,
+    network: Network,
+    environ: MutableMapping[str, str],
+    options: NodeOptions,
+    reasons: Mapping[str, str],
+    *,
+    trains: bool = True,
+    out: IO[str] | None = None,
+) -> None:
+    """The banner, the variables that were set (those of several nodes are set here), and what is ignored."""
+    print(_banner(node, nproc, network.insecure), file=out, flush=True)
+    if node.nnodes > 1 and trains:
+        reasons = {**reasons, **set_defaults_of_nodes(environ)}
+    if is_verbose() or (NODES_VARIABLE in environ and node.node_rank == 0):
+        for name, reason in reasons.items():
+            print(f"set       {name}={environ[name]}: {reason}", file=out, flush=True)
+    if notice := unused_master(environ, options):
+        print(f"notice {notice}", file=out, flush=True)
 
 
 def _train_in(run_folder: RunFolder, train: Callable[[], int]) -> int:
@@ -169,11 +185,11 @@ def processes_for(resolved: ResolvedConfig, environ: MutableMapping[str, str]) -
     role = detect_role(environ)
     if isinstance(role, Worker):
         return int(environ.get("LOCAL_WORLD_SIZE", role.world_size)), role.world_size
-    here = _processes(role, resolved, force=False)
+    here = processes_of(role, resolved, force=False)
     return here, here * role.nnodes
 
 
-def _processes(node: Node, resolved: ResolvedConfig, *, force: bool) -> int:
+def processes_of(node: Node, resolved: ResolvedConfig, *, force: bool) -> int:
     nproc = resolved.config.parallel.nproc
     if nproc == "auto" and node.nproc is not None:
         nproc = node.nproc

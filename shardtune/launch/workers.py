@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shardtune.launch.rank_output import RankOutput
+from shardtune.launch.rank_output import RankOutput, log_path
 from shardtune.machine import oom_kills
 from shardtune.run.channel import LAUNCHER_VARIABLE, Channel, read_message
 from shardtune.run.exit_codes import stop_signal
@@ -139,7 +139,8 @@ class LocalWorkers:
                 return self._make_finding(
                     rank, "killed", self._ended[rank], exit_code=128 - code, doing=doing, for_memory=counted
                 )
-            return self._make_finding(rank, "exited", self._ended[rank], exit_code=code, doing=doing)
+            log = str(log_path(self._output.folder, rank)) if self._output is not None else ""
+            return self._make_finding(rank, "exited", self._ended[rank], exit_code=code, doing=doing, text=log)
         return self._inspected.get(rank) or self._inspect(rank, state)
 
     def _killed_for_memory(self, number: int) -> bool | None:

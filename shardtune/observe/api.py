@@ -76,7 +76,7 @@ def log(**values: Any) -> None:
 
 
 def phase(doing: str) -> AbstractContextManager[None]:
-    """`with observe.phase("evaluating"):` time that belongs to no step. If it hangs, the message says it was `doing`."""
+    """`with observe.phase("evaluating"):` time that belongs to no step; a message about a hang says it."""
     return _current.phase(doing) if _current is not None else nullcontext()
 
 

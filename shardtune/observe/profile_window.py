@@ -55,13 +55,15 @@ def profile_line(window: ProfileWindow, width: int | None) -> str:
     step = medians["seconds.step"]
     known = {short: medians[path] for name, short in _SHORT.items() if (path := f"seconds.{name}") in medians}
     rest_of_step = step - sum(known.values())
-    if rest_of_step > _SHOWN_REST * step:
+    if rest_of_step > _SHOWN_REST * step and len(known) > 1:  # a script's steps have no phase but data
         known["other"] = rest_of_step
     shares = [f"{short} {seconds / step:.0%}" for short, seconds in known.items()]
     head = f"profile {window.profiles[-1]['step']}  {_seconds(step)}/step  " + " ".join(shares)
     rest = []
     if "tokens_per_second" in medians:
         rest.append(f"{medians['tokens_per_second']:,.0f} tok/s/rank")
+    if "samples_per_second" in medians:
+        rest.append(f"{medians['samples_per_second']:,.3g} {window.profiles[-1].get('sample_unit', 'samples')}/s/rank")
     if "tflops" in medians:
         rest.append(operations(medians["tflops"]))
     if "mfu" in medians:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 Batch = TypeVar("Batch")
 CHECKPOINTS = "checkpoints"
 _READING, _COMPUTING, _SAVING = "reading a batch of data", "computing a step", "saving a checkpoint"
+_RUNNING = "running the script"
 _LINE_STEPS = 100  # that a profile line is made of
 
 
@@ -28,8 +29,8 @@ class Follower(Protocol):
     def enter(self, doing: str, step: int) -> None:
         """A step, or a part of one, begins: held to the deadline of steps."""
 
-    def leave(self, doing: str) -> None:
-        """Outside of any step."""
+    def leave(self, doing: str, step: int) -> None:
+        """Outside of any step, after so many of them."""
 
     def stop_requested(self) -> bool:
         """The same answer on every rank, which all ask."""
@@ -88,7 +89,7 @@ class Session:
         finally:  # also where the loop was left: the step it was left in counts
             if used:
                 self._end_step()
-            self.follower.leave("running the script")
+            self.follower.leave(_RUNNING, self.step)
             meter.pause()
 
     def _end_step(self) -> None:
@@ -101,7 +102,7 @@ class Session:
 
     @contextmanager
     def phase(self, doing: str) -> Iterator[None]:
-        self.follower.leave(doing)
+        self.follower.leave(doing, self.step)
         try:
             if self.in_step:
                 with self.meter.aside():
@@ -113,7 +114,7 @@ class Session:
             if self.in_step:
                 self.follower.enter(_COMPUTING, self.completed + 1)
             else:
-                self.follower.leave("running the script")
+                self.follower.leave(_RUNNING, self.step)
 
     def save(self, fill: Callable[[Path], None], keep: int | None, about: dict[str, Any]) -> Path | None:
         if self.rank != 0:
@@ -123,9 +124,7 @@ class Session:
             path = store.write(step, fill, {**about, "time": time.time()})
         size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
         seconds = round(time.perf_counter() - began, 3)
-        self.events.write(
-            "checkpoint", step=step, path=str(path), bytes=size, seconds=seconds, background_seconds=0.0
-        )
+        self.events.write("checkpoint", step=step, path=str(path), bytes=size, seconds=seconds, background_seconds=0.0)
         return path
 
     def load(self) -> tuple[int, Path] | None:

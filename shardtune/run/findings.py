@@ -88,11 +88,16 @@ def _describe(first: Finding, others: Sequence[Finding], nnodes: int) -> str:
         return first.text
     if first.kind == "error":
         alone = all(other.text == first.text for other in others) and nnodes == 1
-        return first.text if alone and not others else f"{who} failed first{doing}:\n{first.text.rstrip()}"
+        return (
+            first.text
+            if alone and not others and not first.rank
+            else f"{who} failed first{doing}:\n{first.text.rstrip()}"
+        )
     if first.kind == "killed":
         return _killed(who, first, doing)
     if first.kind == "exited":
-        return three_parts(f"{who} ended with exit code {first.exit_code} and no error message{doing}.")
+        log = f"Its output: {first.text}" if first.text else ""
+        return three_parts(f"{who} ended with exit code {first.exit_code} and no error message{doing}.", fix=log)
     if first.kind == "lost":
         return three_parts(
             f"{first.text}",
@@ -138,9 +143,8 @@ def _killed(who: str, finding: Finding, doing: str) -> str:
 
 
 def _hung(who: str, first: Finding, others: Sequence[Finding], doing: str) -> str:
-    waiting_ranks = sorted(
-        other.rank for other in others if other.rank is not None and other.kind in ("waiting", "peer_lost", "stalled")
-    )
+    waited = _ranks(others, ("waiting", "peer_lost"))
+    stalled = _ranks(others, ("stalled",))
     what = {
         "stopped": f"{who} was stopped (SIGSTOP or a debugger){doing}.",
         "silent": f"{who} hung{doing}: its process does not respond at all.",
@@ -148,10 +152,18 @@ def _hung(who: str, first: Finding, others: Sequence[Finding], doing: str) -> st
         "waiting": f"No rank made progress{doing}: all are waiting for each other.",
     }[first.kind]
     why = first.text
-    if waiting_ranks and first.kind != "waiting":
-        why += f" {'Ranks' if len(waiting_ranks) > 1 else 'Rank'} {', '.join(map(str, waiting_ranks))} waited for it."
+    if waited and first.kind != "waiting":
+        why += f" {waited} waited for it."
+    if stalled and first.kind != "waiting":
+        why += f" {stalled} made no progress either."
     fix = f"Its stack: {first.stack}" if first.stack else ""
     return three_parts(what, why.strip(), fix, first.explained_by)
+
+
+def _ranks(findings: Sequence[Finding], kinds: tuple[str, ...]) -> str:
+    """`Rank 1`, `Ranks 1, 2`, or nothing."""
+    ranks = sorted(finding.rank for finding in findings if finding.rank is not None and finding.kind in kinds)
+    return f"{'Ranks' if len(ranks) > 1 else 'Rank'} {', '.join(map(str, ranks))}" if ranks else ""
 
 
 def _who(finding: Finding, nnodes: int) -> str:

@@ -156,6 +156,8 @@ class Watchdog:
         """Seconds that what it is doing may take without progress; None: as long as it likes."""
         return self.limits.of_phase(self._phase)
 
+    limit_named = ""  # for the message: which setting it is
+
     @property
     def begun(self) -> bool:
         """Whether it has reached its first step, and stops on request with something saved."""
@@ -190,7 +192,7 @@ class Watchdog:
         """To the launcher first, which needs no disk; a crash folder on a dead mount may not come back."""
         doing, stack = self.doing, self.main_stack()
         last = stack[-1] if stack else None
-        text = f"No progress for {limit:.0f} s" + (
+        text = f"No progress for {limit:.0f} s{self.limit_named}" + (
             f", in {last.name} ({last.filename}:{last.lineno})." if last else "."
         )
         # By its stack, not its phase: ranks also wait for each other while they count the tokens of a batch.

@@ -10,6 +10,7 @@ from typing import Any
 
 from shardtune.durable import read_plain, replace_file
 from shardtune.errors import UserInputError
+from shardtune.run.exit_codes import DONE
 from shardtune.run.folder import (
     LEASE,
     RECORD,
@@ -60,9 +61,10 @@ def record_start(folder: Path, command: ScriptCommand) -> None:
     _write_record(folder, command, time.time(), finished=False)
 
 
-def record_finish(folder: Path, command: ScriptCommand) -> None:
-    started = _read_record(folder).get("started", time.time())
-    _write_record(folder, command, float(started), finished=True)
+def record_end(folder: Path, command: ScriptCommand, exit_code: int) -> None:
+    """How it ended, also where no rank could say so; a script that was done is not started again."""
+    started = float(_read_record(folder).get("started", time.time()))
+    _write_record(folder, command, started, finished=exit_code == DONE, exit_code=exit_code, ended=time.time())
 
 
 def _read_record(folder: Path) -> dict[str, Any]:
@@ -73,9 +75,9 @@ def _read_record(folder: Path) -> dict[str, Any]:
     return record if isinstance(record, dict) else {}
 
 
-def _write_record(folder: Path, command: ScriptCommand, started: float, *, finished: bool) -> None:
+def _write_record(folder: Path, command: ScriptCommand, started: float, *, finished: bool, **more: float) -> None:
     record = {
         "kind": SCRIPT, "command": command.words, "identity": command.identity, "settings": {}, "started": started,
-        "finished": finished,
+        "finished": finished, **more,
     }  # fmt: skip
     replace_file(folder / RECORD, json.dumps(record, indent=1) + "\n")

@@ -11,11 +11,12 @@ import sys
 import traceback
 import types
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 from shardtune.errors import ShardtuneError
+from shardtune.launch.rank_output import log_path
 from shardtune.launch.rank_process import exit_process
 from shardtune.observe import api
 from shardtune.observe.environment import describe_software
@@ -47,9 +48,9 @@ class _Follower:
         self.watchdog.in_step = True
         self.watchdog.enter(doing, step)
 
-    def leave(self, doing: str) -> None:
+    def leave(self, doing: str, step: int) -> None:
         self.watchdog.in_step = False
-        self.watchdog.enter(doing)
+        self.watchdog.enter(doing, step)
 
     def stop_requested(self) -> bool:
         if self.stop is None:
@@ -152,7 +153,7 @@ def _refused(given: object, command: ScriptCommand, follower: _Follower, rank: i
     """As Python itself ends after SystemExit: with a number, or a message for stderr."""
     doing = follower.watchdog.doing
     if not isinstance(given, int):
-        print(given, file=sys.stderr, flush=True)
+        _append_to_log(f"{given}\n", rank)
         record_failure(rank, "error", three_parts(f"{command.name} ended: {given}"), FAILED, doing)
         return FAILED, str(given)
     code = given & 0xFF
@@ -168,9 +169,18 @@ def _failed(error: BaseException, command: ScriptCommand, follower: _Follower, r
     else:
         text = "".join(traceback.format_exception(type(error), error, _from_script(error, command)))
         code, short = FAILED, "".join(traceback.format_exception_only(error)).strip()
-    print(text, file=sys.stderr, flush=True)  # for this rank's log; the launcher prints the first one for all
+    _append_to_log(text, rank)
     record_failure(rank, kind_of(error), text, code, follower.watchdog.doing)
     return code, short
+
+
+def _append_to_log(text: str, rank: int) -> None:
+    """Not to stderr: the launcher prints the first failure of all ranks, and its consequences must not come before."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    with suppress(OSError), log_path(Path(os.environ[FOLDER_VARIABLE]), rank).open("a", encoding="utf-8") as log:
+        log.write(text)
 
 
 def _from_script(error: BaseException, command: ScriptCommand) -> types.TracebackType | None:
@@ -203,9 +213,7 @@ def _limits(environ: Mapping[str, str]) -> ScriptLimits:
     return ScriptLimits(float(load), float(step), load_is_given == "1", step_is_given == "1")
 
 
-def _introduce(
-    events: EventLog, command: ScriptCommand, folder: Path, world_size: int, *, is_first_here: bool
-) -> None:
+def _introduce(events: EventLog, command: ScriptCommand, folder: Path, world_size: int, *, is_first_here: bool) -> None:
     environment = {
         **describe_software(), "platform": platform.platform(), "host": socket.gethostname(), "cpus": os.cpu_count()
     }  # fmt: skip

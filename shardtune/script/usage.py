@@ -1,4 +1,4 @@
-"""How much of the machine does a script use, whatever it does? An event every few seconds, from a thread of the rank."""
+"""How much of the machine does a script use, whatever it does? An event every few seconds, from a thread."""
 
 from __future__ import annotations
 

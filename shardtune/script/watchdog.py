@@ -61,6 +61,13 @@ class ScriptWatchdog(Watchdog):
         return self.script_limits.step if self.in_step or self.steps_seen else self.script_limits.load
 
     @property
+    def limit_named(self) -> str:  # type: ignore[override]
+        """And that the script has not stepped yet."""
+        if self.in_step or self.steps_seen:
+            return " (parallel.step_timeout_minutes)"
+        return " and no step yet (parallel.load_timeout_minutes)"
+
+    @property
     def begun(self) -> bool:
         """Whether a stop request is answered with a checkpoint."""
         return self.handles_stop

@@ -24,10 +24,10 @@ from shardtune.run.which_run import choose_run
 if TYPE_CHECKING:
     from shardtune.config.schema import RunConfig
     from shardtune.run.stop_request import StopRequest
+    from shardtune.run.watchdog import Watchdog
     from shardtune.train.memory.ledger import Ledger
     from shardtune.train.saving import CheckpointSaver
     from shardtune.train.setup import Setup
-    from shardtune.run.watchdog import Watchdog
 
 
 @dataclass(frozen=True)

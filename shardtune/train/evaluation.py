@@ -25,10 +25,10 @@ from shardtune.observe.events import EventLog
 from shardtune.parallel.exchange import tensor_from_spec, tensor_spec
 from shardtune.run.evaluation import adapter_folder
 from shardtune.run.exit_codes import DONE, INTERRUPTED, PREEMPTED
+from shardtune.run.watchdog import EVALUATING
 from shardtune.train.batches import eval_loader
 from shardtune.train.context import RunContext
 from shardtune.train.validation import EvaluationStopped, validate
-from shardtune.run.watchdog import EVALUATING
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from shardtune.parallel.processes import Processes
     from shardtune.run.evaluation import Evaluation
     from shardtune.run.stop_request import StopRequest
-    from shardtune.train.setup import Setup
     from shardtune.run.watchdog import Watchdog
+    from shardtune.train.setup import Setup
 
 _SAME = ("peft_type", "bias", "use_dora", "trainable_token_indices")  # of the others, names and shapes tell
 

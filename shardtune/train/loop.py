@@ -24,6 +24,7 @@ from shardtune.parallel.offload import offload_context
 from shardtune.parallel.shard import GradientSync
 from shardtune.plan.schedule import schedule_factor
 from shardtune.run.stop_request import Grace, grace_seconds
+from shardtune.run.watchdog import BATCH, ENDING, EVALUATING, SAVING, STEP
 from shardtune.terminal import say, warn
 from shardtune.train.batches import (
     Batch,
@@ -49,7 +50,6 @@ from shardtune.train.replicas import ReplicaCheck
 from shardtune.train.resume import missed_evaluation, restore_loop, seed_rank
 from shardtune.train.shards import clip_gradients
 from shardtune.train.validation import EvaluationStopped, Validation, validate
-from shardtune.run.watchdog import BATCH, ENDING, EVALUATING, SAVING, STEP
 
 if TYPE_CHECKING:
     from shardtune.train.context import Training

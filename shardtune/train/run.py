@@ -20,6 +20,7 @@ from shardtune.parallel.processes import join
 from shardtune.run.exit_codes import FAILED, INTERRUPTED, PREEMPTED
 from shardtune.run.folder import CHECKPOINTS
 from shardtune.run.stop_request import StopRequest
+from shardtune.run.watchdog import ENDING, JOINING, PREPARING, Limits, Watchdog
 from shardtune.train import summary
 from shardtune.train.account import (
     introduce,
@@ -42,7 +43,6 @@ from shardtune.train.resume import resume_point
 from shardtune.train.samples import Samples
 from shardtune.train.saving import CheckpointSaver, RunFacts
 from shardtune.train.setup import Setup, set_up
-from shardtune.run.watchdog import ENDING, JOINING, PREPARING, Limits, Watchdog
 from shardtune.train.weights import load_sharded_weights
 
 if TYPE_CHECKING:

@@ -28,13 +28,13 @@ from shardtune.plan.gather import gather_facts
 from shardtune.plan.resolve import FLAT_ATTENTION, NEARLY_FULL, Notice, resolve
 from shardtune.plan.steps import TrainingMath, training_math
 from shardtune.plan.traffic import adapter_layout
+from shardtune.run.watchdog import LOADING
 from shardtune.train.account import report_loss, report_notices, report_plan, write_config
 from shardtune.train.build import build_model
 from shardtune.train.context import Data, RunContext, refuse_different_data
 from shardtune.train.evaluation import GivenAdapter, read_given
 from shardtune.train.facts import machine_of
 from shardtune.train.traffic import Traffic, model_bytes, traffic_of
-from shardtune.run.watchdog import LOADING
 from shardtune.train.weights import find_checkpoint
 
 if TYPE_CHECKING:
@@ -50,9 +50,9 @@ if TYPE_CHECKING:
     from shardtune.plan.facts import Machine
     from shardtune.plan.resolve import ResolvedRun
     from shardtune.run.evaluation import Evaluation
+    from shardtune.run.watchdog import Watchdog
     from shardtune.train.build import BuiltModel
     from shardtune.train.losses import Loss
-    from shardtune.run.watchdog import Watchdog
     from shardtune.train.weights import LoadStrategy
 
 

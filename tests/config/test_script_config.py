@@ -71,7 +71,7 @@ def test_an_override_that_trains_a_model_is_refused_too(folder: Path) -> None:
     report = problems(None, "train.seed=1", "data.dataset_name_or_path=rows.jsonl")
     assert report.startswith("the command line: 2 problems found, nothing was started.")
     assert "-o train.seed=1  train.seed\n" in report
-    assert "of `train`, a script's run has output_dir, run_folder_access, grace_seconds" in " ".join(report.split())
+    assert "of `train`, a script's run has output_dir, run_folder_access" in " ".join(report.split())
     assert "-o data.dataset_name_or_path=rows.jsonl  data\n" in report
 
 
@@ -136,7 +136,7 @@ def load_config_keys() -> list[str]:
 
 
 def test_what_is_written_down_is_read_back_the_same_and_names_no_model(folder: Path) -> None:
-    overrides = ["parallel.nproc=2", "cluster.nodes=2", "cluster.env={A: '${HOME_OF_A}'}", "train.grace_seconds=60"]
+    overrides = ["parallel.nproc=2", "cluster.nodes=2", "cluster.env={A: '${HOME_OF_A}'}"]
     environ = {"HOME_OF_A": "/a"}
     resolved = load_script_config(None, overrides, environ)
     text = script_yaml(resolved)

@@ -19,7 +19,7 @@ import sys, time, os
 from pathlib import Path
 from shardtune.observe.events import EventLog
 from shardtune.run.watchdog import *
-from shardtune.train import watchdog
+from shardtune.run import watchdog
 folder = Path(sys.argv[1])
 with Watchdog(3, Limits(load=100, step=2, checkpoint=100)) as dog:
     dog.write_to(folder, EventLog(folder, 3))
