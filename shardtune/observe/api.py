@@ -102,12 +102,15 @@ def save_checkpoint(fill: Callable[[Path], None], *, keep: int | None = 2, **abo
     return _current.save(fill, keep, about) if _current is not None else None
 
 
-def load_checkpoint() -> tuple[int, Path] | None:
-    """Step and folder of this run's newest intact checkpoint, the same on every rank; steps are counted from there.
+def load_checkpoint(run: Path | None = None) -> tuple[int, Path] | None:
+    """Step and folder of the newest intact checkpoint, the same on every rank; steps are counted from there.
 
     All ranks have to call it. None if there is none.
+
+    Args:
+        run: The folder of another run; None: this one.
     """
-    return _current.load() if _current is not None else None
+    return _current.load(run) if _current is not None else None
 
 
 def profile() -> str:

@@ -127,17 +127,18 @@ class Session:
         self.events.write("checkpoint", step=step, path=str(path), bytes=size, seconds=seconds, background_seconds=0.0)
         return path
 
-    def load(self) -> tuple[int, Path] | None:
+    def load(self, run: Path | None) -> tuple[int, Path] | None:
+        store = CheckpointStore((run or self.folder) / CHECKPOINTS, None)
         found, damaged = None, []
         if self.rank == 0:
-            found, skipped = CheckpointStore(self.folder / CHECKPOINTS, None).newest_intact()
+            found, skipped = store.newest_intact()
             damaged = [str(one) for one in skipped]
         found, damaged = self.follower.share_from_main([found, damaged])
         for one in damaged if self.rank == 0 else ():
             self.events.write("warning", about="checkpoint", text=f"Damaged and skipped: {one}")
         if found is None:
             return None
-        path = CheckpointStore(self.folder / CHECKPOINTS, None).path(found)
+        path = store.path(found)
         if not path.is_dir():
             raise UserInputError(
                 f"The checkpoint of step {found} is not visible to rank {self.rank}: {path}",
