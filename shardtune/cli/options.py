@@ -92,6 +92,14 @@ Context = Annotated[
 Namespace = Annotated[
     str | None, typer.Option("--namespace", "-n", metavar="NAME", help="Namespace; default: the context's.")
 ]
+Script = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="-- SCRIPT ARGS…",
+        help="A script in the image or on a volume, or -m MODULE, instead of the training. CONFIG may then be left out.",
+        show_default=False,
+    ),
+]
 JobName = Annotated[str, typer.Argument(metavar="NAME", help="The job's name.", show_default=False)]
 
 
@@ -128,6 +136,24 @@ class ConfigCommand(TyperCommand):
         if not given and self._needs_config and not ctx.resilient_parsing:
             ctx.fail("Missing argument 'CONFIG' (or --config FILE).")
         ctx.params["config"] = given[0] if given else None
+        return rest
+
+
+class JobCommand(ConfigCommand):
+    """A command about the job of CONFIG, or of a script behind `--` (its argument `script`), which needs no CONFIG."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        split = args.index("--") if "--" in args else len(args)
+        words = args[split + 1 :]
+        if split < len(args) and not ctx.resilient_parsing:
+            from shardtune.script.command import ScriptCommand
+
+            ScriptCommand.parse(words)  # raises: typer makes no difference between no words and no `--`
+        self._needs_config = split == len(args)
+        rest = super().parse_args(ctx, args[:split])
+        if (extra := ctx.params["script"]) and not ctx.resilient_parsing:
+            ctx.fail(f"Got unexpected extra argument ({' '.join(extra)}). A script stands behind --.")
+        ctx.params["script"] = words or None
         return rest
 
 
