@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from shardtune.cli.options import AsJson, Config, JobCommand, Nproc, Overrides, Script, To
+from shardtune.cli.options import AsJson, Config, JobCommand, NodeProcesses, Overrides, Script, To
 
 app = typer.Typer(no_args_is_help=True, help="Jobs for clusters: check one before it is sent, bring over today's.")
 
@@ -20,7 +20,7 @@ def lint(
     script: Script = None,
     override: Overrides = None,
     to: To = None,
-    nproc: Nproc = "",
+    nproc: NodeProcesses = "",
     as_json: AsJson = False,
 ) -> None:
     """Check the settings, the rendered pods and the plan for what clusters accept and then break on.

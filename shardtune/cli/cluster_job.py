@@ -1,4 +1,4 @@
-"""Which job do CONFIG and a script describe, and for which target? The same for `submit`, `cluster lint` and `cluster scc`."""
+"""Which job do CONFIG or a script describe, and for which target? For `submit`, `cluster lint` and `cluster scc`."""
 
 from __future__ import annotations
 

@@ -56,6 +56,9 @@ AccelerateConfig = Annotated[
 Nproc = Annotated[
     str, typer.Option("--nproc", metavar="N|auto", help="Processes on this machine; auto: one per GPU, or one.")
 ]
+NodeProcesses = Annotated[
+    str, typer.Option("--nproc", metavar="N|auto", help="Processes of each node (parallel.nproc); auto: one per GPU.")
+]
 Nnodes = Annotated[
     int | None, typer.Option("--nnodes", metavar="N", min=1, help="Number of machines; run the same command on each.")
 ]
@@ -96,7 +99,7 @@ Script = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="-- SCRIPT ARGS…",
-        help="A script in the image or on a volume, or -m MODULE, instead of the training. CONFIG may then be left out.",
+        help="A script in the image or on a volume, or -m MODULE, instead of a training. CONFIG may be left out then.",
         show_default=False,
     ),
 ]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from shardtune.cli.options import AsJson, Config, Context, Namespace, Nproc, Overrides, Script, To, Verbose
+from shardtune.cli.options import AsJson, Config, Context, Namespace, NodeProcesses, Overrides, Script, To, Verbose
 from shardtune.config.cluster_schema import Kind
 from shardtune.errors import UserInputError
 
@@ -30,7 +30,7 @@ def submit(
     nodes: Annotated[
         int | None, typer.Option("--nodes", metavar="N", min=1, help="Number of machines (cluster.nodes).")
     ] = None,
-    nproc: Nproc = "",
+    nproc: NodeProcesses = "",
     dry_run: Annotated[
         Literal["client", "server"] | None,
         typer.Option(

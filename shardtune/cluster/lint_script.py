@@ -38,7 +38,7 @@ def check_script(subject: Subject) -> Iterator[Finding]:
         path = Path(working_dir or ".") / name
         if not path.is_file():
             fix = "Correct the path, or set cluster.working_dir, where relative paths start."
-            yield warning("script-not-here", name, f"there is no file {path} on this machine", fix)
+            yield warning("script-not-here", "script", f"there is no file {path} on this machine", fix)
         return
     path_there = subject.in_container(name)
     _, container = subject.pods[0].trainer
@@ -50,6 +50,6 @@ def check_script(subject: Subject) -> Iterator[Finding]:
         where = f"{name} is relative to the image's working directory, so it must be in the image"
     fix = "Mount the volume that has it (cluster.volumes) and give the path there, unless the image has it."
     if Path(name).is_file():
-        yield warning("script-not-mounted", name, f"{where}: the file on this machine is not sent", fix)
+        yield warning("script-not-mounted", "script", f"{where}: the file on this machine is not sent", fix)
     else:
-        yield notice("script-not-mounted", name, where, fix)
+        yield notice("script-not-mounted", "script", where, fix)

@@ -95,8 +95,8 @@ def _check_variables(subject: Subject) -> Iterator[Finding]:
 
 def _check_commands(subject: Subject) -> Iterator[Finding]:
     # For what is ours, the settings; for what an overlay has put there, the rendered words.
-    ours = "command" if subject.job.script is not None else "cluster.command"
-    places = [(ours, list(subject.job.command))]
+    script = subject.job.script
+    places = [("cluster.command", list(subject.job.command)) if script is None else ("script", script.words)]
     for path, container in subject.containers:
         for key in ("command", "args"):
             words = [str(word) for word in container.get(key) or ()]

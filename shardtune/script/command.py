@@ -50,8 +50,8 @@ class ScriptCommand:
         raise UserInputError(
             f"There is no file '{self.target}'.{here}",
             why=f"The current folder is {Path.cwd()}.",
-            fix="Correct the path of the script (in a job's pod it is in the image or on a volume); a module of a package "
-            "is -- -m package.module.",
+            fix="Correct the path of the script (in a pod it is in the image or on a volume); a module of a package is "
+            "-- -m package.module.",
         )
 
     @property
