@@ -12,7 +12,7 @@ import yaml
 from api_server import ApiServer
 from cluster.conftest import Kube
 from cluster.test_local_pods import needs_root
-from running import Command, events
+from running import REPOSITORY, Command, events
 from sample_jobs import AWKWARD, KINDS, script_job
 
 from shardtune.cluster.controllers import expand
@@ -181,6 +181,26 @@ def test_what_was_sent_is_found_again_with_its_folder(server: ApiServer, kube: K
     assert kube("describe", "ft").returncode == 0 and kube("cancel", "ft", "--yes").returncode == 0
 
 
+def test_the_commands_of_the_page_make_jobs(
+    kube: Kube, tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (REPOSITORY / "docs" / "cluster.md").read_text(encoding="utf-8")
+    profiles, section = (page.partition(f"## {name}\n")[2].partition("\n## ")[0] for name in ("Profiles", "Any script"))
+    (home / ".config" / "shardtune").mkdir(parents=True)
+    (home / ".config" / "shardtune" / "clusters.yaml").write_text(
+        profiles.partition("```yaml\n")[2].partition("```")[0]
+    )
+    (tmp_path / "cluster.yaml").write_text(section.partition("```yaml\n")[2].partition("```")[0])
+    (tmp_path / "data" / "runs").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    commands = [line for line in section.splitlines() if line.startswith("shardtune ")]
+    assert len(commands) == 4
+    for line in commands:
+        words = shlex.split(line.replace("/data/runs", str(tmp_path / "data" / "runs")))[1:]
+        done = kube(*words) if words[0] == "cluster" else kube("submit", "--dry-run", "client", *words[1:])
+        assert done.returncode == 0, done.stderr + done.stdout
+
+
 # --- in pods on this machine
 
 SUM = """
@@ -226,18 +246,15 @@ def test_the_scripts_of_two_pods_find_each_other_and_leave_one_run(pods: Command
         assert f"[node {rank}] sum 3 ['ok', 'a b', '$(HOSTNAME)']" in done.stdout
         assert "sum 3" in (tmp_path / "runs" / "ft" / "logs" / f"rank-{rank}.log").read_text()
         assert events(tmp_path / "runs" / "ft", "run_end", rank)
-    again = pods(kind, "sum.py", "ok", "a b", "$(HOSTNAME)")
-    assert again.returncode == 2 and "The run 'ft' has finished" in again.stdout
 
 
 @pytest.mark.slow
 @needs_root
-@pytest.mark.parametrize("kind", ["jobset", "pytorchjob"])
 def test_the_exit_code_of_the_rank_that_failed_is_that_of_both_pods_and_a_restart_continues(
-    pods: Command, tmp_path: Path, kind: str
+    pods: Command, tmp_path: Path
 ) -> None:
     for attempt in range(2):
-        done = pods(kind, "sum.py", "fail")
+        done = pods("pytorchjob", "sum.py", "fail")
         assert done.returncode == 7, done.stdout
         assert done.stdout.count("ended with exit code 7\n") == 2
         assert "Rank 1 (node 1, " in done.stdout and "ended with exit code 7 and no error message" in done.stdout
