@@ -123,6 +123,8 @@ def _config_option() -> Any:
 class ConfigCommand(TyperCommand):
     """A command whose argument CONFIG may also be given as `--config FILE`, as with other trainers."""
 
+    others = "--config FILE"  # what may stand instead of CONFIG
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         positional = next(param for param in self.params if param.name == "config")
@@ -137,13 +139,15 @@ class ConfigCommand(TyperCommand):
         if len(given) == 2:
             ctx.fail(f"CONFIG is given twice: '{given[0]}' and --config '{given[1]}'. Remove one of them.")
         if not given and self._needs_config and not ctx.resilient_parsing:
-            ctx.fail("Missing argument 'CONFIG' (or --config FILE).")
+            ctx.fail(f"Missing argument 'CONFIG' (or {self.others}).")
         ctx.params["config"] = given[0] if given else None
         return rest
 
 
 class JobCommand(ConfigCommand):
     """A command about the job of CONFIG, or of a script behind `--` (its argument `script`), which needs no CONFIG."""
+
+    others = "--config FILE, or -- SCRIPT"
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         split = args.index("--") if "--" in args else len(args)

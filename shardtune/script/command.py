@@ -37,6 +37,8 @@ class ScriptCommand:
                 why="shardtune starts a Python process for each rank by itself.",
                 fix="Name the script alone: -- train.py ARGS.",
             )
+        if Path(words[0]).suffix in (".yaml", ".yml"):
+            raise UserInputError(f"'{words[0]}' is not a script.", fix="Write the config before the two dashes.")
         if words[0].startswith("-"):
             raise UserInputError(f"'{words[0]}' is not a script.", fix=_USAGE)
         return cls(words[0], tuple(words[1:]))
