@@ -9,13 +9,20 @@ from typing import Annotated
 
 import typer
 
-from shardtune.cli.options import AsJson, Config, ConfigCommand, Overrides, To
+from shardtune.cli.options import AsJson, Config, JobCommand, NodeProcesses, Overrides, Script, To
 
 app = typer.Typer(no_args_is_help=True, help="Jobs for clusters: check one before it is sent, bring over today's.")
 
 
-@app.command(cls=ConfigCommand)
-def lint(config: Config, override: Overrides = None, to: To = None, as_json: AsJson = False) -> None:
+@app.command(cls=JobCommand)
+def lint(
+    config: Config,
+    script: Script = None,
+    override: Overrides = None,
+    to: To = None,
+    nproc: NodeProcesses = "",
+    as_json: AsJson = False,
+) -> None:
     """Check the settings, the rendered pods and the plan for what clusters accept and then break on.
 
     Asks no cluster. docs/cluster-lint.md has every rule.
@@ -26,7 +33,7 @@ def lint(config: Config, override: Overrides = None, to: To = None, as_json: AsJ
     from shardtune.cluster.lint import has_errors
     from shardtune.cluster.lint import lint as check
 
-    described = described_job(config, override, to)
+    described = described_job(config, override, to, script=script, nproc=nproc)
     findings = check(described.job, described.manifests(), described.plan, described.target)
     if as_json:
         from shardtune.cluster.lint_page import as_json as to_json
@@ -41,8 +48,8 @@ def lint(config: Config, override: Overrides = None, to: To = None, as_json: AsJ
     raise typer.Exit(int(has_errors(findings)))
 
 
-@app.command(cls=ConfigCommand)
-def scc(config: Config, override: Overrides = None, to: To = None) -> None:
+@app.command(cls=JobCommand)
+def scc(config: Config, script: Script = None, override: Overrides = None, to: To = None) -> None:
     """Print what an administrator of OpenShift would apply for this job: SCC, role, ServiceAccount, binding.
 
     Allows what the job asks for beyond `restricted-v2` and nothing else. Prints a comment where that admits the job.
@@ -55,7 +62,7 @@ def scc(config: Config, override: Overrides = None, to: To = None) -> None:
     from shardtune.cluster.lint_subject import Subject
     from shardtune.cluster.openshift import beyond_restricted, render_scc
 
-    described = described_job(config, override, to)
+    described = described_job(config, override, to, script=script)
     pod = Subject(described.job, described.target, described.manifests()).pods[0]
     objects = render_scc(described.job, pod)
     if not objects:

@@ -1,4 +1,4 @@
-"""Which job does CONFIG describe, and for which target? The same for `submit`, `cluster lint` and `cluster scc`."""
+"""Which job do CONFIG or a script describe, and for which target? For `submit`, `cluster lint` and `cluster scc`."""
 
 from __future__ import annotations
 
@@ -44,15 +44,21 @@ class DescribedJob:
 
 
 def described_job(
-    config: Path,
+    config: Path | None,
     override: Sequence[str] | None,
     to: str | None,
     kind: str | None = None,
+    *,
+    script: Sequence[str] | None = None,
+    nproc: str = "",
     **options: Any,
 ) -> DescribedJob:
     """Args:
+        config: None for a script without one.
         to: Where it goes; None leaves it to `cluster.target`.
         kind: For local-pods: the kind whose pods run here.
+        script: What stands behind `--`, instead of a training.
+        nproc: Processes of each node; "" leaves it to `parallel.nproc`.
         options: Settings of `cluster` from options of their own (`nodes=3`); None are not given.
 
     Raises:
@@ -61,18 +67,27 @@ def described_job(
     from shardtune.cluster.spec import make_job
     from shardtune.config import load_config
     from shardtune.config.cluster_schema import Target
+    from shardtune.config.script_config import load_script_config
     from shardtune.errors import UserInputError
+    from shardtune.script.command import ScriptCommand
 
     asked: Mapping[str, Any] = {"target": to, **options}
     words = [f"cluster.{key}={value}" for key, value in asked.items() if value is not None]
-    resolved = load_config(config, [*(override or ()), *words], cluster_profile=True)
+    words += [f"parallel.nproc={nproc}"] if nproc else []
+    overrides = [*(override or ()), *words]
+    command = ScriptCommand.parse(script) if script else None
+    if command is not None:
+        resolved = load_script_config(config, overrides, cluster_profile=True)
+    else:
+        assert config is not None, "a training has a config file"
+        resolved = load_config(config, overrides, cluster_profile=True)
     target = resolved.config.cluster.target
     if target is None:
         raise UserInputError(
             "Where does the job go?", fix=f"Add --to or set cluster.target: {', '.join(get_args(Target))}."
         )
-    plan, no_plan = _plan(resolved)
-    job = make_job(resolved, config, plan)
+    plan, no_plan = _plan(resolved) if command is None else (None, "what a script needs is not known before it runs")
+    job = make_job(resolved, config, plan, command)
     return DescribedJob(job, target, _kind(target, job, kind), plan, no_plan)
 
 

@@ -31,7 +31,7 @@ from shardtune.cli import (
     submit,
     train,
 )
-from shardtune.cli.options import ConfigCommand, WithSettings
+from shardtune.cli.options import ConfigCommand, JobCommand, WithSettings
 from shardtune.errors import ShardtuneError
 from shardtune.run.failure import render
 from shardtune.terminal import fitted
@@ -55,7 +55,7 @@ app.command("doctor", cls=ConfigCommand)(doctor.doctor)
 app.command("report")(report.report)
 app.command("dashboard")(dashboard.dashboard)
 app.command("quickstart")(quickstart.quickstart)
-app.command("submit", cls=ConfigCommand)(submit.submit)
+app.command("submit", cls=JobCommand)(submit.submit)
 app.command("jobs")(jobs.jobs)
 app.command("status")(jobs.status)
 app.command("logs")(logs.logs)

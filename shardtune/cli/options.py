@@ -56,6 +56,9 @@ AccelerateConfig = Annotated[
 Nproc = Annotated[
     str, typer.Option("--nproc", metavar="N|auto", help="Processes on this machine; auto: one per GPU, or one.")
 ]
+NodeProcesses = Annotated[
+    str, typer.Option("--nproc", metavar="N|auto", help="Processes of each node (parallel.nproc); auto: one per GPU.")
+]
 Nnodes = Annotated[
     int | None, typer.Option("--nnodes", metavar="N", min=1, help="Number of machines; run the same command on each.")
 ]
@@ -92,6 +95,14 @@ Context = Annotated[
 Namespace = Annotated[
     str | None, typer.Option("--namespace", "-n", metavar="NAME", help="Namespace; default: the context's.")
 ]
+Script = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="-- SCRIPT ARGS…",
+        help="A script in the image or on a volume, or -m MODULE, instead of a training. CONFIG may be left out then.",
+        show_default=False,
+    ),
+]
 JobName = Annotated[str, typer.Argument(metavar="NAME", help="The job's name.", show_default=False)]
 
 
@@ -112,6 +123,8 @@ def _config_option() -> Any:
 class ConfigCommand(TyperCommand):
     """A command whose argument CONFIG may also be given as `--config FILE`, as with other trainers."""
 
+    others = "--config FILE"  # what may stand instead of CONFIG
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         positional = next(param for param in self.params if param.name == "config")
@@ -126,8 +139,28 @@ class ConfigCommand(TyperCommand):
         if len(given) == 2:
             ctx.fail(f"CONFIG is given twice: '{given[0]}' and --config '{given[1]}'. Remove one of them.")
         if not given and self._needs_config and not ctx.resilient_parsing:
-            ctx.fail("Missing argument 'CONFIG' (or --config FILE).")
+            ctx.fail(f"Missing argument 'CONFIG' (or {self.others}).")
         ctx.params["config"] = given[0] if given else None
+        return rest
+
+
+class JobCommand(ConfigCommand):
+    """A command about the job of CONFIG, or of a script behind `--` (its argument `script`), which needs no CONFIG."""
+
+    others = "--config FILE, or -- SCRIPT"
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        split = args.index("--") if "--" in args else len(args)
+        words = args[split + 1 :]
+        if split < len(args) and not ctx.resilient_parsing:
+            from shardtune.script.command import ScriptCommand
+
+            ScriptCommand.parse(words)  # raises: typer makes no difference between no words and no `--`
+        self._needs_config = split == len(args)
+        rest = super().parse_args(ctx, args[:split])
+        if (extra := ctx.params["script"]) and not ctx.resilient_parsing:
+            ctx.fail(f"Got unexpected extra argument ({' '.join(extra)}). A script stands behind --.")
+        ctx.params["script"] = words or None
         return rest
 
 

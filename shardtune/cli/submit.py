@@ -1,14 +1,15 @@
-"""`shardtune submit CONFIG --to TARGET`: how does the run start on a cluster?"""
+"""`shardtune submit CONFIG --to TARGET`, or with a script behind `--`: how does the run start on a cluster?"""
 
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from shardtune.cli.options import AsJson, Config, Context, Namespace, Overrides, To, Verbose
+from shardtune.cli.options import AsJson, Config, Context, Namespace, NodeProcesses, Overrides, Script, To, Verbose
 from shardtune.config.cluster_schema import Kind
 from shardtune.errors import UserInputError
 
@@ -22,12 +23,14 @@ if TYPE_CHECKING:
 
 def submit(
     config: Config,
+    script: Script = None,
     to: To = None,
     override: Overrides = None,
     name: Annotated[str | None, typer.Option("--name", metavar="N", help="The job's name (cluster.job_name).")] = None,
     nodes: Annotated[
         int | None, typer.Option("--nodes", metavar="N", min=1, help="Number of machines (cluster.nodes).")
     ] = None,
+    nproc: NodeProcesses = "",
     dry_run: Annotated[
         Literal["client", "server"] | None,
         typer.Option(
@@ -73,6 +76,8 @@ def submit(
 ) -> None:
     """Send a run to a cluster: checked here, tried on the server, then created whole or not at all.
 
+    Behind -- stands a script instead of a training, as for `shardtune run`: docs/cluster.md, "Any script".
+
     Exit codes: 0 submitted (or nothing wrong in a dry run); 1 the cluster refused it or cannot be reached; 2 invalid
     input, nothing was sent. docker, podman and local-pods: the container's, or the first pod's that failed.
     """
@@ -83,7 +88,7 @@ def submit(
 
     console = Console(stderr=print_script or output is not None or as_json)
     options = {"job_name": name, "nodes": nodes, "context": context, "namespace": namespace}
-    described = described_job(config, override, to, kind, **options)
+    described = described_job(config, override, to, kind, script=script, nproc=nproc, **options)
     _refuse_options(described.target, volume, secrets, no_namespaces=no_namespaces)
     if sum((print_script, output is not None, dry_run is not None)) > 1:
         raise UserInputError(
@@ -190,6 +195,8 @@ def _summarize(console: Console, described: DescribedJob, cluster: Cluster | Non
     say(console, "nodes", f"{job.nodes}{gpus}{model}, {count(job.nproc, 'process', 'es')} each")
     if settings.image:
         say(console, "image", settings.image)
+    if job.script is not None:
+        say(console, "script", str(job.script))
     if plan is None:
         say(console, "plan", f"memory was not checked: {described.no_plan}")
     else:
@@ -198,7 +205,7 @@ def _summarize(console: Console, described: DescribedJob, cluster: Cluster | Non
         took = f"; about {clock(plan.total.seconds)}" if plan.total is not None else ""
         say(console, "plan", f"{verdict(plan)}{took}")
     if verbose:
-        say(console, "command", " ".join(job.command))
+        say(console, "command", shlex.join(job.command))
         for name, why in job.reasons.items():
             say(console, "env", f"{name}={job.env[name]} ({why})")
 

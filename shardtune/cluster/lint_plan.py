@@ -47,7 +47,7 @@ RULES = (
 def check_plan(subject: Subject) -> Iterator[Finding]:
     plan, settings = subject.plan, subject.settings
     if plan is None:
-        if settings.gpus_per_node and subject.job.config is not None:
+        if settings.gpus_per_node and subject.job.config is not None and subject.job.script is None:
             yield _not_checked(settings.gpu)
         return
     yield from _check_gpu_memory(subject, plan)

@@ -239,7 +239,8 @@ def _check_missing(subject: Subject, pod: Pod) -> Iterator[Finding]:
     names = {*(asked.get("requests") or {}), *(asked.get("limits") or {})}
     if "memory" not in names:
         what = "no memory is requested: the pod may be placed where there is none, and is evicted first"
-        yield warning("missing-memory", "cluster.memory", what, "Set cluster.memory (`shardtune plan` says how much).")
+        fix = "Set cluster.memory." if subject.job.script else "Set cluster.memory (`shardtune plan` says how much)."
+        yield warning("missing-memory", "cluster.memory", what, fix)
     if "cpu" not in names:
         what = "no CPU is requested: data loading gets what others leave"
         usual = "; 8 to 16 cores per GPU are usual" if subject.has_gpus else ""

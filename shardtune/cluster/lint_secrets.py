@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from shardtune.cluster.lint_finding import Finding, Rule, error, warning
+from shardtune.cluster.pod import container_command
 from shardtune.config.expansion import required_variables, variables
 from shardtune.config.redact import hide_text, is_secret
 from shardtune.config.references import Reference
@@ -94,11 +95,12 @@ def _check_variables(subject: Subject) -> Iterator[Finding]:
 
 def _check_commands(subject: Subject) -> Iterator[Finding]:
     # For what is ours, the settings; for what an overlay has put there, the rendered words.
-    places = [("cluster.command", list(subject.job.command))]
+    script = subject.job.script
+    places = [("cluster.command", list(subject.job.command)) if script is None else ("script", script.words)]
     for path, container in subject.containers:
         for key in ("command", "args"):
             words = [str(word) for word in container.get(key) or ()]
-            if words != list(subject.job.command):
+            if words != container_command(subject.job):
                 places.append((f"{path}.{key}", words))
     for where, words in places:
         for index, name in _secret_words(words):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from shardtune.cluster.lint_finding import Finding, Rule, error, notice, warning
 from shardtune.cluster.lint_plan import stop_seconds
+from shardtune.cluster.pod import container_command
 from shardtune.terminal import count, duration
 
 if TYPE_CHECKING:
@@ -137,7 +138,7 @@ def _check_shell(subject: Subject) -> Iterator[Finding]:
         path, container = pod.trainer
         words = [str(word) for word in (*(container.get("command") or ()), *(container.get("args") or ()))]
         if _hides_signals(words):
-            where = "cluster.command" if words == list(subject.job.command) else f"{path}.command"
+            where = "cluster.command" if words == container_command(subject.job) else f"{path}.command"
             what = f"{words[0]} is the container's main process, and passes SIGTERM to nothing"
             fix = "Write `exec` before the last command of the script, or give the words of the program themselves."
             yield warning("shell-command", where, what, fix)

@@ -47,8 +47,9 @@ RULES = (
     Rule(
         "output-not-kept",
         "error",
-        "`train.output_dir` is not on a volume that outlives the pod (a warning for docker and podman).",
-        "The adapter and its checkpoints are deleted with the pod.",
+        "`train.output_dir` is not on a volume that outlives the pod (a warning for docker, podman and a script, which "
+        "may save elsewhere).",
+        "The adapter and its checkpoints, or a script's logs and records, are deleted with the pod.",
     ),
     Rule(
         "read-only-output",
@@ -138,7 +139,7 @@ def _check_overlaps(subject: Subject, path: str, mounts: Any) -> Iterator[Findin
                 yield warning("shadowed-mount", where, what, "Mount them beside each other, unless this is meant.")
 
 
-def _mount_of(container: Manifest, path: PurePosixPath) -> Manifest | None:
+def mount_of(container: Manifest, path: PurePosixPath) -> Manifest | None:
     """The innermost mount that a path is on."""
     mounts = [
         mount
@@ -156,25 +157,27 @@ def _check_output(subject: Subject, pod: Pod) -> Iterator[Finding]:
         if not isinstance(name, str):
             continue
         folder = output if key == "train.output_dir" and output is not None else subject.in_container(name)
-        mount = _mount_of(container, folder)
+        mount = mount_of(container, folder)
         if mount is not None and mount.get("readOnly"):
             what = f"{folder} is on the read-only mount {mount['mountPath']}"
             yield error("read-only-output", key, what, f"Mount it read-write, or set {key} to another volume.")
     if output is None:
         return
-    report = error if subject.is_kubernetes else warning
+    of_script = subject.job.script is not None
+    report = error if subject.is_kubernetes and not of_script else warning
     written = str(subject.run_values.get("train.output_dir", output))
     if not subject.settings.working_dir and not written.startswith("/"):
         what = f"train.output_dir ({written}) is relative to the image's working directory, which is on no volume"
         yield report("output-not-kept", "train.output_dir", what, _keep_fix(subject))
         return
-    mount = _mount_of(container, output)
+    mount = mount_of(container, output)
     volumes = {volume.get("name"): volume for volume in pod.spec.get("volumes") or ()}
     volume = volumes.get(mount.get("name")) if mount is not None else None
     if volume is not None and not set(_NOT_KEPT) & set(volume):
         return
     where = f"on the {next(iter(set(_NOT_KEPT) & set(volume)))} volume '{volume['name']}'" if volume else "on no volume"
-    what = f"train.output_dir ({output}) is {where}: the adapter is deleted with the pod"
+    lost = "the run's logs and records are" if of_script else "the adapter is"
+    what = f"train.output_dir ({output}) is {where}: {lost} deleted with the pod"
     yield report("output-not-kept", "train.output_dir", what, _keep_fix(subject))
 
 
@@ -191,7 +194,7 @@ def _check_inputs(subject: Subject) -> Iterator[Finding]:
         if not isinstance(name, str) or not name or not _is_path(name):
             continue
         known = name.startswith("/") or (subject.settings.working_dir and not name.startswith("~"))
-        if not known or _mount_of(container, subject.in_container(name)) is None:
+        if not known or mount_of(container, subject.in_container(name)) is None:
             here = " (it is on this machine, but the pod cannot see it)" if Path(name).expanduser().exists() else ""
             what = f"{name} is on no mount{here}"
             fix = f"Mount its claim (cluster.volumes) and set {key} to the path there, unless the image has it."

@@ -193,7 +193,7 @@ def _container(job: ClusterJob, env: Mapping[str, str]) -> Manifest:
             "name": CONTAINER,
             "image": settings.image,
             "imagePullPolicy": settings.image_pull_policy,
-            "command": list(job.command),
+            "command": container_command(job),
             "workingDir": settings.working_dir,
             "env": _env(job, env),
             "envFrom": [{"secretRef": {"name": name}} for name in settings.env_from_secrets],
@@ -202,6 +202,12 @@ def _container(job: ClusterJob, env: Mapping[str, str]) -> Manifest:
             "securityContext": context,
         }
     )
+
+
+def container_command(job: ClusterJob) -> list[str]:
+    """As the API takes it: a kubelet replaces $(NAME) in every word, and reads $$ as $. A script's arguments are meant
+    as they stand; `cluster.command` is written as for Kubernetes."""
+    return [word.replace("$", "$$") for word in job.command] if job.script is not None else list(job.command)
 
 
 def resources(job: ClusterJob) -> Manifest:
@@ -260,9 +266,15 @@ def _doctor(job: ClusterJob, trainer: Manifest) -> Manifest:
     Each node checks itself alone: the init containers of the others may have ended before, or start much later, and
     few controllers give them the variables of a node.
     """
-    words = ["shardtune", "doctor", "--this-node"]
-    words += [f"{CONFIG_FOLDER}/{CONFIG_FILE}"] if job.config is not None else []
+    words = ["shardtune", "doctor", "--this-node", *doctor_arguments(job, f"{CONFIG_FOLDER}/{CONFIG_FILE}")]
     return {**deepcopy(trainer), "name": DOCTOR, "command": words}
+
+
+def doctor_arguments(job: ClusterJob, config: str) -> list[str]:
+    """For which run the node shall be fit; of a script nothing is known but its processes."""
+    if job.script is not None:
+        return ["--nproc", str(job.nproc)]
+    return [config] if job.config is not None else []
 
 
 def _without_empty(values: Mapping[str, Any]) -> Manifest:

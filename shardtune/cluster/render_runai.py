@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from shardtune.cluster.manifests import Manifest, Manifests
-from shardtune.cluster.pod import NETWORKS, SECRET_KEY, labels, needs_secret, support_objects
+from shardtune.cluster.pod import NETWORKS, SECRET_KEY, container_command, labels, needs_secret, support_objects
 from shardtune.cluster.quantity import parse_quantity
 from shardtune.cluster.render_pytorchjob import restart_limit
 from shardtune.cluster.spec import CONFIG_FOLDER, ClusterJob, shared_memory_quantity
@@ -109,7 +109,7 @@ def runai_argv(job: ClusterJob, generation: Generation) -> list[str]:
     words = ["runai", "training", "pytorch", "submit", job.name, "--project", project, "--image", _image(job)]
     for flag, value in _flags(job, generation):
         words += [flag] if value is None else [flag, value]
-    return [*words, "--command", "--", *job.command]
+    return [*words, "--command", "--", *container_command(job)]
 
 
 def runai_support(job: ClusterJob) -> tuple[Manifest, ...]:
@@ -156,7 +156,7 @@ def _not_in_the_command(job: ClusterJob, generation: Generation) -> dict[str, st
         "affinity": "use cluster.node_selector with run.ai/type",
         "topology_spread": "use cluster.topology",
         "max_hours": "remove it, or let the administrator limit the project",
-        "init_doctor": "remove it; `shardtune train` checks every node before it starts",
+        "init_doctor": "remove it; every node is checked before it starts",
         "pod_overlay": "remove it",
     }
     if any(volume.sub_path or volume.read_only for volume in settings.volumes):

@@ -12,6 +12,7 @@ import re
 import shlex
 from collections.abc import Iterator
 
+from shardtune.cluster.pod import doctor_arguments
 from shardtune.cluster.quantity import parse_quantity
 from shardtune.cluster.spec import CONFIG_FILE, CONFIG_FOLDER, ClusterJob
 from shardtune.cluster.unsupported import refuse_settings
@@ -19,10 +20,10 @@ from shardtune.errors import UserInputError
 from shardtune.launch.network import SECRET_VARIABLE
 from shardtune.run.exit_codes import DONE, INTERRUPTED, OUT_OF_MEMORY, PREEMPTED, WRONG_INPUT
 
+_INSTALL = "install shardtune where the nodes see it (a virtual environment on the shared file system)"
 _NOT_HERE = "remove it (a profile is the place for one cluster's settings)"
 _REFUSED = {
-    "image": "install shardtune where the nodes see it (a virtual environment on the shared file system), or write "
-    "cluster.command with your site's container launcher",
+    "image": f"{_INSTALL}, or write cluster.command with your site's container launcher",
     **dict.fromkeys(
         (
             "image_pull_policy", "image_pull_secrets", "namespace", "networks", "annotations", "labels",
@@ -60,7 +61,7 @@ def render_slurm(job: ClusterJob) -> str:
     Raises:
         UserInputError: a setting that Slurm cannot express, or an option of sbatch that a setting stands for.
     """
-    refuse_settings(job, "Slurm", _REFUSED)
+    refuse_settings(job, "Slurm", _REFUSED if job.script is None else {**_REFUSED, "image": _INSTALL})
     _check_sbatch(job)
     lines = ["#!/bin/bash"]
     lines += [f"#SBATCH {_option(name, value)}" for name, value in _directives(job)]
@@ -164,9 +165,9 @@ def _write_config(job: ClusterJob) -> Iterator[str]:
 
 def _doctor(job: ClusterJob) -> Iterator[str]:
     if job.settings.init_doctor:
-        config = f' "$folder/{CONFIG_FILE}"' if job.config is not None else ""
+        arguments = doctor_arguments(job, f'"$folder/{CONFIG_FILE}"')
         yield "# A node that is not fit ends the job before it trains."
-        yield f"srun --ntasks-per-node=1 shardtune doctor{config} || exit {WRONG_INPUT}"
+        yield f"srun --ntasks-per-node=1 {' '.join(['shardtune doctor', *arguments])} || exit {WRONG_INPUT}"
 
 
 def _step(job: ClusterJob) -> Iterator[str]:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from shardtune.cluster.quantity import mebibytes, parse_quantity
 from shardtune.config import render_yaml
 from shardtune.config.cluster_schema import ClusterSection
+from shardtune.config.script_config import is_script_setting
 from shardtune.errors import UserInputError
 from shardtune.launch.process_role import NODES_VARIABLE
 from shardtune.run.stop_request import GRACE_VARIABLE
@@ -22,6 +23,7 @@ from shardtune.run.stop_request import GRACE_VARIABLE
 if TYPE_CHECKING:
     from shardtune.config import ResolvedConfig
     from shardtune.plan.report import Plan
+    from shardtune.script.command import ScriptCommand
 
 CONFIG_FOLDER = "/etc/shardtune"
 CONFIG_FILE = "run.yaml"
@@ -43,10 +45,11 @@ class ClusterJob:
         command: The container's main process, as argv; never a shell string.
         env: All plain variables: the user's, and ours where the user set none.
         reasons: Why we set what we set, by variable.
-        config: The run.yaml that the pods read; None with a command of the user's own.
+        config: The run.yaml that the pods read; None with a command of the user's own (`cluster.command`).
         grace_seconds: From SIGTERM to SIGKILL.
         shared_memory: Bytes of /dev/shm.
         output_dir: Where the run writes, in the container; None with a command of the user's own.
+        script: What the job runs instead of the training.
     """
 
     name: str
@@ -59,6 +62,7 @@ class ClusterJob:
     grace_seconds: int = _LEAST_GRACE
     shared_memory: int = _LEAST_SHARED
     output_dir: PurePosixPath | None = None
+    script: ScriptCommand | None = None
 
     @property
     def nodes(self) -> int:
@@ -75,35 +79,46 @@ class ClusterJob:
         return f"{self.name}-config"
 
 
-def make_job(resolved: ResolvedConfig, file: Path, plan: Plan | None = None) -> ClusterJob:
+def make_job(
+    resolved: ResolvedConfig, file: Path | None, plan: Plan | None = None, script: ScriptCommand | None = None
+) -> ClusterJob:
     """The job that a config describes.
 
     Args:
-        file: The config file, whose name the job gets unless `cluster.job_name` gives one.
+        file: The config file, whose name the job gets unless `cluster.job_name` gives one. A script's job gets that of
+            the script, and may have no file.
         plan: What the run needs, where that is known: sizes /dev/shm and the grace period.
 
     Raises:
         UserInputError: a name that cannot be one.
     """
     settings = resolved.config.cluster
-    name = settings.job_name or _generated_name(file)
+    name = settings.job_name or _generated_name(_named_after(file, script))
     check_name(name)
     grace = _grace_seconds(resolved, plan)
     env, reasons = _environment(settings, grace)
     own = tuple(settings.command)
-    command = own or ("shardtune", "train", f"{CONFIG_FOLDER}/{CONFIG_FILE}", "--run-id", name)
     return ClusterJob(
         name=name,
         settings=settings,
         nproc=_processes(resolved),
-        command=command,
+        command=own or _command(name, script),
         env=env,
         reasons=reasons,
-        config=None if own else pod_config(resolved),
+        config=None if own else pod_config(resolved, of_script=script is not None),
         grace_seconds=grace,
         shared_memory=_shared_memory(settings, plan),
         output_dir=None if own else PurePosixPath(settings.working_dir or "/") / resolved.config.train.output_dir,
+        script=script,
     )
+
+
+def _command(name: str, script: ScriptCommand | None) -> tuple[str, ...]:
+    """The job's name is the name of its run: pods that are started again continue in the same folder."""
+    config = f"{CONFIG_FOLDER}/{CONFIG_FILE}"
+    if script is None:
+        return ("shardtune", "train", config, "--run-id", name)
+    return ("shardtune", "run", "--config", config, "--name", name, "--", *script.words)
 
 
 def check_name(name: str) -> None:
@@ -117,11 +132,17 @@ def check_name(name: str) -> None:
         )
 
 
-def pod_config(resolved: ResolvedConfig) -> str:
+def pod_config(resolved: ResolvedConfig, *, of_script: bool = False) -> str:
     """The run.yaml of the pods: every setting, so that an image with other defaults trains the same; references such
-    as ${HF_TOKEN} as they were written; of `cluster` only the number of nodes. What accelerate's file said is in it."""
+    as ${HF_TOKEN} as they were written; of `cluster` only the number of nodes. What accelerate's file said is in it.
+
+    Args:
+        of_script: Only the settings of a script's run.
+    """
 
     def keep(path: str) -> bool:
+        if of_script and not is_script_setting(path):
+            return False
         return path == "cluster.nodes" or not path.startswith(("cluster.", "parallel.accelerate_config"))
 
     if resolved.config.cluster.gpus_per_node:  # a pod that sees fewer GPUs, or none, fails
@@ -131,8 +152,15 @@ def pod_config(resolved: ResolvedConfig) -> str:
     return render_yaml(resolved, origins=False, keep=keep)
 
 
-def _generated_name(file: Path) -> str:
-    stem = re.sub(r"[^a-z0-9]+", "-", file.stem.lower()).strip("-")[: NAME_CHARACTERS - 5].strip("-")
+def _named_after(file: Path | None, script: ScriptCommand | None) -> str:
+    if script is not None:
+        return script.target if script.is_module else Path(script.target).stem
+    assert file is not None, "a training has a config file"
+    return file.stem
+
+
+def _generated_name(text: str) -> str:
+    stem = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[: NAME_CHARACTERS - 5].strip("-")
     return f"{stem if stem[:1].isalpha() else f'run-{stem}'.strip('-')}-{secrets.token_hex(2)}"
 
 

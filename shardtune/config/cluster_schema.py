@@ -51,7 +51,8 @@ class ClusterSection(Section):
     )
     job_name: str | None = Field(
         default=None,
-        description="Name of the job, and id of its run; null = the config file's name and four characters.",
+        description="Name of the job, and id of its run; null = the name of the config file (or the script) and four "
+        "characters.",
     )
     nodes: Int = Field(default=1, ge=1, description="Number of machines (pods). The one number to change for scaling.")
     gpus_per_node: Int | None = Field(

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from shardtune.errors import UserInputError
 
-_USAGE = "Write it behind two dashes: shardtune run [OPTIONS] -- script.py ARGS, or -- -m module ARGS."
+_USAGE = "Write it behind two dashes, after all options: -- script.py ARGS, or -- -m module ARGS."
 
 
 @dataclass(frozen=True)
@@ -34,9 +34,11 @@ class ScriptCommand:
         if Path(words[0]).name in ("python", "python3", "torchrun", "accelerate"):
             raise UserInputError(
                 f"'{words[0]}' is not a script.",
-                why="shardtune run starts a Python process for each rank by itself.",
+                why="shardtune starts a Python process for each rank by itself.",
                 fix="Name the script alone: -- train.py ARGS.",
             )
+        if Path(words[0]).suffix in (".yaml", ".yml"):
+            raise UserInputError(f"'{words[0]}' is not a script.", fix="Write the config before the two dashes.")
         if words[0].startswith("-"):
             raise UserInputError(f"'{words[0]}' is not a script.", fix=_USAGE)
         return cls(words[0], tuple(words[1:]))
@@ -50,7 +52,8 @@ class ScriptCommand:
         raise UserInputError(
             f"There is no file '{self.target}'.{here}",
             why=f"The current folder is {Path.cwd()}.",
-            fix="Correct the path of the script; a module of a package is -- -m package.module.",
+            fix="Correct the path of the script (in a pod it is in the image or on a volume); a module of a package is "
+            "-- -m package.module.",
         )
 
     @property

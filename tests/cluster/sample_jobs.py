@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from shardtune.cluster.spec import CONFIG_FILE, CONFIG_FOLDER, ClusterJob
+from shardtune.cluster.spec import CONFIG_FILE, CONFIG_FOLDER, ClusterJob, make_job
 from shardtune.config.cluster_schema import ClusterSection
+from shardtune.config.script_config import load_script_config
+from shardtune.script.command import ScriptCommand
 
 KINDS = ("trainjob", "pytorchjob", "jobset", "job")
 CRDS = Path(__file__).parents[3] / "shared" / "crds"
@@ -58,6 +60,31 @@ def rich_job(nodes: int = 3, **settings: Any) -> ClusterJob:
         "pod_overlay": {"spec": {"containers": [{"name": "trainer", "env": [{"name": "SITE", "value": "a"}]}]}},
     }
     return job_of({**section, "nodes": nodes, **settings}, name="rich")
+
+
+# Everything that a shell, a kubelet or an option parser could take for something else.
+AWKWARD = [
+    "--lr",
+    "-1",
+    "a b",
+    "it's",
+    "$HOME",
+    "$(SHARDTUNE_NODES)",
+    "$$",
+    "--",
+    "-h",
+    '{"a": [1]}',
+    "",
+    "line\nbreak",
+]
+
+
+def script_job(*words: str, **cluster: str | int) -> ClusterJob:
+    """The job `ft` of a script, made from a command line alone. Settings of `cluster`, as -o takes them."""
+    settings = {"job_name": "ft", "image": "registry.example/ml:1", **cluster}
+    overrides = [f"cluster.{name}={value}" for name, value in settings.items()]
+    resolved = load_script_config(None, overrides, {}, cluster_profile=True)
+    return make_job(resolved, None, None, ScriptCommand.parse(words or ["train.py", *AWKWARD]))
 
 
 def job_of(section: dict[str, Any], name: str) -> ClusterJob:

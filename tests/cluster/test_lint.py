@@ -11,6 +11,7 @@ import pytest
 from cluster.linting import DIGEST, GOOD, Whole, cluster, fake_plan, job_of, lint_of, overlay, trainer
 from rich.console import Console
 from running import REPOSITORY
+from sample_jobs import script_job
 
 from shardtune.cluster import schemas
 from shardtune.cluster.check import check_before_sending
@@ -46,6 +47,11 @@ def plan(**numbers: Any) -> dict[str, Any]:
 
 def to(target: str) -> dict[str, Any]:
     return {"target": target}
+
+
+def script(*words: str, **settings: str) -> dict[str, Any]:
+    """The job of a script, from a command line alone."""
+    return {"job": script_job(*words, **settings), "plan": None}
 
 
 # (rule, severity, changes, more arguments, path, words of what and fix)
@@ -197,6 +203,13 @@ REPORTED: list[tuple[str, str, dict[str, Any], dict[str, Any], str, str]] = [
     ("rdma-without-nic", "warning", cluster(rdma="roce", networks=["roce-net"]), {}, "cluster.extended_resources", "no NIC"),
     ("rdma-memlock", "warning", cluster(rdma="roce", extended_resources={"rdma/nic": "1"}), {}, "cluster.rdma", "`shardtune doctor` in the pod"),
     ("nic-without-rdma", "warning", cluster(extended_resources={"openshift.io/mellanoxnics": "1"}), {}, "cluster.rdma", "openshift.io/mellanoxnics is requested, but cluster.rdma is none"),
+    # a script
+    ("script-not-mounted", "warning", {}, script(__file__), "script", "is on no mount, so it must be in the image: the file on this machine is not sent"),
+    ("script-not-mounted", "notice", {}, script("/nowhere/train.py", volumes="[{claim: c, path: /code}]"), "script", "/nowhere/train.py is on no mount"),
+    ("script-not-mounted", "notice", {}, script("nowhere.py"), "script", "nowhere.py is relative to the image's working directory"),
+    ("script-not-here", "warning", {}, {**script("train.py", working_dir="/nowhere"), **to("slurm")}, "script", "there is no file /nowhere/train.py on this machine"),
+    ("output-not-kept", "warning", {}, script("train.py", working_dir="/code"), "train.output_dir", "the run's logs and records are deleted"),
+    ("secret-in-command", "error", {}, script("train.py", "--api-key", TOKEN), "script[2]", "the word 2 holds a secret (--api-key)"),
     # security
     ("fixed-uid", "warning", cluster(run_as_uid=2000), {}, "cluster.run_as_uid", "`restricted-v2` refuses the user id 2000"),
     ("fixed-uid", "warning", trainer(securityContext={"runAsUser": 0}), {}, "spec.template.spec.containers[0].securityContext.runAsUser", "refuses root as well"),
@@ -299,6 +312,11 @@ QUIET: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("ipc-lock", cluster(capabilities=["IPC_LOCK"], run_as_uid=0), {}),
     ("capability", cluster(capabilities=["NET_BIND_SERVICE"]), {}),
     ("fixed-uid", cluster(run_as_uid=2000), to("slurm")),
+    ("script-not-mounted", {}, script("train.py", working_dir="/code", volumes="[{claim: c, path: /code}]")),
+    ("script-not-mounted", {}, script("/code/train.py", volumes="[{claim: c, path: /code}]")),
+    ("script-not-mounted", {}, script("-m", "package.train")),
+    ("script-not-here", {}, {**script(__file__), **to("slurm")}),
+    ("memory-not-checked", {}, script("train.py", gpus_per_node="8")),
 ]  # fmt: skip
 
 
