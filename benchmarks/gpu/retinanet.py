@@ -2,9 +2,9 @@
 
 python benchmarks/gpu/retinanet.py --out runs/retinanet      # about four minutes on an H200
 
-Each case is a run of `shardtune run` in processes of its own. Images/s and step time are medians of its `profile` events
-after the first epoch; "data" is the wait for the loader in all of them over their time. A step's time is from the end of
-the step before it, without evaluation and saving. Ratios are to the first case.
+Each case is a run of `shardtune run` in processes of its own. Images/s and step time are medians of its `profile`
+events after the first epoch; "data" is the wait for the loader in all of them over their time. A step is timed from the
+end of the step before it, without evaluation and saving. Ratios are to the first case.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ from shardtune.config.problems import ConfigError, Place, Problem
 from shardtune.config.references import keep_references
 from shardtune.config.render import render_yaml
 from shardtune.config.resolve import ResolvedConfig, origins_of, written_values
+from shardtune.config.schema import RunConfig
 from shardtune.config.suggestions import FOREIGN_KEYS, nearest, section_fields
 from shardtune.config.yaml_reader import Node, merge
 
@@ -36,13 +37,19 @@ SCRIPT_KEYS: dict[str, tuple[str, ...]] = {
 _NO_COMMAND = "the command line after `--` is what a script's job runs"
 # A RunConfig has a model and data. Those of a script are not ours to know: `is_script_setting` keeps these out of
 # everything that is shown or written.
-_UNKNOWN = {"model.model_name_or_path": "(the script's own)", "data.dataset_name_or_path": "(the script's own)"}
+_OWN = "(the script's own)"
+_UNKNOWN = {"model.model_name_or_path": _OWN, "data.dataset_name_or_path": _OWN}
 
 
 def is_script_setting(path: str) -> bool:
     """Whether a script's run has this setting (`parallel.nproc`)."""
     section, _, key = path.partition(".")
     return key in SCRIPT_KEYS.get(section, ())
+
+
+def is_script_config(config: RunConfig) -> bool:
+    """Whether `load_script_config` has made it: its model and data are nobody's."""
+    return config.model.model_name_or_path == _OWN
 
 
 def load_script_config(

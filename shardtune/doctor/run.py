@@ -27,6 +27,7 @@ Check = Callable[[System, Job], Iterable[Finding]]
 QUICK: tuple[Check, ...] = (
     versions.check_packages,
     versions.check_cuda,
+    versions.check_torchvision,
     gpu.check_visible,
     gpu.check_health,
     gpu.check_nvlink,

@@ -9,12 +9,14 @@ from typing import Any
 from packaging.requirements import Requirement
 from packaging.version import Version
 
+from shardtune.config.script_config import is_script_config
 from shardtune.doctor.finding import Finding, fail, ok, warn
 from shardtune.doctor.job import Job
 from shardtune.doctor.system import System
 from shardtune.model.families.registry import family_for
 
 _OWNERS = ("torch", "transformers", "peft", "accelerate", "datasets")  # whose own requirements are compared, too
+_CUDA_LIBRARY = b"libtorch_cuda.so"  # named in what was linked against it
 _SHOWN = ("torch", "transformers", "peft", "accelerate", "datasets", "safetensors")
 
 
@@ -75,6 +77,17 @@ def check_cuda(system: System, job: Job) -> Iterator[Finding]:
         )
     else:
         yield ok("cuda", f"torch for CUDA {built}, driver {system.gpus.get('driver', '?')} up to CUDA {driver or '?'}")
+
+
+def check_torchvision(system: System, job: Job) -> Iterator[Finding]:
+    """transformers imports it wherever it is installed, and then fails if its library does not load."""
+    folder, torch = system.folder("torchvision"), system.version("torch")
+    library = next(iter(folder.glob("_C*.so")), None) if folder is not None else None
+    is_ours = job.config is None or not is_script_config(job.config)  # a script may do without transformers
+    if is_ours and library is not None and torch and not system.torch_cuda and _CUDA_LIBRARY in library.read_bytes():
+        text = f"torchvision {system.version('torchvision')} is built for CUDA and torch {torch} is not"
+        fix = "pip uninstall torchvision: transformers cannot be imported beside it. Or install both from one place."
+        yield fail("torchvision", text, fix)
 
 
 def _major(version: str) -> int:

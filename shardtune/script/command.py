@@ -66,10 +66,20 @@ class ScriptCommand:
         """As `parse` takes them."""
         return [*(["-m"] if self.is_module else []), self.target, *self.arguments]
 
+    @property
+    def _lasting_words(self) -> list[str]:
+        following = [*self.words[1:], "-"]
+        return [
+            word
+            for word, next_word in zip(self.words, following, strict=True)
+            if not (word == "--resume" and next_word.startswith("-"))
+        ]
+
     def __str__(self) -> str:
         return shlex.join(self.words)
 
     @property
     def identity(self) -> str:
-        """The same for the same command line."""
-        return hashlib.sha256(json.dumps(self.words).encode()).hexdigest()
+        """The same for the same command line, with or without a `--resume` that names nothing: it says what starting
+        the same run again means anyway."""
+        return hashlib.sha256(json.dumps(self._lasting_words).encode()).hexdigest()

@@ -36,7 +36,9 @@ def machine(
         (root / name).write_text(text)
     packages = versions or {}
     folders = {
-        name: root / "site" / name for name in ("torch", "transformers", "nvidia") if (root / "site" / name).is_dir()
+        name: root / "site" / name
+        for name in ("torch", "torchvision", "transformers", "nvidia")
+        if (root / "site" / name).is_dir()
     }
     return System(
         root=root, environ=environ or {}, nvml=FakeNvml(cards), version=packages.get, folder=folders.get,

@@ -9,10 +9,11 @@ import pytest
 from doctor.machines import config, found, machine
 from fake_nvml import h200s
 
+from shardtune.config.script_config import load_script_config
 from shardtune.doctor.job import Job
 from shardtune.doctor.nccl_variables import check_variables, names_in
 from shardtune.doctor.system import System
-from shardtune.doctor.versions import check_cuda, check_model_class, check_packages
+from shardtune.doctor.versions import check_cuda, check_model_class, check_packages, check_torchvision
 
 NEEDS = ["torch>=2.11,<2.14", "transformers>=5.22,<5.23", "pytest>=9; extra == 'dev'"]
 GOOD = {"torch": "2.13.0+cu130", "transformers": "5.22.2"}
@@ -52,6 +53,26 @@ def test_the_driver_must_know_the_cuda_of_torch(tmp_path: Path, cuda: str | None
     system = machine(tmp_path, files, cards=h200s(2), versions=GOOD)
     answer = found(check_cuda, system, Job(config(parallel={"device": "cuda"}), device="cuda"))["cuda"]
     assert answer[0] == verdict and words in answer[1]
+
+
+@pytest.mark.parametrize(
+    ("library", "cuda", "refused"),
+    [("linked with libtorch_cuda.so", None, True), ("linked with libtorch_cuda.so", "13.0", False), ("alone", None, False)],
+)  # fmt: skip
+def test_a_torchvision_for_cuda_is_refused_beside_a_torch_without(
+    tmp_path: Path, library: str, cuda: str | None, refused: bool
+) -> None:
+    files = {"site/torch/version.py": f"cuda: Optional[str] = {cuda!r}\n", "site/torchvision/_C.so": library}
+    machine(tmp_path, files)
+    system = machine(tmp_path, files, versions={**GOOD, "torch": "2.13.0", "torchvision": "0.28.0"})
+    answer = found(check_torchvision, system)
+    assert ("torchvision" in answer) == refused
+    assert not refused or (
+        answer["torchvision"][0] == "fail" and "0.28.0 is built for CUDA" in answer["torchvision"][1]
+    )
+    assert not found(check_torchvision, system, Job(load_script_config(None).config)), (
+        "a script may not need transformers"
+    )
 
 
 def model(folder: Path, content: dict[str, object]) -> Job:
