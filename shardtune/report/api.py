@@ -109,16 +109,25 @@ def _row(row: RunRow) -> dict[str, Any]:
         "why": formatting.plain(row.status.text, 300),
         "progress": progress,
         "cells": {
-            "model": [formatting.plain(seen.model, 200), seen.model],
+            "model or script": [formatting.plain(seen.model, 200), seen.model],
             "processes": [f"{seen.processes}" if seen.processes else "", seen.processes],
             "steps": [steps, seen.step],
             "loss": _shown(seen.loss, formatting.loss),
             "eval loss": _shown(seen.eval_loss, formatting.loss),
+            "metric": _metric(seen.metric),
             "tok/s, all ranks": _shown(seen.tokens_per_second, formatting.short),
             "started": _shown(seen.started, formatting.when),
             "last event": _shown(seen.liveness.last_time, formatting.when),
         },
     }
+
+
+def _metric(seen: tuple[str, float] | None) -> list[Any]:
+    if seen is None:
+        return ["", None]
+    name, value = seen
+    shown, key = _shown(value, formatting.value)
+    return [f"{formatting.plain(name, 60)} {shown}", key]
 
 
 def _shown(value: float | None, say: Callable[[float], str]) -> list[Any]:

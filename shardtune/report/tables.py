@@ -14,6 +14,7 @@ from shardtune.report.columns import Columns
 from shardtune.report.history import Mark, RunHistory
 from shardtune.report.read import Event, listed, mapping, number, read_json, text, whole
 from shardtune.report.results import Results
+from shardtune.report.script import LOGS, last_lines, log_files
 
 Cell = str | dict[str, str]
 Table = dict[str, Any]
@@ -66,7 +67,21 @@ def checkpoints(run: RunHistory) -> Table | None:
         if best
         else ""
     )
-    return table(["step", "eval loss", "size", "written", ""], rows[-_MOST_ROWS:], numbers="nnn", note=why)
+    found = table(["step", "eval loss", "size", "written", ""], rows[-_MOST_ROWS:], numbers="nnn", note=why)
+    return without_empty(found) if run.script is not None else found
+
+
+def without_empty(found: Table) -> Table:
+    """Without the columns that are empty in every row."""
+    kept = [
+        i for i in range(len(found["columns"]))
+        if any((row[i]["text"] if isinstance(row[i], dict) else row[i]) for row in found["rows"])
+    ]  # fmt: skip
+    return {
+        **found,
+        "columns": [found["columns"][i] for i in kept],
+        "rows": [[row[i] for i in kept] for row in found["rows"]],
+    }
 
 
 def ranks(run: RunHistory) -> Table | None:
@@ -77,6 +92,7 @@ def ranks(run: RunHistory) -> Table | None:
     names = [phase for phase in _PHASES if any(f"seconds.{phase}" in c.names for c in timed.values())]
     optional = {
         "tok/s per rank": ("tokens_per_second", formatting.short),
+        f"{formatting.plain(run.sample_unit, 40)}/s per rank": ("samples_per_second", formatting.short),
         "MFU": ("mfu", formatting.percent),
         "HFU": ("hfu", formatting.percent),
         "GPU peak": ("memory.peak", formatting.memory),
@@ -251,6 +267,34 @@ def planned(run: RunHistory, results: Results) -> Table | None:
     note += " The GPU's speed is from a data sheet." if expected.get("measured") is False else ""
     note = "Plans for a CPU are coarse: an order of magnitude." if expected.get("coarse") is True else note.strip()
     return table(["", "planned", "actual", "difference"], rows, numbers=" nnn", note=note)
+
+
+def metrics(results: Results) -> Table | None:
+    """What a script logged, by name."""
+    if not results.metrics:
+        return None
+    rows: list[list[Cell]] = [
+        [formatting.plain(one.name, 120), *(_point(at) for at in (one.first, one.last, one.lowest, one.highest))]
+        for one in results.metrics
+    ]
+    return table(["metric", "first", "last", "min", "max"], rows, numbers=" nnnn")
+
+
+def _point(at: tuple[int, float] | None) -> str:
+    return f"{formatting.value(at[1])} (step {at[0]:,})" if at is not None else ""
+
+
+def log_tail(run: RunHistory, results: Results) -> dict[str, str] | None:
+    """The last lines that the rank printed which failed, of a run that failed."""
+    logs = log_files(run.folder)
+    if results.status.state != "failed" or not logs:
+        return None
+    failed = run.failure.rank if run.failure is not None else None
+    if failed is None and run.facts.ending is not None and run.facts.ending["event"] != "run_end":
+        failed = whole(run.facts.ending.get("rank"))
+    path = logs.get(failed if failed is not None else -1) or next(iter(logs.values()))
+    lines = last_lines(path)
+    return {"file": f"{LOGS}/{path.name}", "lines": lines} if lines else None
 
 
 def data(run: RunHistory) -> Table | None:
