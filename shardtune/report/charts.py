@@ -23,7 +23,11 @@ _STACKED_BUCKETS = 300
 _MOST_RANKS = 8  # curves that can be distinguished; beyond that, lowest, median and highest
 _GIB = 1 << 30
 _MOST_RARE = 50  # values of a metric that are drawn as points: an evaluation now and then
-_SHORT_HOURS = 3  # a shorter run has minutes on its time axis
+_TIME_UNITS = (
+    ("seconds", 1, 1 / 20),
+    ("minutes", 60, 3),
+    ("hours", 3600, np.inf),
+)  # for runs of less than so many hours
 
 
 @dataclass(frozen=True)
@@ -51,7 +55,7 @@ class Chart:
     Args:
         format: How a value reads (d3), with `suffix` behind it.
         axis: Title of the y axis: what is counted, and its unit.
-        over: What x counts: "step", or "minutes" or "hours" since the run's first event.
+        over: What x counts: "step"; or "seconds", "minutes" or "hours" since the run's first event.
         can_smooth: A noisy rate or loss.
         about: How the numbers were counted.
         note: How the curve was downsampled.
@@ -137,6 +141,7 @@ _PER_RANK = (
     _PerRank("gpu_memory_used", "Memory", "GPU memory in use", "gpu.memory_used", ".3~g", " GiB", 1 / _GIB,
              about="On the whole device, by any process, as reported by the driver."),
 )  # fmt: skip
+_SCRIPT_STEP = "From the end of the previous step to the end of this one, without what is inside of observe.phase."
 _PHASES = {
     "data": "waiting for data", "forward": "forward", "backward": "backward", "optimizer": "optimizer",
     "collective": "waiting for other ranks (collective)",
@@ -153,7 +158,8 @@ def charts_of(run: RunHistory) -> list[Chart]:
     for spec in _PER_RANK:
         alone = len(run.profile) == 1 and spec.id == "rank_throughput" and "tokens_per_second" in run.train.names
         if not alone and not (spec.id == "tflops" and has_mfu):
-            found.append(_per_rank(spec, run.by_rank(spec.column)))
+            of_script = run.script is not None and spec.id == "step_seconds"
+            found.append(_per_rank(replace(spec, about=_SCRIPT_STEP) if of_script else spec, run.by_rank(spec.column)))
         if spec.id == "step_seconds":
             found.append(_phases(run))
     found += [_over_time(run, spec) for spec in _PER_RANK if not run.by_rank(spec.column)]
@@ -370,16 +376,17 @@ def _samples(run: RunHistory) -> list[Chart | None]:
 def _over_time(run: RunHistory, spec: _PerRank) -> Chart | None:
     """Samples of the machine's usage, for what the steps do not tell: a script need not have any."""
     hours = ((run.last_time or 0.0) - (run.first_time or 0.0)) / 3600
-    over, length = ("minutes", 60) if hours < _SHORT_HOURS else ("hours", 3600)
+    over, length = next((unit, length) for unit, length, most in _TIME_UNITS if hours < most)
     began = run.first_time or 0.0
     sampled = {rank: columns.get(spec.column) for rank, columns in sorted(run.usage.items())}
     sampled = {rank: ((x - began) / length, y) for rank, (x, y) in sampled.items() if len(x)}
     if len(sampled) > _MOST_RANKS:  # they sample at times of their own
         grid = next(iter(sampled.values()))[0]
         sampled = {rank: (grid, np.interp(grid, x, y)) for rank, (x, y) in sampled.items()}
+    if not any(len(x) > 1 for x, _ in sampled.values()):
+        return None  # the one sample of a run of a few seconds is no curve
     chart = _per_rank(spec, sampled)
-    if chart is None:
-        return None
+    assert chart is not None
     starts = [(at - began) / length for event in run.facts.starts[1:] if (at := number(event.get("time"))) is not None]
     series = [_with_gaps(one, starts) for one in chart.series]
     return replace(chart, over=over, series=series, can_smooth=False)

@@ -46,6 +46,7 @@ _OVERLAID = (
     Chart("gpu_memory", "Memory", "GPU memory, peak", ".3~g", " GiB", "The rank with the most.", from_zero=True),
     Chart("host_memory", "Memory", "Host memory", ".3~g", " GiB", "The rank with the most.", from_zero=True),
 )  # fmt: skip
+_GROUPS = ("Learning", "Metrics", "Speed", "Memory")
 _AXIS_POINTS = 500  # between which a step's position is interpolated
 _OF_RANKS: dict[str, tuple[str, float, Callable[..., Any]]] = {
     "mfu": ("mfu", 100.0, np.nanmean),
@@ -61,6 +62,7 @@ def compare_view(runs: Sequence[RunHistory], now: float) -> View:
     names = _names([run.folder for run in runs])
     return {
         "kind": "compare",
+        "is_script": all(run.script is not None for run in runs),
         "title": f"{len(runs)} runs compared",
         "runs": names,
         "charts": [chart.as_dict() for chart in _overlaid(runs, names)],
@@ -123,7 +125,8 @@ def _overlaid(runs: Sequence[RunHistory], names: list[str]) -> list[Chart]:
         (chart, [_Points(*_column(run, chart.id), look="points" if chart.id == "eval" else "line") for run in runs])
         for chart in _OVERLAID
     ]
-    charts = [_overlay(chart, points, names) for chart, points in [*_metrics(runs), *found, *_samples(runs)]]
+    found = sorted([*found, *_metrics(runs), *_samples(runs)], key=lambda pair: _GROUPS.index(pair[0].group))
+    charts = [_overlay(chart, points, names) for chart, points in found]
     return [chart for chart in charts if chart.series]
 
 
@@ -204,7 +207,9 @@ def _result_table(names: list[str], results: list[Results]) -> tables.Table:
                 formatting.short(r.tokens) if r.tokens is not None else "",
                 formatting.short(r.tokens_per_second) if r.tokens_per_second is not None else "",
                 formatting.short(r.samples_per_second) if r.samples_per_second is not None else "",
-                formatting.seconds(r.step_seconds) if r.step_seconds is not None and r.metrics else "",
+                formatting.seconds(r.step_seconds)
+                if r.step_seconds is not None and (r.metrics or r.samples_per_second)
+                else "",
                 formatting.percent(r.mfu) if r.mfu is not None else "",
                 formatting.memory(r.gpu_peak[1]) if r.gpu_peak else "",
                 formatting.clock(r.seconds) if r.seconds is not None else "",
@@ -224,11 +229,9 @@ def _result_table(names: list[str], results: list[Results]) -> tables.Table:
         "GPU peak",
         "time",
     ]
-    return tables.without_empty(
-        tables.table(
-            heads, rows, numbers="  nnnnnnnnnn", note="Rates and MFU are medians over the run; MFU is per rank."
-        )
-    )
+    mfu = any(r.mfu is not None for r in results)
+    note = "Rates and MFU are medians over the run; MFU is per rank." if mfu else "Rates are medians over the run."
+    return tables.without_empty(tables.table(heads, rows, numbers="  nnnnnnnnnn", note=note))
 
 
 def _metric_table(names: list[str], results: list[Results]) -> tables.Table | None:

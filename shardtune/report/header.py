@@ -12,7 +12,7 @@ from shardtune.report.script import LOGS, log_files
 from shardtune.report.settings import Setting
 from shardtune.report.tables import spans
 
-_MOST_META, _MOST_SCORES = 40, 12
+_MOST_META, _MOST_SCORES, _MOST_LOGS = 40, 12, 4
 
 
 def facts(run: RunHistory, settings: list[Setting]) -> list[dict[str, str]]:
@@ -124,12 +124,10 @@ def _exit_code(run: RunHistory) -> str:
 
 
 def _logs(run: RunHistory) -> str:
-    ranks = log_files(run.folder)
-    return (
-        f"{LOGS}/rank-N.log, N = {spans(set(ranks))}"
-        if len(ranks) > 1
-        else "".join(f"{LOGS}/{p.name}" for p in ranks.values())
-    )
+    logs = log_files(run.folder)
+    if len(logs) > _MOST_LOGS:
+        return f"{LOGS}/rank-N.log of ranks {spans(set(logs))}"
+    return ", ".join(f"{LOGS}/{path.name}" for path in logs.values())
 
 
 def _when(run: RunHistory) -> str:

@@ -119,7 +119,9 @@ def tiles(run: RunHistory, results: Results) -> list[dict[str, str]]:
     if results.step_seconds is not None and run.script is not None:
         found.append(_tile("step time", formatting.seconds(results.step_seconds), _waiting(run)))
     if results.seconds is not None:
-        starts = f"{results.starts} starts" if results.starts > 1 else "first to last event"
+        starts = (
+            f"{results.starts} starts" if results.starts > 1 else "first to last event" if run.ranks else "start to end"
+        )
         found.append(_tile("time", formatting.clock(results.seconds), starts))
     if results.mfu is not None:
         found.append(_tile("MFU", formatting.percent(results.mfu), "per rank, median of all steps"))
@@ -175,8 +177,8 @@ def _metric_tiles(results: Results) -> list[dict[str, str]]:
 
 
 def _since(metric: Metric) -> str:
-    first = f"started at {formatting.value(metric.first[1])}, " if len(metric.x) > 1 else ""
-    return f"{first}step {metric.last[0]:,}"
+    first = f", {formatting.value(metric.first[1])} at step {metric.first[0]:,}" if len(metric.x) > 1 else ""
+    return f"step {metric.last[0]:,}{first}"
 
 
 def _waiting(run: RunHistory) -> str:

@@ -20,6 +20,7 @@ Cell = str | dict[str, str]
 Table = dict[str, Any]
 _MOST_ROWS = 200
 _MOST_SAMPLES = 30
+_MOST_LOGS = 4
 _OF_EVENT = ("v", "time", "rank", "event")
 _SIZES = ("total", "free", "available", "memory", "ram", "size")  # names of sizes in bytes
 _SENT = {"sent": "collectives", "to other nodes": "collectives_between_nodes"}
@@ -284,17 +285,17 @@ def _point(at: tuple[int, float] | None) -> str:
     return f"{formatting.value(at[1])} (step {at[0]:,})" if at is not None else ""
 
 
-def log_tail(run: RunHistory, results: Results) -> dict[str, str] | None:
-    """The last lines that the rank printed which failed, of a run that failed."""
-    logs = log_files(run.folder)
-    if results.status.state != "failed" or not logs:
-        return None
+def logs(run: RunHistory, results: Results) -> list[dict[str, str]]:
+    """The last lines of the rank that failed, of a run that failed; where it is not known which, of the first ranks."""
+    if results.status.state != "failed":
+        return []
+    ending = run.facts.ending or {"event": "run_end"}
     failed = run.failure.rank if run.failure is not None else None
-    if failed is None and run.facts.ending is not None and run.facts.ending["event"] != "run_end":
-        failed = whole(run.facts.ending.get("rank"))
-    path = logs.get(failed if failed is not None else -1) or next(iter(logs.values()))
-    lines = last_lines(path)
-    return {"file": f"{LOGS}/{path.name}", "lines": lines} if lines else None
+    if failed is None and ending["event"] != "run_end":
+        failed = whole(ending.get("rank"))
+    files = log_files(run.folder)
+    shown = [files[failed]] if failed is not None and failed in files else list(files.values())[:_MOST_LOGS]
+    return [{"file": f"{LOGS}/{path.name}", "lines": lines} for path in shown if (lines := last_lines(path))]
 
 
 def data(run: RunHistory) -> Table | None:

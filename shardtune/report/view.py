@@ -44,7 +44,7 @@ def run_view(run: RunHistory, now: float) -> View:
         "ranks": _shown_ranks(charts),
         "marks": _marks(run) if run.script is None or results.step else [],
         "metrics": tables.metrics(results),
-        "log_tail": tables.log_tail(run, results),
+        "logs": tables.logs(run, results),
         "problems": tables.problems(run),
         "out_of_memory": tables.out_of_memory(run),
         "planned": tables.planned(run, results),

@@ -13,6 +13,7 @@
     step: { label: "steps", title: "optimizer step", tick: ",~r", hover: "step %{x:,.0f}" },
     tokens: { label: "tokens", title: "tokens, all ranks", tick: "~s", hover: "%{x:.4s} tokens" },
     hours: { label: "hours", title: "hours since the first event", tick: "~r", hover: "%{x:.2f} hours" },
+    seconds: { label: "seconds", title: "seconds since the first event", tick: "~r", hover: "%{x:.1f} seconds" },
     minutes: { label: "minutes", title: "minutes since the first event", tick: "~r", hover: "%{x:.2f} minutes" },
   };
 

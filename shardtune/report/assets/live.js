@@ -45,8 +45,8 @@
     });
   }
 
-  const COLUMNS = ["run", "status", "model or script", "processes", "steps", "loss", "eval loss", "metric", "tok/s, all ranks", "started", "last event"];
-  const NUMBERS = new Set(["processes", "steps", "loss", "eval loss", "metric", "tok/s, all ranks"]);
+  const COLUMNS = ["run", "status", "model or script", "processes", "steps", "loss", "eval loss or metric", "tok/s, all ranks", "started", "last event"];
+  const NUMBERS = new Set(["processes", "steps", "loss", "eval loss or metric", "tok/s, all ranks"]);
   const list = { runs: [], sort: ["started", -1], text: "", chosen: new Set() };
 
   function key(run, column) {
@@ -101,7 +101,7 @@
   function listPage() {
     const page = begin("All runs");
     const lead = element("p", { class: "lead" });
-    const search = element("input", { type: "search", placeholder: "Filter by name, status, model, script", "aria-label": "Filter" });
+    const search = element("input", { type: "search", placeholder: "Filter by name, status, model", "aria-label": "Filter" });
     const compare = element("button", { disabled: true }, "Compare");
     const counts = element("span", { class: "note", role: "status" });
     const place = element("div", { class: "card scroll", tabindex: "0", role: "region", "aria-label": "Runs" });

@@ -85,13 +85,14 @@
       element("div", { class: "inside scroll" }, element("table", { class: "pairs" }, element("tbody", {}, rows))));
   }
 
+  const nameSteps = (view) => { chartState.stepTitle = view.is_script ? "step" : "optimizer step"; };
   const titled = (spec) => card(spec.title ? element("h3", {}, spec.title) : null, table(spec, spec.title ?? "table"));
 
   function runPage(view) {
     const page = begin(view.title);
     const part = {
       summary: section(page, "summary", ""), notes: section(page, "notes", ""), problems: section(page, "problems", "Warnings and failures"),
-      log: section(page, "log", "Log"), metrics: section(page, "metrics", "Metrics"),
+      log: section(page, "log", "Log"), metrics: section(page, "metrics", "Results"),
       memory: section(page, "out-of-memory", "Out of memory"), charts: section(page, "charts", "Charts"),
       planned: section(page, "planned", "Planned and actual"), ranks: section(page, "ranks", "Ranks"), checkpoints: section(page, "checkpoints", "Checkpoints"),
       samples: section(page, "samples", "Samples"), data: section(page, "data", "Data"), adapters: section(page, "adapters", "Adapters"),
@@ -102,13 +103,13 @@
     const tools = element("div"), line = element("div"), figures = element("div");
     part.charts.body.append(tools, line, figures);
     tools.style.display = "contents";
-    chartState.stepTitle = view.is_script ? "step" : "optimizer step";
+    nameSteps(view);
     const absent = (text) => (view.is_script ? null : text); // a script need not have any
     return (view) => {
       fill(part.summary, [view.facts, view.tiles, view.status, view.why, view.advice, view.left, view.progress], () => summary(view));
       fill(part.notes, view.notes, notes);
       fill(part.problems, view.problems, (t) => card(table(t, "Warnings and failures")));
-      fill(part.log, view.log_tail, (end) => card(element("h3", {}, `The last lines of ${end.file}`), element("p", { class: "said mono", tabindex: "0" }, end.lines)));
+      fill(part.log, view.logs, (ends) => ends.map((end) => card(element("h3", {}, `The last lines of ${end.file}`), element("div", { class: "said mono tail", tabindex: "0" }, element("div", {}, end.lines)))));
       fill(part.metrics, view.metrics, (t) => card(table(t, "Metrics")));
       fill(part.memory, view.out_of_memory, (all) => all.map(titled));
       part.charts.made.hidden = part.charts.link.hidden = !view.charts.length && !view.marks.length;
@@ -141,17 +142,17 @@
     const page = begin(view.title);
     page.main.append(element("h1", {}, view.title));
     const part = {
-      notes: section(page, "notes", ""), results: section(page, "results", "Results"), metrics: section(page, "metrics", "Metrics"),
+      notes: section(page, "notes", ""), results: section(page, "results", "Results"),
       differences: section(page, "differences", "Settings that differ"), charts: section(page, "charts", "Charts"),
     };
     const footer = element("footer");
     page.main.append(footer);
+    nameSteps(view);
     const figures = element("div");
     part.charts.body.append(chartTools(view.runs, ["step", "tokens", "hours"].filter((axis) => view.axes.some((of) => of[axis]))), figures);
     return (view) => {
       fill(part.notes, view.notes, notes);
-      fill(part.results, view.results, (t) => card(coloured(t)));
-      fill(part.metrics, view.metrics, (t) => card(table(t, "Metrics")));
+      fill(part.results, [view.results, view.metrics], ([of, metrics]) => [card(coloured(of)), metrics ? card(table(metrics, "Metrics")) : null]);
       fill(part.differences, view.differences, (t) => card(table(t, "Settings that differ")), "Fewer than two of these runs have a config.yaml to compare.");
       showCharts(figures, view.charts, [], view.axes);
       footer.textContent = view.written;
