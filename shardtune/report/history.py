@@ -120,9 +120,10 @@ class RunHistory:
         return {rank: (x, y) for rank, (x, y) in found.items() if len(x)}
 
     def samples_per_second(self) -> tuple[Numbers, Numbers]:
-        """Of all ranks, at the steps that all of them have."""
+        """Of all ranks, at the steps that all of them have; empty where a rank does not tell its own."""
         found = self.by_rank("samples_per_second")
-        if not found:
+        ranks = whole(self.facts.starts[-1].get("world_size")) if self.facts.starts else None
+        if not found or len(found) < (ranks or 1):
             return np.empty(0), np.empty(0)
         steps, rates = together(found)
         return steps, rates.sum(axis=0)

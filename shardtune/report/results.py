@@ -110,12 +110,7 @@ def tiles(run: RunHistory, results: Results) -> list[dict[str, str]]:
                 f"{formatting.short(rate)} tok/s over all ranks, median" if rate else "all ranks",
             )
         )
-    if results.samples_per_second is not None:
-        unit = formatting.plain(run.sample_unit, 40)
-        ranks = formatting.count(len(run.by_rank("samples_per_second")), "rank")
-        found.append(
-            _tile(f"{unit}/s", formatting.short(results.samples_per_second), f"over {ranks}, median of the steps")
-        )
+    found += _samples_tile(run, results)
     if results.step_seconds is not None and run.script is not None:
         found.append(_tile("step time", formatting.seconds(results.step_seconds), _waiting(run)))
     if results.seconds is not None:
@@ -174,6 +169,15 @@ def _metric_tiles(results: Results) -> list[dict[str, str]]:
         _tile(formatting.plain(name, 80), formatting.value(by_name[name].last[1]), _since(by_name[name]))
         for name in names
     ]
+
+
+def _samples_tile(run: RunHistory, results: Results) -> list[dict[str, str]]:
+    by_rank = run.by_rank("samples_per_second")
+    rate, of = results.samples_per_second, formatting.count(len(by_rank), "rank") + " together"
+    if rate is None:
+        rate, of = _median([y for _, y in by_rank.values()]), "per rank"
+    name = f"{formatting.plain(run.sample_unit, 40)}/s"
+    return [_tile(name, formatting.short(rate), f"{of}, median of the steps")] if rate is not None else []
 
 
 def _since(metric: Metric) -> str:

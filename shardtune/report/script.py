@@ -7,6 +7,7 @@ import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -54,8 +55,8 @@ def script_of(record: Mapping[str, Any]) -> ScriptRecord | None:
     if record.get("kind") != KIND:
         return None
     command = tuple(word for word in listed(record.get("command")) if isinstance(word, str))
-    ended, code = number(record.get("ended")), whole(record.get("exit_code"))
-    return ScriptRecord(command, number(record.get("started")), ended, code)
+    started, ended = (at if (at := number(record.get(key))) and isfinite(at) else None for key in ("started", "ended"))
+    return ScriptRecord(command, started, ended, whole(record.get("exit_code")))
 
 
 def log_files(folder: Path) -> dict[int, Path]:
@@ -76,5 +77,10 @@ def last_lines(path: Path) -> str:
             piece = file.read(_LAST_BYTES).decode("utf-8", errors="replace")
     except OSError:
         return ""
-    lines = piece.splitlines()[1 if size > _LAST_BYTES else 0 :]
-    return formatting.plain("\n".join(line.rpartition("\r")[2] for line in lines[-_LAST_LINES:]))
+    lines = piece.rstrip().split("\n")[1 if size > _LAST_BYTES else 0 :]
+    return formatting.plain("\n".join(_overwritten(line) for line in lines[-_LAST_LINES:]))
+
+
+def _overwritten(line: str) -> str:
+    """As a terminal shows it after a progress bar has written over itself."""
+    return line.rstrip("\r").rpartition("\r")[2]
