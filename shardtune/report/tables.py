@@ -377,8 +377,9 @@ def samples(run: RunHistory) -> list[dict[str, str]]:
 
 
 def environment(run: RunHistory) -> list[dict[str, Any]]:
-    """Named groups of (name, value), from environment.json and the hardware events."""
-    recorded = read_json(run.folder / "environment.json")
+    """Named groups of (name, value), from environment.json, or else the last start, and the hardware events."""
+    started = dict(mapping(run.facts.starts[-1].get("environment"))) if run.facts.starts else {}
+    recorded = read_json(run.folder / "environment.json") or started
     software: dict[str, Any] = {key: recorded.pop(key) for key in ("python", "packages") if key in recorded}
     packages = mapping(software.pop("packages", None))
     found: list[tuple[str, dict[str, Any]]] = [("Software", {**packages, **software})]

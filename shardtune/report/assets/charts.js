@@ -424,7 +424,7 @@
       element("span", { class: "note", "data-range": true, role: "status" }, "all steps"),
       button("←", "Earlier steps", () => zoom(1, -0.5)), button("→", "Later steps", () => zoom(1, 0.5)),
       button("+", "Zoom in", () => zoom(0.5, 0)), button("−", "Zoom out", () => zoom(2, 0)),
-      button("All", "Show all steps", () => setRange(null)),
+      button("All", "Show all steps", () => { state.ranges.time = null; setRange(null); }),
       button("CSV", "Download all curves as CSV", () => download("curves.csv", state.charts)));
   }
 
