@@ -217,6 +217,17 @@ def test_steps_of_a_script_that_were_done_twice_count_once(tmp_path: Path) -> No
     assert list(history.samples_per_second()[1]) == [8.0] * 60 and history.metrics.replaced == 0
 
 
+def test_a_script_that_has_resumed_is_where_its_checkpoint_was_before_it_logs_again(tmp_path: Path) -> None:
+    run = FakeRun(tmp_path / "run", ranks=2)
+    run.script_start("train.py")
+    for step in range(1, 6):
+        run.script_step(step, loss=1.0)
+    run.script_start("train.py")
+    run.everywhere("resume", step=3, world_size=2)
+    history = read(run.folder)
+    assert history.last_step == 3 and history.metrics.all()[0].last == (3, 1.0)
+
+
 def test_a_script_that_starts_again_without_resuming_replaces_all_it_logged(tmp_path: Path) -> None:
     run = FakeRun(tmp_path / "run", ranks=1)
     run.script_start("train.py")
