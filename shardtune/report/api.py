@@ -103,22 +103,32 @@ def _row(row: RunRow) -> dict[str, Any]:
     seen = row.summary
     progress = min(1.0, (seen.step or 0) / seen.steps) if seen.steps else None
     steps = f"{seen.step or 0:,}" + (f" / {seen.steps:,}" if seen.steps else "")
+    steps = "" if seen.liveness.is_script and not seen.step else steps  # it need not have any
     return {
         "name": row.name,
         "status": row.status.state,
         "why": formatting.plain(row.status.text, 300),
         "progress": progress,
         "cells": {
-            "model": [formatting.plain(seen.model, 200), seen.model],
+            "model or script": [formatting.plain(seen.model, 200), seen.model],
             "processes": [f"{seen.processes}" if seen.processes else "", seen.processes],
             "steps": [steps, seen.step],
             "loss": _shown(seen.loss, formatting.loss),
-            "eval loss": _shown(seen.eval_loss, formatting.loss),
+            "eval loss or metric": _metric(seen.metric) or _shown(seen.eval_loss, formatting.loss),
             "tok/s, all ranks": _shown(seen.tokens_per_second, formatting.short),
             "started": _shown(seen.started, formatting.when),
             "last event": _shown(seen.liveness.last_time, formatting.when),
         },
     }
+
+
+def _metric(seen: tuple[str, float] | None) -> list[Any]:
+    """A script's main metric with its name; the loss has a column of its own."""
+    if seen is None or seen[0] == "loss":
+        return []
+    name, value = seen
+    shown, key = _shown(value, formatting.value)
+    return [f"{formatting.plain(name, 60)} {shown}", key]
 
 
 def _shown(value: float | None, say: Callable[[float], str]) -> list[Any]:

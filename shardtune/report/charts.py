@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+import re
+from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from shardtune.report import formatting
-from shardtune.report.columns import ABSENT, Columns, Numbers
+from shardtune.report.columns import ABSENT, Columns, Numbers, together
 from shardtune.report.downsampling import Curve, downsample, means
 from shardtune.report.history import RunHistory
+from shardtune.report.metrics import Metric
+from shardtune.report.read import number
 
 _BUCKETS = 1000  # of a single curve: two points each, about one per pixel on a wide screen
 _SHARED_BUCKETS = 3200  # of all ranks' curves of one chart together: keeps the file small
 _STACKED_BUCKETS = 300
 _MOST_RANKS = 8  # curves that can be distinguished; beyond that, lowest, median and highest
 _GIB = 1 << 30
+_MOST_RARE = 50  # values of a metric that are drawn as points: an evaluation now and then
+_TIME_UNITS = (
+    ("seconds", 1, 1 / 20),
+    ("minutes", 60, 3),
+    ("hours", 3600, np.inf),
+)  # for runs of less than so many hours
 
 
 @dataclass(frozen=True)
@@ -45,6 +55,7 @@ class Chart:
     Args:
         format: How a value reads (d3), with `suffix` behind it.
         axis: Title of the y axis: what is counted, and its unit.
+        over: What x counts: "step"; or "seconds", "minutes" or "hours" since the run's first event.
         can_smooth: A noisy rate or loss.
         about: How the numbers were counted.
         note: How the curve was downsampled.
@@ -61,6 +72,7 @@ class Chart:
     about: str = ""
     note: str = ""
     axis: str = ""
+    over: str = "step"
     can_smooth: bool = False
     latest: str = ""
     stacked: bool = False
@@ -126,23 +138,31 @@ _PER_RANK = (
     _PerRank("gpu_clock", "Device", "SM clock", "gpu.sm_clock_mhz", ".0f", " MHz", from_zero=False),
     _PerRank("cpu", "Device", "CPU usage of the process", "host.cpu_percent", ".0f", " %", axis="% of one core",
              about="100 % is one core."),
+    _PerRank("gpu_memory_used", "Memory", "GPU memory in use", "gpu.memory_used", ".3~g", " GiB", 1 / _GIB,
+             about="On the whole device, by any process, as reported by the driver."),
 )  # fmt: skip
-_PHASES = ("data", "forward", "backward", "optimizer", "collective")
+_SCRIPT_STEP = "From the end of the previous step to the end of this one, without what is inside of observe.phase."
+_PHASES = {
+    "data": "waiting for data", "forward": "forward", "backward": "backward", "optimizer": "optimizer",
+    "collective": "waiting for other ranks (collective)",
+}  # fmt: skip
 
 
 def charts_of(run: RunHistory) -> list[Chart]:
     """Every chart the run has numbers for, in display order."""
     found = [
         _loss(run), _eval(run), _predictions(run, "token_accuracy"), _predictions(run, "entropy"), _grad_norm(run),
-        _learning_rate(run), _throughput(run),
+        _learning_rate(run), *_metrics(run), _throughput(run), *_samples(run),
     ]  # fmt: skip
     has_mfu = any("mfu" in columns.names for columns in run.profile.values())
     for spec in _PER_RANK:
         alone = len(run.profile) == 1 and spec.id == "rank_throughput" and "tokens_per_second" in run.train.names
         if not alone and not (spec.id == "tflops" and has_mfu):
-            found.append(_per_rank(run, spec))
+            of_script = run.script is not None and spec.id == "step_seconds"
+            found.append(_per_rank(replace(spec, about=_SCRIPT_STEP) if of_script else spec, run.by_rank(spec.column)))
         if spec.id == "step_seconds":
             found.append(_phases(run))
+    found += [_over_time(run, spec) for spec in _PER_RANK if not run.by_rank(spec.column)]
     return [chart for chart in found if chart is not None]
 
 
@@ -249,17 +269,22 @@ def _predictions(run: RunHistory, name: str) -> Chart | None:
     )  # fmt: skip
 
 
+def _one_curve(chart: Chart, name: str, points: tuple[Numbers, Numbers], color: int, look: str = "line") -> Chart:
+    """The chart with its only curve, which is drawn as `look` unless it has to be downsampled."""
+    curve = downsample(*points, _BUCKETS)
+    series = [replace(one, look=look) if one.look == "line" else one for one in _line(name, curve, points, color)]
+    return replace(chart, note=downsampling_note([curve]), series=series, broken=_broken([(name, curve)]))
+
+
 def _grad_norm(run: RunHistory) -> Chart | None:
     x, y = run.train.get("grad_norm")
     if not len(x):
         return None
-    curve = downsample(x, y, _BUCKETS)
-    return Chart(
-        "grad_norm", "Learning", "Gradient norm", ".4~g", can_log=True, note=downsampling_note([curve]),
-        latest=f"{y[-1]:.3g}", series=_line("gradient norm", curve, (x, y), 2),
-        broken=_broken([("gradient norm", curve)]),
-        about="Of all trained parameters, before clipping.", axis="L2 norm", can_smooth=True,
+    chart = Chart(
+        "grad_norm", "Learning", "Gradient norm", ".4~g", can_log=True, latest=f"{y[-1]:.3g}", axis="L2 norm",
+        about="Of all trained parameters, before clipping.", can_smooth=True,
     )  # fmt: skip
+    return _one_curve(chart, "gradient norm", (x, y), 2)
 
 
 def _learning_rate(run: RunHistory) -> Chart | None:
@@ -278,18 +303,107 @@ def _throughput(run: RunHistory) -> Chart | None:
     x, y = run.train.get("tokens_per_second")
     if not len(x):
         return None
-    curve = downsample(x, y, _BUCKETS)
-    return Chart(
-        "throughput", "Speed", "Tokens per second, all ranks", ".3s", " tok/s", note=downsampling_note([curve]),
-        from_zero=True, series=_line("all ranks", curve, (x, y), 0), latest=formatting.short(float(y[-1])),
+    chart = Chart(
+        "throughput", "Speed", "Tokens per second, all ranks", ".3s", " tok/s", from_zero=True,
         about="Real tokens (no padding) over wall time between two log lines, without evaluation and saving.",
-        axis="tok/s, all ranks", can_smooth=True,
+        axis="tok/s, all ranks", can_smooth=True, latest=formatting.short(float(y[-1])),
+    )  # fmt: skip
+    return _one_curve(chart, "all ranks", (x, y), 0)
+
+
+def _metrics(run: RunHistory) -> list[Chart]:
+    """A chart for each name that a script logged."""
+    metrics = run.metrics.all()
+    return [
+        _one_curve(
+            replace(metric_chart(id_, metric), latest=formatting.value(metric.last[1])),
+            formatting.plain(metric.name, 120), (metric.x, metric.y), 0, metric_look(metric, run.last_step),
+        )
+        for id_, metric in zip(metric_ids([metric.name for metric in metrics]), metrics, strict=True)
+    ]  # fmt: skip
+
+
+def metric_chart(id_: str, metric: Metric) -> Chart:
+    """Without its curve. What a metric means is the script's business: no unit, no zero, no best."""
+    positive = metric.lowest is not None and metric.lowest[1] > 0
+    name = formatting.plain(metric.name, 120)
+    return Chart(
+        id_, "Metrics", name, ".4~g", can_log=positive, can_smooth=True, axis=name.rpartition("/")[2][:30] or "value",
+        about=f"As rank {metric.rank} logged it.",
     )  # fmt: skip
 
 
-def _per_rank(run: RunHistory, spec: _PerRank) -> Chart | None:
-    found = {rank: columns.get(spec.column) for rank, columns in run.profile.items() if spec.column in columns.names}
-    found = {rank: (x, y) for rank, (x, y) in sorted(found.items()) if len(x)}
+def metric_look(metric: Metric, steps: int) -> str:
+    """Few values far apart, such as one for each epoch, are drawn as points."""
+    return "points" if len(metric.x) <= min(_MOST_RARE, steps / 2) else "line"
+
+
+def metric_ids(names: Sequence[str]) -> list[str]:
+    """Of their charts, for HTML and for files: different ones, and the same again while names are added behind."""
+    found: list[str] = []
+    for name in names:
+        plain = f"metric-{re.sub('[^A-Za-z0-9]+', '-', name)[:60].strip('-')}"
+        same = sum(re.fullmatch(f"{re.escape(plain)}(\\.\\d+)?", id_) is not None for id_ in found)
+        found.append(f"{plain}.{same + 1}" if same else plain)
+    return found
+
+
+def samples_chart(unit: str) -> Chart:
+    """Of all ranks together, without its curve."""
+    unit = formatting.plain(unit, 40)
+    return Chart(
+        "samples", "Speed", f"{unit[:1].upper()}{unit[1:]} per second, all ranks", ".3~s", f" {unit}/s", from_zero=True,
+        about="Samples of a step over its time, summed over the ranks.",
+        axis=f"{unit}/s, all ranks", can_smooth=True,
+    )  # fmt: skip
+
+
+def _samples(run: RunHistory) -> list[Chart | None]:
+    """Samples per second as the script counts them: all ranks, and each."""
+    found = run.by_rank("samples_per_second")
+    if not found:
+        return []
+    unit = formatting.plain(run.sample_unit, 40)
+    x, y = run.samples_per_second()
+    summed = _one_curve(samples_chart(unit), "all ranks", (x, y), 0) if len(found) > 1 and len(x) else None
+    spec = _PerRank(
+        "rank_samples", "Speed", f"{unit[:1].upper()}{unit[1:]} per second, per rank", "samples_per_second", ".3~s",
+        f" {unit}/s", about="Samples of one rank in a step over its time.", axis=f"{unit}/s per rank",
+    )  # fmt: skip
+    return [summed, _per_rank(spec, found)]
+
+
+def _over_time(run: RunHistory, spec: _PerRank) -> Chart | None:
+    """Samples of the machine's usage, for what the steps do not tell: a script need not have any."""
+    hours = ((run.last_time or 0.0) - (run.first_time or 0.0)) / 3600
+    over, length = next((unit, length) for unit, length, most in _TIME_UNITS if hours < most)
+    began = run.first_time or 0.0
+    sampled = {rank: columns.get(spec.column) for rank, columns in sorted(run.usage.items())}
+    sampled = {rank: ((x - began) / length, y) for rank, (x, y) in sampled.items() if len(x)}
+    if len(sampled) > _MOST_RANKS:  # they sample at times of their own
+        grid = next(iter(sampled.values()))[0]
+        sampled = {rank: (grid, np.interp(grid, x, y)) for rank, (x, y) in sampled.items()}
+    if not any(len(x) > 1 for x, _ in sampled.values()):
+        return None  # the one sample of a run of a few seconds is no curve
+    chart = _per_rank(spec, sampled)
+    assert chart is not None
+    starts = [(at - began) / length for event in run.facts.starts[1:] if (at := number(event.get("time"))) is not None]
+    series = [_with_gaps(one, starts) for one in chart.series]
+    return replace(chart, over=over, series=series, can_smooth=False)
+
+
+def _with_gaps(series: Series, starts: Sequence[float]) -> Series:
+    """Not joined across a restart: nothing was running."""
+    x, y = list(series.x), list(series.y)
+    for start in starts:
+        at = bisect_left(x, start)
+        if 0 < at < len(x):
+            x.insert(at, start)
+            y.insert(at, None)
+    return replace(series, x=x, y=y)
+
+
+def _per_rank(spec: _PerRank, found: dict[int, tuple[Numbers, Numbers]]) -> Chart | None:
     if not found:
         return None
     scale, suffix = _unit(spec, max(float(y.max()) for _, y in found.values()))
@@ -321,7 +435,7 @@ def _unit(spec: _PerRank, most: float) -> tuple[float, str]:
 
 def _spread(found: dict[int, tuple[Numbers, Numbers]]) -> tuple[list[Series], list[Curve]]:
     """Lowest, median and highest of all ranks, at the steps that all of them have."""
-    steps, rows = _together(found)
+    steps, rows = together(found)
     if not len(steps):
         return [], []
     lines = {"lowest": rows.min(axis=0), "median": np.median(rows, axis=0), "highest": rows.max(axis=0)}
@@ -334,19 +448,15 @@ def _spread(found: dict[int, tuple[Numbers, Numbers]]) -> tuple[list[Series], li
     return series, list(curves.values())
 
 
-def _together(found: dict[int, tuple[Numbers, Numbers]]) -> tuple[Numbers, np.ndarray]:
-    steps = next(iter(found.values()))[0]
-    for x, _ in found.values():
-        steps = np.intersect1d(steps, x, assume_unique=True)
-    return steps, np.array([y[np.searchsorted(x, steps)] for x, y in found.values()])
-
-
 def _phases(run: RunHistory) -> Chart | None:
     """Means over all ranks and intervals; the rest of a step is `other`."""
-    timed = {rank: columns for rank, columns in sorted(run.profile.items()) if "seconds.forward" in columns.names}
+    timed = {
+        rank: columns for rank, columns in sorted(run.profile.items())
+        if not {f"seconds.{phase}" for phase in _PHASES}.isdisjoint(columns.names)
+    }  # fmt: skip
     if not timed:
         return None
-    steps, total = _together({rank: columns.get("seconds.step") for rank, columns in timed.items()})
+    steps, total = together({rank: columns.get("seconds.step") for rank, columns in timed.items()})
     if not len(steps):
         return None
     parts = {}
@@ -360,8 +470,8 @@ def _phases(run: RunHistory) -> Chart | None:
     over = f", mean of {len(timed)} ranks" if len(timed) > 1 else ""
     return Chart(
         "phases", "Speed", "Step time by phase", ".3~g", " s", stacked=True, from_zero=True, axis="seconds per step",
-        about="Waiting for data, forward, backward, optimizer, waiting for other ranks (collective); other is the rest "
-        f"of the step{over}.",
+        about=f"{', '.join(_PHASES[phase] for phase in _PHASES if phase in parts).capitalize()}; other is the rest of "
+        f"the step{over}.",
         note=per_point.strip(), series=[Series(name, x, y, i) for i, (name, y) in enumerate(stacked.items())],
     )  # fmt: skip
 

@@ -82,3 +82,11 @@ class Columns:
     def time_of(self, step: int) -> float | None:
         at = bisect_right(self.steps, step) - 1
         return self.times[at] if at >= 0 else None
+
+
+def together(found: Mapping[int, tuple[Numbers, Numbers]]) -> tuple[Numbers, np.ndarray]:
+    """The steps that all ranks have, and a row of values for each rank."""
+    steps = next(iter(found.values()))[0]
+    for x, _ in found.values():
+        steps = np.intersect1d(steps, x, assume_unique=True)
+    return steps, np.array([y[np.searchsorted(x, steps)] for x, y in found.values()])

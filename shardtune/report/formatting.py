@@ -10,7 +10,20 @@ from shardtune.terminal import clock, count, operations, percent
 from shardtune.terminal import duration as seconds
 from shardtune.terminal import size as memory
 
-__all__ = ["age", "clock", "count", "loss", "memory", "operations", "percent", "plain", "seconds", "short", "when"]
+__all__ = [
+    "age",
+    "clock",
+    "count",
+    "loss",
+    "memory",
+    "operations",
+    "percent",
+    "plain",
+    "seconds",
+    "short",
+    "value",
+    "when",
+]
 
 
 def short(value: float) -> str:
@@ -28,6 +41,17 @@ def loss(value: float) -> str:
     if not math.isfinite(value):
         return {"nan": "NaN", "inf": "∞"}.get(str(value), "−∞")
     return f"{value:.4f}" if abs(value) < 1000 else f"{value:.4g}"
+
+
+def value(given: float) -> str:
+    """Any number of a script: `0.3127`, `12.3k`, `1e-05`."""
+    return (
+        short(given)
+        if math.isfinite(given) and abs(given) >= 1e4
+        else f"{given:.4g}"
+        if math.isfinite(given)
+        else loss(given)
+    )
 
 
 def age(value: float) -> str:

@@ -8,9 +8,11 @@ from typing import Any
 from shardtune.report import formatting
 from shardtune.report.history import RunHistory
 from shardtune.report.read import listed, mapping, number, text, whole
+from shardtune.report.script import LOGS, log_files
 from shardtune.report.settings import Setting
+from shardtune.report.tables import spans
 
-_MOST_META, _MOST_SCORES = 40, 12
+_MOST_META, _MOST_SCORES, _MOST_LOGS = 40, 12, 4
 
 
 def facts(run: RunHistory, settings: list[Setting]) -> list[dict[str, str]]:
@@ -25,8 +27,10 @@ def facts(run: RunHistory, settings: list[Setting]) -> list[dict[str, str]]:
         ("Validation", _rows(run, "validation")),
         ("Hardware", _hardware(run)),
         ("Started", _when(run)),
-        ("Script", text(start.get("script"))),
-        ("Command", text(start.get("command"))),
+        ("Script", text(start.get("script")) or (run.script.name if run.script is not None else "")),
+        ("Command", text(start.get("command")) or (run.script.line if run.script is not None else "")),
+        ("Exit code", _exit_code(run)),
+        ("Logs", _logs(run)),
         *((str(name), value if isinstance(value, str) else str(value)) for name, value in meta),
     ]
     return [
@@ -115,8 +119,19 @@ def _node(event: dict[str, Any]) -> str:
     return ", ".join([*filter(None, known), "no GPU"]) if any(known) else ""
 
 
+def _exit_code(run: RunHistory) -> str:
+    return "" if run.script is None or run.script.exit_code is None else str(run.script.exit_code)
+
+
+def _logs(run: RunHistory) -> str:
+    logs = log_files(run.folder)
+    if len(logs) > _MOST_LOGS:
+        return f"{LOGS}/rank-N.log of ranks {spans(set(logs))}"
+    return ", ".join(f"{LOGS}/{path.name}" for path in logs.values())
+
+
 def _when(run: RunHistory) -> str:
     if run.first_time is None:
-        return ""
+        return formatting.when(run.script.started) if run.script is not None and run.script.started else ""
     host = text(mapping(run.facts.starts[-1].get("environment")).get("host")) if run.facts.starts else ""
     return _joined(formatting.when(run.first_time), f"on {host}" if host else "")

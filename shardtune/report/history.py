@@ -9,10 +9,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from shardtune.observe.events import VERSION
-from shardtune.report.columns import Columns
+from shardtune.report.columns import Columns, Numbers, together
 from shardtune.report.failures import Failure, current, read_failures
+from shardtune.report.metrics import Metrics
 from shardtune.report.read import Event, Tail, event_files, listed, mapping, number, read_json, text, whole
+from shardtune.report.script import ScriptRecord, read_script
 from shardtune.report.status import ENDINGS, Liveness
 
 _KNOWN_VERSION = VERSION
@@ -24,9 +28,9 @@ _GROUPS = {
     "collectives_between_nodes": ("shard", "replicate", "other"),
     "memory": ("allocated", "reserved", "peak"),
     "host": ("rss", "cpu_percent"),
-    "gpu": ("utilization", "sm_clock_mhz", "power_watts", "temperature_c"),
+    "gpu": ("utilization", "sm_clock_mhz", "power_watts", "temperature_c", "memory_used"),
 }
-_ALONE = ("tokens_per_second", "tflops", "hardware_tflops", "mfu", "hfu")
+_ALONE = ("tokens_per_second", "samples", "samples_per_second", "tflops", "hardware_tflops", "mfu", "hfu")
 _VERSION_1 = {"step_seconds": "seconds.step", "host_peak_bytes": "host.rss", "gpu_peak_bytes": "memory.peak"}
 # Field of a profile event → name in it → column; a number that stands alone is under its own name.
 _PROFILED = {
@@ -72,13 +76,14 @@ class RunHistory:
     """One run, as far as it has been written. `update` continues reading where it stopped.
 
     What is the same on every rank (loss, plan, data) is taken from the lowest rank that has a file; profiles are kept
-    by rank.
+    by rank, as is the usage of the machine, whose columns have a second where the others have a step.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._tails: dict[int, Tail] = {}
         self.failures: tuple[Failure, ...] = ()
+        self.script: ScriptRecord | None = None  # of a run of `shardtune run`
         self.is_behind = False  # there is more to read than the last `update` had time for
         self._clear()
 
@@ -86,6 +91,9 @@ class RunHistory:
         self.facts = Facts()
         self.train, self.evals = Columns(keep_undone=True), Columns()
         self.profile: dict[int, Columns] = {}
+        self.metrics = Metrics()
+        self.usage: dict[int, Columns] = {}
+        self.sample_unit = "samples"
         self.throttled: dict[int, Counter[str]] = {}
         self.marks: list[Mark] = []
         self.marks_left_out = 0
@@ -102,6 +110,25 @@ class RunHistory:
         return sorted(self._tails)
 
     @property
+    def last_step(self) -> int:
+        steps = (columns.last_step for columns in (self.train, self.evals, *self.profile.values()))
+        return max(*steps, self.metrics.last_step)
+
+    def by_rank(self, column: str) -> dict[int, tuple[Numbers, Numbers]]:
+        """A column of the steps' profiles, of each rank that has it."""
+        found = {rank: columns.get(column) for rank, columns in sorted(self.profile.items())}
+        return {rank: (x, y) for rank, (x, y) in found.items() if len(x)}
+
+    def samples_per_second(self) -> tuple[Numbers, Numbers]:
+        """Of all ranks, at the steps that all of them have; empty where a rank does not tell its own."""
+        found = self.by_rank("samples_per_second")
+        ranks = whole(self.facts.starts[-1].get("world_size")) if self.facts.starts else None
+        if not found or len(found) < (ranks or 1):
+            return np.empty(0), np.empty(0)
+        steps, rates = together(found)
+        return steps, rates.sum(axis=0)
+
+    @property
     def half_lines(self) -> int:
         return sum(tail.half_line for tail in self._tails.values())
 
@@ -112,9 +139,11 @@ class RunHistory:
             seconds: Stop after about this long; the next call continues (a dashboard responds in between).
         """
         until = time.monotonic() + seconds if seconds is not None else None
-        failures = read_failures(self.folder)
+        failures, script = read_failures(self.folder), read_script(self.folder)
         changed = self._find_files() or (failures != self.failures and bool(failures))
+        changed |= script is not None and script != self.script
         self.failures = failures or self.failures  # a folder that is gone keeps what was read of it
+        self.script = script or self.script
         more = True
         while more and (until is None or time.monotonic() < until):
             more = False
@@ -136,12 +165,15 @@ class RunHistory:
     @property
     def liveness(self) -> Liveness:
         steps = [columns.times[-1] for columns in (self.train, *self.profile.values()) if len(columns)]
+        exit_code = self.script.exit_code if self.script is not None else None
         return Liveness(
             recorded=number(read_json(self.folder / "run.json").get("started")),
             began=number(self.facts.starts[-1].get("time")) if self.facts.starts else None,
             last_step=max(steps, default=None),
             last_time=self.last_time,
             ending=self.facts.ending,
+            is_script=self.script is not None,
+            exit_code=exit_code,
         )
 
     @property
@@ -190,7 +222,7 @@ class RunHistory:
         if isinstance(version, int) and version > _KNOWN_VERSION:
             self.newer_version = max(self.newer_version, version)
         step = whole(event.get("step"))
-        if step is not None and event["event"] in ("step", "profile"):
+        if step is not None and event["event"] in ("step", "profile", "metrics"):
             self._at[rank] = step
         handler = _HANDLERS.get(event["event"])
         if handler is None:
@@ -221,6 +253,7 @@ class RunHistory:
             self.evals.rewind(step)
         if rank in self.profile:
             self.profile[rank].rewind(step)
+        self.metrics.rewind(rank, step)
         self._at[rank] = step
 
 
@@ -280,6 +313,14 @@ def _on_profile(run: RunHistory, rank: int, event: Event, at: float) -> None:
     step = whole(event.get("step"))
     if step is None:
         return
+    run.profile.setdefault(rank, Columns()).add(step, at, _profiled(event))
+    run.sample_unit = text(event.get("sample_unit")) or run.sample_unit
+    reasons = mapping(event.get("gpu")).get("throttle")
+    if isinstance(reasons, list) and reasons:
+        run.throttled.setdefault(rank, Counter()).update(str(reason)[:60] for reason in reasons)
+
+
+def _profiled(event: Event) -> dict[str, float]:
     found: dict[str, float] = {}
     for key, inner in event.items():
         columns = _PROFILED.get(key)
@@ -290,10 +331,19 @@ def _on_profile(run: RunHistory, rank: int, event: Event, at: float) -> None:
             column = columns.get(name)
             if column is not None and (value := number(given)) is not None:
                 found[column] = value
-    run.profile.setdefault(rank, Columns()).add(step, at, found)
-    reasons = mapping(event.get("gpu")).get("throttle")
-    if isinstance(reasons, list) and reasons:
-        run.throttled.setdefault(rank, Counter()).update(str(reason)[:60] for reason in reasons)
+    return found
+
+
+def _on_usage(run: RunHistory, rank: int, event: Event, at: float) -> None:
+    if 0 < at < 1e11:
+        run.usage.setdefault(rank, Columns()).add(int(at), at, _profiled(event))
+
+
+def _on_metrics(run: RunHistory, rank: int, event: Event, at: float) -> None:
+    step = whole(event.get("step"))
+    if step is not None:
+        values = {name: number(value) for name, value in mapping(event.get("values")).items()}
+        run.metrics.add(rank, step, at, {name: value for name, value in values.items() if value is not None})
 
 
 def _on_guard(run: RunHistory, rank: int, event: Event, at: float) -> None:
@@ -386,6 +436,8 @@ _HANDLERS: dict[str, Callable[[RunHistory, int, dict[str, Any], float], None]] =
     "step": _on_step,
     "eval": _on_eval,
     "profile": _on_profile,
+    "metrics": _on_metrics,
+    "usage": _on_usage,
     "guard": _on_guard,
     "out_of_memory": _on_out_of_memory,
     "no_progress": _on_no_progress,

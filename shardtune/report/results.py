@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from shardtune.report import formatting
-from shardtune.report.columns import Numbers
+from shardtune.report.columns import Columns, Numbers
 from shardtune.report.history import RunHistory
+from shardtune.report.metrics import Metric, main_metric
 from shardtune.report.read import mapping, number, whole
 from shardtune.report.status import Status, status_of
 
@@ -34,6 +36,8 @@ class Results:
     tflops: float | None
     gpu_peak: tuple[int, float] | None
     host_peak: tuple[int, float] | None
+    metrics: tuple[Metric, ...]
+    samples_per_second: float | None
 
 
 def results_of(run: RunHistory, now: float) -> Results:
@@ -43,10 +47,9 @@ def results_of(run: RunHistory, now: float) -> Results:
     best = int(np.where(finite, evals, np.inf).argmin()) if finite.any() else None
     tokens = run.train.last("tokens")
     plan = mapping(mapping(run.facts.plan).get("math"))
-    step = max([run.train.last_step, run.evals.last_step, *(c.last_step for c in run.profile.values())])
     return Results(
         status=status_of(run.folder, run.liveness, now, run.failure),
-        step=step,
+        step=run.last_step,
         steps=whole(plan.get("steps")),
         first_loss=float(losses[0]) if len(losses) else None,
         last_loss=float(losses[-1]) if len(losses) else None,
@@ -60,14 +63,17 @@ def results_of(run: RunHistory, now: float) -> Results:
         starts=len(run.facts.starts),
         mfu=_median([columns.get("mfu")[1] for columns in run.profile.values()]),
         tflops=_median([columns.get("tflops")[1] for columns in run.profile.values()]),
-        gpu_peak=_most(run, "memory.peak"),
-        host_peak=_most(run, "host.rss"),
+        gpu_peak=_most(run.profile, "memory.peak"),
+        host_peak=_most(run.profile, "host.rss") or _most(run.usage, "host.rss"),
+        metrics=tuple(run.metrics.all()),
+        samples_per_second=_median([run.samples_per_second()[1]]),
     )
 
 
 def _wall(run: RunHistory) -> float | None:
     if run.first_time is None or run.last_time is None:
-        return None
+        script = run.script
+        return script.ended - script.started if script and script.ended and script.started else None
     return run.last_time - run.first_time
 
 
@@ -79,10 +85,10 @@ def _median(columns: list[Numbers]) -> float | None:
     return float(np.median(together)) if len(together) else None
 
 
-def _most(run: RunHistory, name: str) -> tuple[int, float] | None:
+def _most(by_rank: Mapping[int, Columns], name: str) -> tuple[int, float] | None:
     """(rank, value) of the rank with the most."""
     found = []
-    for rank, columns in run.profile.items():
+    for rank, columns in by_rank.items():
         values = columns.get(name)[1]
         if len(values):
             found.append((float(values.max()), rank))
@@ -91,7 +97,10 @@ def _most(run: RunHistory, name: str) -> tuple[int, float] | None:
 
 def tiles(run: RunHistory, results: Results) -> list[dict[str, str]]:
     """(name, value, note) of each tile at the top of a run's page; what is not known has no tile."""
-    found = [_steps_tile(run, results), _loss_tile(results), *_eval_tiles(results)]
+    if run.script is None:
+        found = [_steps_tile(run, results), _loss_tile(results), *_eval_tiles(results)]
+    else:  # which need not have any steps
+        found = [*([_steps_tile(run, results)] if results.step else []), *_metric_tiles(results)]
     if results.tokens is not None:
         rate = results.tokens_per_second
         found.append(
@@ -101,8 +110,13 @@ def tiles(run: RunHistory, results: Results) -> list[dict[str, str]]:
                 f"{formatting.short(rate)} tok/s over all ranks, median" if rate else "all ranks",
             )
         )
+    found += _samples_tile(run, results)
+    if results.step_seconds is not None and run.script is not None:
+        found.append(_tile("step time", formatting.seconds(results.step_seconds), _waiting(run)))
     if results.seconds is not None:
-        starts = f"{results.starts} starts" if results.starts > 1 else "first to last event"
+        starts = (
+            f"{results.starts} starts" if results.starts > 1 else "first to last event" if run.ranks else "start to end"
+        )
         found.append(_tile("time", formatting.clock(results.seconds), starts))
     if results.mfu is not None:
         found.append(_tile("MFU", formatting.percent(results.mfu), "per rank, median of all steps"))
@@ -112,7 +126,7 @@ def tiles(run: RunHistory, results: Results) -> list[dict[str, str]]:
     for name, most in (("GPU memory", results.gpu_peak), ("host memory", results.host_peak)):
         if most is not None and not (name == "host memory" and results.gpu_peak is not None):
             found.append(
-                _tile(name, formatting.memory(most[1]), f"peak, rank {most[0]}" if len(run.profile) > 1 else "peak")
+                _tile(name, formatting.memory(most[1]), f"peak, rank {most[0]}" if len(run.ranks) > 1 else "peak")
             )
     return [tile for tile in found if tile]
 
@@ -145,6 +159,36 @@ def _eval_tiles(results: Results) -> list[dict[str, str]]:
         step, value = results.best_eval
         found.append(_tile("best evaluation loss", formatting.loss(value), f"step {step:,}, of {results.evaluations}"))
     return found
+
+
+def _metric_tiles(results: Results) -> list[dict[str, str]]:
+    """The one by which lists show the run, and its loss."""
+    by_name = {metric.name: metric for metric in results.metrics}
+    names = dict.fromkeys(name for name in (main_metric(dict.fromkeys(by_name, 0.0)), "loss") if name in by_name)
+    return [
+        _tile(formatting.plain(name, 80), formatting.value(by_name[name].last[1]), _since(by_name[name]))
+        for name in names
+    ]
+
+
+def _samples_tile(run: RunHistory, results: Results) -> list[dict[str, str]]:
+    by_rank = run.by_rank("samples_per_second")
+    rate, of = results.samples_per_second, formatting.count(len(by_rank), "rank") + " together"
+    if rate is None:
+        rate, of = _median([y for _, y in by_rank.values()]), "per rank"
+    name = f"{formatting.plain(run.sample_unit, 40)}/s"
+    return [_tile(name, formatting.short(rate), f"{of}, median of the steps")] if rate is not None else []
+
+
+def _since(metric: Metric) -> str:
+    first = f", {formatting.value(metric.first[1])} at step {metric.first[0]:,}" if len(metric.x) > 1 else ""
+    return f"step {metric.last[0]:,}{first}"
+
+
+def _waiting(run: RunHistory) -> str:
+    waits, steps = (_median([y for _, y in run.by_rank(f"seconds.{name}").values()]) for name in ("data", "step"))
+    share = f", {formatting.percent(waits / steps)} waiting for data" if waits is not None and steps else ""
+    return f"median{share}"
 
 
 def remaining(run: RunHistory, results: Results) -> float | None:

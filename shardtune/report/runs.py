@@ -12,7 +12,9 @@ from pathlib import Path
 from shardtune.durable import open_plain
 from shardtune.errors import UserInputError
 from shardtune.report.failures import FOLDER, LATEST, Failure, current, read_failures
+from shardtune.report.metrics import main_metric
 from shardtune.report.read import Event, event_files, mapping, number, parse, read_json, text, whole
+from shardtune.report.script import script_of
 from shardtune.report.status import ENDINGS, Liveness, Status, status_of
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")  # as run/folder.py makes them; a test compares
@@ -24,7 +26,12 @@ _HEAD, _TAIL = 256 << 10, 256 << 10  # bytes: the plan is near the start, a step
 
 @dataclass(frozen=True)
 class RunSummary:
-    """What the head and tail of a run's first event file contain."""
+    """What the head and tail of a run's first event file contain.
+
+    Args:
+        metric: Name and last value of a script's main metric.
+        model: Or the script.
+    """
 
     started: float | None = None
     liveness: Liveness = Liveness()  # noqa: RUF009 - frozen
@@ -34,6 +41,7 @@ class RunSummary:
     eval_loss: float | None = None
     tokens_per_second: float | None = None
     processes: int | None = None
+    metric: tuple[str, float] | None = None
     model: str = ""
     failure: Failure | None = None
 
@@ -200,10 +208,12 @@ def summary(events: Path | None, record: Path, others: Sequence[Path] = ()) -> R
     last, ending = _last_of_each(tail)
     start = next((event for event in head if event["event"] == "run_start"), {})
     plan = last.get("plan") or next((event for event in reversed(head) if event["event"] == "plan"), {})
-    step, evaluated, profile = (last.get(kind, {}) for kind in ("step", "eval", "profile"))
+    step, evaluated, profile, metrics = (last.get(kind, {}) for kind in ("step", "eval", "profile", "metrics"))
     run_record = read_json(record)
     times = [time for event in tail[-1:] if (time := number(event.get("time"))) is not None]
-    steps = [found for event in (step, profile, evaluated) if (found := whole(event.get("step"))) is not None]
+    steps = [found for event in (step, profile, evaluated, metrics) if (found := whole(event.get("step"))) is not None]
+    script, logged = script_of(run_record), _last_metrics(tail)
+    main = main_metric(logged)
     return RunSummary(
         started=number(start.get("time")) or number(run_record.get("started")),
         liveness=Liveness(
@@ -212,15 +222,19 @@ def summary(events: Path | None, record: Path, others: Sequence[Path] = ()) -> R
             last_step=max((time for event in (step, profile) if (time := number(event.get("time")))), default=None),
             last_time=times[0] if times else None,
             ending=ending or _ending_elsewhere(others, number(last.get("run_start", start).get("time"))),
+            is_script=script is not None,
+            exit_code=script.exit_code if script is not None else None,
         ),
         steps=whole(mapping(plan.get("math")).get("steps")),
         step=max(steps, default=None),
-        loss=number(step.get("loss")),
+        loss=number(step.get("loss")) if step else logged.get("loss"),
+        metric=(main, logged[main]) if main is not None else None,
         eval_loss=number(evaluated.get("loss")),
         tokens_per_second=number(step.get("tokens_per_second")),
         processes=whole(start.get("world_size")),
         model=text(mapping(mapping(run_record.get("settings")).get("model")).get("model_name_or_path"))
-        or text(start.get("model")),
+        or text(start.get("model"))
+        or (script.name if script is not None else ""),
         failure=current(read_failures(record.parent), times[0] if times else None),
     )
 
@@ -235,6 +249,16 @@ def _last_of_each(events: list[Event]) -> tuple[dict[str, Event], Event | None]:
         elif event["event"] in ENDINGS and (ending is None or ending["event"] == "run_end"):
             ending = event
     return last, ending
+
+
+def _last_metrics(events: list[Event]) -> dict[str, float]:
+    """The last value of each, in the order they were first logged."""
+    found: dict[str, float] = {}
+    for event in events:
+        for name, given in mapping(event.get("values")).items() if event["event"] == "metrics" else ():
+            if (value := number(given)) is not None:
+                found[name] = value
+    return found
 
 
 def _ending_elsewhere(others: Sequence[Path], began: float | None) -> Event | None:

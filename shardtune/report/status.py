@@ -13,6 +13,8 @@ from shardtune.report.formatting import age
 from shardtune.report.read import text
 
 LEASE = ".run.lease"  # as run/folder.py names it; a test compares
+# Exit codes of a script that was asked to stop; a test compares them with run/exit_codes.py.
+STOPPED = (75, 130, 143)
 ENDINGS = ("run_end", "run_failed", "out_of_memory", "no_progress")
 # Without a lease to check, a run that wrote nothing for this long is stale: longer than loading large weights or an
 # evaluation takes.
@@ -38,6 +40,8 @@ class Liveness:
         last_step: Its last step.
         last_time: Its last event.
         ending: The last event of ENDINGS after the last start.
+        is_script: A run of `shardtune run`, which need not have steps.
+        exit_code: Of a script, as its launcher recorded it; None while it runs.
     """
 
     recorded: float | None = None
@@ -45,10 +49,14 @@ class Liveness:
     last_step: float | None = None
     last_time: float | None = None
     ending: Mapping[str, Any] | None = None
+    is_script: bool = False
+    exit_code: int | None = None
 
     @property
-    def is_training(self) -> bool:
-        """Whether it has made a step since it was last started."""
+    def is_under_way(self) -> bool:
+        """Whether it has made a step since it was last started; of a script, whether its ranks have started."""
+        if self.is_script:
+            return self.began is not None and self.began >= (self.recorded or 0.0)
         return self.last_step is not None and (self.began is None or self.last_step >= self.began)
 
 
@@ -67,11 +75,13 @@ def status_of(folder: Path, liveness: Liveness, now: float, failure: Failure | N
         return Status(
             "failed", failure.sentence, tuple(part for part in (failure.why, failure.fix, failure.more) if part)
         )
+    if liveness.exit_code is not None and (liveness.ending is None or liveness.ending["event"] == "run_end"):
+        return _exited(liveness.exit_code)
     if liveness.ending is not None:
         if liveness.last_time is not None and _leased_since(lease, liveness.last_time):
             return Status("starting", "restarted; not resumed yet")
         return _ended(liveness.ending)
-    under_way: State = "running" if liveness.is_training else "starting"
+    under_way: State = "running" if liveness.is_under_way else "starting"
     last = max((time for time in (liveness.recorded, liveness.last_time) if time is not None), default=None)
     quiet = now - last if last is not None else None
     if liveness.recorded is not None and liveness.last_time is None and not lease.exists():
@@ -96,6 +106,12 @@ def _leased_since(lease: Path, ended: float) -> bool:
         return lease.stat().st_mtime > ended and looks_alive(lease) is True
     except OSError:
         return False
+
+
+def _exited(code: int) -> Status:
+    if code == 0:
+        return Status("done")
+    return Status("stopped" if code in STOPPED else "failed", f"exit code {code}")
 
 
 def _ended(ending: Mapping[str, Any]) -> Status:

@@ -14,11 +14,13 @@ from shardtune.report.columns import Columns
 from shardtune.report.history import Mark, RunHistory
 from shardtune.report.read import Event, listed, mapping, number, read_json, text, whole
 from shardtune.report.results import Results
+from shardtune.report.script import LOGS, last_lines, log_files
 
 Cell = str | dict[str, str]
 Table = dict[str, Any]
 _MOST_ROWS = 200
 _MOST_SAMPLES = 30
+_MOST_LOGS = 4
 _OF_EVENT = ("v", "time", "rank", "event")
 _SIZES = ("total", "free", "available", "memory", "ram", "size")  # names of sizes in bytes
 _SENT = {"sent": "collectives", "to other nodes": "collectives_between_nodes"}
@@ -66,7 +68,21 @@ def checkpoints(run: RunHistory) -> Table | None:
         if best
         else ""
     )
-    return table(["step", "eval loss", "size", "written", ""], rows[-_MOST_ROWS:], numbers="nnn", note=why)
+    found = table(["step", "eval loss", "size", "written", ""], rows[-_MOST_ROWS:], numbers="nnn", note=why)
+    return without_empty(found) if run.script is not None else found
+
+
+def without_empty(found: Table) -> Table:
+    """Without the columns that are empty in every row."""
+    kept = [
+        i for i in range(len(found["columns"]))
+        if any((row[i]["text"] if isinstance(row[i], dict) else row[i]) for row in found["rows"])
+    ]  # fmt: skip
+    return {
+        **found,
+        "columns": [found["columns"][i] for i in kept],
+        "rows": [[row[i] for i in kept] for row in found["rows"]],
+    }
 
 
 def ranks(run: RunHistory) -> Table | None:
@@ -77,6 +93,7 @@ def ranks(run: RunHistory) -> Table | None:
     names = [phase for phase in _PHASES if any(f"seconds.{phase}" in c.names for c in timed.values())]
     optional = {
         "tok/s per rank": ("tokens_per_second", formatting.short),
+        f"{formatting.plain(run.sample_unit, 40)}/s per rank": ("samples_per_second", formatting.short),
         "MFU": ("mfu", formatting.percent),
         "HFU": ("hfu", formatting.percent),
         "GPU peak": ("memory.peak", formatting.memory),
@@ -253,6 +270,34 @@ def planned(run: RunHistory, results: Results) -> Table | None:
     return table(["", "planned", "actual", "difference"], rows, numbers=" nnn", note=note)
 
 
+def metrics(results: Results) -> Table | None:
+    """What a script logged, by name."""
+    if not results.metrics:
+        return None
+    rows: list[list[Cell]] = [
+        [formatting.plain(one.name, 120), *(_point(at) for at in (one.first, one.last, one.lowest, one.highest))]
+        for one in results.metrics
+    ]
+    return table(["metric", "first", "last", "min", "max"], rows, numbers=" nnnn")
+
+
+def _point(at: tuple[int, float] | None) -> str:
+    return f"{formatting.value(at[1])} (step {at[0]:,})" if at is not None else ""
+
+
+def logs(run: RunHistory, results: Results) -> list[dict[str, str]]:
+    """The last lines of the rank that failed, of a run that failed; where it is not known which, of the first ranks."""
+    if results.status.state != "failed":
+        return []
+    ending = run.facts.ending or {"event": "run_end"}
+    failed = run.failure.rank if run.failure is not None else None
+    if failed is None and ending["event"] != "run_end":
+        failed = whole(ending.get("rank"))
+    files = log_files(run.folder)
+    shown = [files[failed]] if failed is not None and failed in files else list(files.values())[:_MOST_LOGS]
+    return [{"file": f"{LOGS}/{path.name}", "lines": lines} for path in shown if (lines := last_lines(path))]
+
+
 def data(run: RunHistory) -> Table | None:
     event = run.facts.data
     if event is None:
@@ -332,8 +377,9 @@ def samples(run: RunHistory) -> list[dict[str, str]]:
 
 
 def environment(run: RunHistory) -> list[dict[str, Any]]:
-    """Named groups of (name, value), from environment.json and the hardware events."""
-    recorded = read_json(run.folder / "environment.json")
+    """Named groups of (name, value), from environment.json, or else the last start, and the hardware events."""
+    started = dict(mapping(run.facts.starts[-1].get("environment"))) if run.facts.starts else {}
+    recorded = read_json(run.folder / "environment.json") or started
     software: dict[str, Any] = {key: recorded.pop(key) for key in ("python", "packages") if key in recorded}
     packages = mapping(software.pop("packages", None))
     found: list[tuple[str, dict[str, Any]]] = [("Software", {**packages, **software})]

@@ -30,6 +30,7 @@ def run_view(run: RunHistory, now: float) -> View:
     left = remaining(run, results)
     return {
         "kind": "run",
+        "is_script": run.script is not None,
         "title": formatting.plain(run.folder.name, 200),
         "folder": formatting.plain(str(run.folder), 1000),
         "status": results.status.state,
@@ -41,7 +42,9 @@ def run_view(run: RunHistory, now: float) -> View:
         "tiles": [*tiles(run, results), *scores(run)],
         "charts": [chart.as_dict() for chart in charts],
         "ranks": _shown_ranks(charts),
-        "marks": _marks(run),
+        "marks": _marks(run) if run.script is None or results.step else [],
+        "metrics": tables.metrics(results),
+        "logs": tables.logs(run, results),
         "problems": tables.problems(run),
         "out_of_memory": tables.out_of_memory(run),
         "planned": tables.planned(run, results),
@@ -112,7 +115,7 @@ def notes(run: RunHistory) -> list[str]:
     """Notes about the event files themselves."""
     found = []
     if run.is_behind:
-        found.append(f"Still reading the events: shown up to step {run.train.last_step:,}.")
+        found.append(f"Still reading the events: shown up to step {run.last_step:,}.")
     if run.unreadable:
         found.append(f"Skipped {formatting.count(run.unreadable, 'unreadable line')} of the event files.")
     if run.newer_version:
@@ -122,6 +125,15 @@ def notes(run: RunHistory) -> list[str]:
     if run.unknown:
         names = ", ".join(formatting.plain(name, 60) for name, _ in run.unknown.most_common(5))
         found.append(f"Ignored {formatting.count(run.unknown.total(), 'event')} of unknown kinds: {names}.")
+    if run.metrics.replaced:
+        found.append(
+            f"{formatting.count(run.metrics.replaced, 'value')} of metrics were logged at a step that had one "
+            "already; the last one counts. `observe.steps` counts the steps."
+        )
+    if run.metrics.left_out:
+        found.append(
+            f"{formatting.count(len(run.metrics.left_out), 'metric')} are not shown: a script has too many names."
+        )
     if not run.ranks:
         found.append("This run has no events.")
     return found

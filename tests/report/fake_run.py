@@ -53,6 +53,36 @@ class FakeRun:
         """Instead of `begin`: a script's own Trainer, with the profiler as a callback."""
         self.everywhere("run_start", run=self.folder.name, world_size=self.ranks, environment=SOFTWARE, model=model)
 
+    def script(self, *words: str, **ended: float) -> None:
+        """Instead of `begin`: the record of `shardtune run`, and of its end."""
+        record = {
+            "kind": "script",
+            "command": list(words),
+            "started": self.now,
+            "finished": not ended.get("exit_code", 1),
+        }
+        (self.folder / "run.json").write_text(json.dumps({**record, **ended}))
+
+    def script_start(self, *words: str) -> None:
+        self.script(*words)
+        command = f"shardtune run --nproc {self.ranks} -- {' '.join(words)}"
+        self.everywhere(
+            "run_start", run=self.folder.name, world_size=self.ranks, environment=SOFTWARE, script=words[0], command=command
+        )  # fmt: skip
+
+    def script_step(self, step: int, *, unit: str = "images", **metrics: float) -> None:
+        """One step of two seconds, of which half a second waits for data, with 8 samples on each rank."""
+        self.everywhere("metrics", step=step, values=metrics)
+        self.everywhere(
+            "profile", step=step, seconds={"step": 2.0, "data": 0.5}, samples=8, sample_unit=unit, samples_per_second=4.0,
+            host={"rss": GIB, "cpu_percent": 99.0},
+        )  # fmt: skip
+        self.now += 2
+
+    def log(self, rank: int, text: str) -> None:
+        (self.folder / "logs").mkdir(exist_ok=True)
+        (self.folder / "logs" / f"rank-{rank}.log").write_text(text, encoding="utf-8")
+
     def everywhere(self, event: str, **fields: Any) -> None:
         for rank in range(self.ranks):
             self.write(event, rank, **fields)
@@ -216,6 +246,30 @@ def showcase(folder: Path, *, ranks: int = 4, steps: int = 400, seed: int = 1, *
     run.samples("after")
     run.scores()
     run.end(steps)
+    return run
+
+
+def script_run(folder: Path, *, steps: int = 60, ranks: int = 2, words: tuple[str, ...] = ("train.py",)) -> FakeRun:
+    """A script that logs its loss at every step and mAP after each 20, resumes once, and ends well."""
+    run = FakeRun(folder, ranks=ranks)
+    run.script_start(*words)
+
+    def train(begin: int, end: int, worse: float) -> None:
+        for step in range(begin, end + 1):
+            run.script_step(step, loss=worse + 2 / step, **{"train/lr": 1e-3})
+            if step % 20 == 0:
+                run.everywhere("metrics", step=step, values={"val/mAP@50": round(step / 100 - worse / 100, 4)})
+                run.checkpoint(step, None)
+
+    train(1, 47, 9.0)
+    run.now += 3600
+    run.script_start(*words)
+    run.everywhere("resume", step=20, path="checkpoints/step-000020", world_size=ranks, changes=[], damaged=[])
+    train(21, steps, 0.0)
+    run.end(steps)
+    for rank in range(ranks):
+        run.log(rank, f"rank {rank} is done\n")
+    run.script(*words, exit_code=0, ended=run.now)
     return run
 
 

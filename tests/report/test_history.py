@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fake_run import FakeRun, showcase
+from fake_run import FakeRun, script_run, showcase
 
 from shardtune.report.api import RunsApi
 from shardtune.report.compare import compare_view
@@ -128,7 +128,8 @@ def test_newer_versions_unknown_events_and_nonsense_are_survived_and_told(tmp_pa
 @pytest.mark.parametrize("seed", range(3))
 def test_no_field_that_is_not_what_it_should_be_breaks_the_page(tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)
-    run = showcase(tmp_path / "run", ranks=2, steps=300)
+    run = showcase(tmp_path / "run", ranks=2, steps=300) if seed else script_run(tmp_path / "run")
+    run.everywhere("usage", host={"rss": 1, "cpu_percent": 3.0})
     run.write(
         "out_of_memory", 1, phase="backward", step=3, held={"weights": 3}, advice=[{"setting": "a", "value": "1"}]
     )
@@ -203,3 +204,58 @@ def test_accuracy_and_entropy_of_training_and_evaluation_have_charts_of_their_ow
     assert [list(series["y"]) for series in accuracy["series"]] == [[0.25, 0.5], [0.625]]
     assert [list(series["y"]) for series in entropy["series"]] == [[2.0, 1.0], [0.75]]
     assert (accuracy["latest"], entropy["latest"]) == ("50.0 %", "1.000")
+
+
+def test_steps_of_a_script_that_were_done_twice_count_once(tmp_path: Path) -> None:
+    history = read(script_run(tmp_path / "run").folder)
+    metrics = {metric.name: metric for metric in history.metrics.all()}
+    assert list(metrics["loss"].x) == list(range(1, 61)), "steps 21 to 47 were done twice"
+    assert metrics["loss"].y[19] == 9.1 and metrics["loss"].y[20] == 2 / 21
+    assert list(metrics["val/mAP@50"].x) == [20, 40, 60] and list(metrics["val/mAP@50"].y) == [0.11, 0.4, 0.6]
+    assert (metrics["loss"].first, metrics["loss"].last) == ((1, 11.0), (60, 2 / 60))
+    assert (metrics["loss"].lowest, metrics["loss"].highest) == ((60, 2 / 60), (1, 11.0))
+    assert list(history.samples_per_second()[1]) == [8.0] * 60 and history.metrics.replaced == 0
+
+
+def test_a_script_that_has_resumed_is_where_its_checkpoint_was_before_it_logs_again(tmp_path: Path) -> None:
+    run = FakeRun(tmp_path / "run", ranks=2)
+    run.script_start("train.py")
+    for step in range(1, 6):
+        run.script_step(step, loss=1.0)
+    run.script_start("train.py")
+    run.everywhere("resume", step=3, world_size=2)
+    history = read(run.folder)
+    assert history.last_step == 3 and history.metrics.all()[0].last == (3, 1.0)
+
+
+def test_a_script_that_starts_again_without_resuming_replaces_all_it_logged(tmp_path: Path) -> None:
+    run = FakeRun(tmp_path / "run", ranks=1)
+    run.script_start("train.py")
+    for step in (1, 2, 3):
+        run.script_step(step, loss=9.0, **({"val/mAP": 0.5} if step == 3 else {}))
+    run.script_start("train.py")
+    run.script_step(1, loss=1.0)
+    assert [(m.name, list(m.y)) for m in read(run.folder).metrics.all()] == [("loss", [1.0])]
+
+
+def test_of_a_metric_that_several_ranks_log_the_lowest_ranks_counts(tmp_path: Path) -> None:
+    run = FakeRun(tmp_path / "run", ranks=2)
+    run.script_start("train.py")
+    run.write("metrics", 1, step=1, values={"loss": 2.0, "only": 3.0})
+    run.write("metrics", 0, step=1, values={"loss": 1.0})
+    run.write("metrics", 0, step=1, values={"mAP": 0.5})
+    metrics = {metric.name: (metric.rank, metric.last) for metric in read(run.folder).metrics.all()}
+    assert metrics == {"loss": (0, (1, 1.0)), "mAP": (0, (1, 0.5)), "only": (1, (1, 3.0))}
+
+
+def test_metrics_of_steps_that_were_never_counted_are_told_and_not_silently_lost(tmp_path: Path) -> None:
+    run = FakeRun(tmp_path / "run", ranks=1)
+    run.script_start("train.py")
+    for loss in (3.0, 2.0, math.nan):
+        run.write("metrics", step=0, values={"loss": "nan" if math.isnan(loss) else loss})
+    for index in range(300):
+        run.write("metrics", step=0, values={f"loss of {index}": 1})
+    view = run_view(read(run.folder), run.now)
+    assert "2 values of metrics were logged at a step that had one already" in view["notes"][0]
+    assert "101 metrics are not shown" in view["notes"][1]
+    assert view["metrics"]["rows"][0] == ["loss", "NaN (step 0)", "NaN (step 0)", "", ""]

@@ -11,9 +11,10 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from fake_run import FakeRun, long_run, showcase
+from fake_run import FakeRun, long_run, script_run, showcase
 from running import REPOSITORY, Command
 
+from shardtune.report.charts import metric_ids
 from shardtune.report.compare import compare_view
 from shardtune.report.history import RunHistory
 from shardtune.report.page import asset, chart_library, embedded, page
@@ -231,6 +232,128 @@ def test_a_run_that_is_not_there_and_a_place_that_cannot_be_written_are_told(
     FakeRun(tmp_path / "one", ranks=1).begin(5)
     result = shardtune("report", tmp_path / "one", "-o", tmp_path / "missing" / "x.html")
     assert result.returncode == 2 and "Could not write the report" in result.stderr and "Traceback" not in result.stderr
+
+
+def test_the_view_of_a_script_shows_what_it_logged_and_nothing_that_only_a_training_has(tmp_path: Path) -> None:
+    run = script_run(tmp_path / "one", words=("train.py", "--batch-size", "8"))
+    view = json.loads(Elements(page(run_view(history(run.folder), run.now))).view)
+    assert view["is_script"] and view["status"] == "done"
+    facts = {fact["name"]: fact["value"] for fact in view["facts"]}
+    assert facts["Script"] == "train.py" and facts["Exit code"] == "0"
+    assert facts["Command"] == "shardtune run --nproc 2 -- train.py --batch-size 8"
+    assert facts["Logs"] == "logs/rank-0.log, logs/rank-1.log" and facts["Hardware"].endswith("2 processes")
+    tiles = {tile["name"]: tile for tile in view["tiles"]}
+    assert list(tiles) == ["steps", "val/mAP@50", "loss", "images/s", "step time", "time", "host memory"]
+    assert (tiles["images/s"]["value"], tiles["images/s"]["note"]) == ("8", "2 ranks together, median of the steps")
+    assert tiles["step time"]["note"] == "median, 25.0 % waiting for data"
+    charts = {chart["id"]: chart for chart in view["charts"]}
+    assert list(charts) == [
+        "metric-loss", "metric-train-lr", "metric-val-mAP-50", "samples", "rank_samples", "step_seconds", "phases",
+        "host_memory", "cpu",
+    ]  # fmt: skip
+    assert [charts[id_]["title"] for id_ in ("metric-val-mAP-50", "samples")] == [
+        "val/mAP@50",
+        "Images per second, all ranks",
+    ]
+    assert charts["metric-val-mAP-50"]["series"][0]["look"] == "points"
+    assert charts["metric-loss"]["series"][0]["look"] == "line" and len(charts["metric-loss"]["series"]) == 1
+    assert [(s["name"], s["y"][0]) for s in charts["phases"]["series"]] == [("data", 0.5), ("other", 1.5)]
+    assert view["metrics"]["rows"][-1] == [
+        "val/mAP@50",
+        "0.11 (step 20)",
+        "0.6 (step 60)",
+        "0.11 (step 20)",
+        "0.6 (step 60)",
+    ]
+    empty = ("planned", "samples", "data", "adapters", "config", "out_of_memory", "logs")
+    assert not any(view[part] for part in empty)
+    assert "eval loss" not in [column["name"] for column in view["checkpoints"]["columns"]]
+    assert "images/s per rank" in [column["name"] for column in view["rank_table"]["columns"]]
+    assert "None" not in json.dumps(view) and "token" not in json.dumps(view)
+
+
+def test_a_script_that_tells_nothing_has_the_usage_of_its_machine_over_time(tmp_path: Path) -> None:
+    run = FakeRun(tmp_path / "plain", ranks=2)
+    run.script_start("plain.py")
+    for _ in range(3):
+        run.now += 60
+        run.everywhere("usage", host={"rss": 2 << 30, "cpu_percent": 80.0}, gpu={"utilization": 55})
+    run.now += 3600
+    run.script_start("plain.py")
+    run.now += 60
+    run.everywhere("usage", host={"rss": 3 << 30, "cpu_percent": 80.0}, gpu={"utilization": 66})
+    view = run_view(history(run.folder), run.now)
+    charts = {chart["id"]: chart for chart in view["charts"]}
+    assert list(charts) == ["host_memory", "gpu_utilization", "cpu"] and view["marks"] == []
+    assert {chart["over"] for chart in charts.values()} == {"minutes"}
+    memory = charts["host_memory"]["series"][1]
+    assert memory["x"] == [1, 2, 3, 63, 64] and memory["y"] == [2, 2, 2, None, 3], "not joined across the restart"
+    assert [tile["name"] for tile in view["tiles"]] == ["time", "host memory"]
+
+
+def test_a_script_that_failed_shows_the_last_lines_of_the_rank_that_did(tmp_path: Path) -> None:
+    run = FakeRun(tmp_path / "run", ranks=2)
+    run.script_start("train.py")
+    run.script_step(1, loss=1.0)
+    run.log(0, "waiting for rank 1\n")
+    run.log(
+        1, "".join(f"line {i}\n" for i in range(9999)) + f"10 %\r100 %\n{HOSTILE}\nValueError: the box is outside\n"
+    )
+    run.write("run_failed", 1, exit_code=3, text="ValueError: the box is outside")
+    run.script("train.py", exit_code=3, ended=run.now)
+    view = run_view(history(run.folder), run.now)
+    assert (view["status"], view["why"]) == ("failed", "ValueError: the box is outside (exit code 3)")
+    (log,) = view["logs"]
+    lines = log["lines"].split("\n")
+    assert log["file"] == "logs/rank-1.log" and len(lines) == 40 and lines[-1] == "ValueError: the box is outside"
+    assert lines[-3] == "100 %" and "\x1b" not in log["lines"]
+
+
+def test_a_script_that_never_came_to_its_first_event_has_a_page(tmp_path: Path) -> None:
+    run = FakeRun(tmp_path / "run", ranks=2)
+    run.script("-m", "package.train", "--lr", "1", exit_code=1, ended=run.now + 7)
+    run.log(0, "ImportError: no module named package\n")
+    view = run_view(history(run.folder), run.now + 9)
+    facts = {fact["name"]: fact["value"] for fact in view["facts"]}
+    assert (facts["Script"], facts["Command"]) == ("-m package.train", "-m package.train --lr 1")
+    assert view["status"] == "failed" and view["tiles"] == [{"name": "time", "value": "0:07", "note": "start to end"}]
+    assert view["logs"] == [{"file": "logs/rank-0.log", "lines": "ImportError: no module named package"}]
+
+
+def test_a_script_of_which_only_another_ranks_file_is_here_has_a_page(tmp_path: Path) -> None:
+    run = script_run(tmp_path / "run")
+    (run.folder / "events-rank0.jsonl").unlink()
+    view = run_view(history(run.folder), run.now)
+    assert {tile["name"]: tile["value"] for tile in view["tiles"]}["val/mAP@50"] == "0.6"
+    assert "samples" not in [chart["id"] for chart in view["charts"]], "the sum over all ranks is not known"
+    assert {tile["name"]: tile["note"] for tile in view["tiles"]}["images/s"] == "per rank, median of the steps"
+
+
+def test_metrics_whose_names_differ_in_signs_only_have_charts_of_their_own(tmp_path: Path) -> None:
+    assert metric_ids(["a/b", "a_b", "a/b.2", "a b"]) == [
+        "metric-a-b",
+        "metric-a-b.2",
+        "metric-a-b-2",
+        "metric-a-b.3",
+    ]
+
+
+def test_compared_scripts_share_the_charts_of_their_metrics_and_a_training_keeps_its_own(tmp_path: Path) -> None:
+    one = script_run(tmp_path / "one", words=("train.py", "--lr", "1"))
+    two = script_run(tmp_path / "two", steps=80, words=("train.py", "--lr", "2"))
+    view = compare_view([history(run.folder) for run in (one, two)], one.now)
+    charts = {chart["id"]: chart for chart in view["charts"]}
+    both = [charts[id_]["series"] for id_ in ("metric-loss", "metric-val-mAP-50", "metric-samples-images")]
+    assert [[s["name"] for s in series] for series in both] == [["one", "two"]] * 3
+    assert both[1][1]["y"][-1] == 0.8 and both[1][1]["look"] == "points"
+    assert view["metrics"]["rows"][-1] == ["val/mAP@50", "0.6 at step 60 (0.11 – 0.6)", "0.8 at step 80 (0.11 – 0.8)"]
+    (command,) = view["differences"]["rows"]
+    assert [cell["text"] for cell in command] == ["command", "train.py --lr 1", "train.py --lr 2"]
+    assert all(set(axes) == {"step", "hours"} for axes in view["axes"])
+    trained = showcase(tmp_path / "trained", ranks=2, steps=300)
+    mixed = compare_view([history(run.folder) for run in (one, trained)], one.now)
+    assert {"loss", "metric-loss"} <= {chart["id"] for chart in mixed["charts"]}
+    assert "tokens" not in mixed["axes"][0] and "tokens" in mixed["axes"][1]
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from browsing import Visit
-from fake_run import FakeRun, showcase
+from fake_run import FakeRun, script_run, showcase
 
 from shardtune.report.compare import compare_view
 from shardtune.report.formatting import when
@@ -262,3 +262,42 @@ def test_what_is_no_number_is_marked(visit: Callable[..., Visit], tmp_path: Path
         "document.querySelector('#chart-loss .plot')._fullData.find((t) => t.yaxis === 'y2').x.length"
     )
     assert points == 2 and "2 values are NaN or infinite" in page.locator("#chart-loss").inner_text()
+
+
+def test_a_scripts_report_draws_what_it_logged_over_steps_and_its_machine_over_time(
+    visit: Callable[..., Visit], tmp_path: Path
+) -> None:
+    run = script_run(tmp_path / "script")
+    for gpu in (50, 60, 70):  # only `usage` tells it: the steps ran on a CPU
+        run.now += 600
+        run.everywhere("usage", gpu={"utilization": gpu})
+    run.log(1, "".join(f"line {i}\n" for i in range(60)) + "ValueError: the box is outside")
+    run.write("run_failed", 1, exit_code=1, text="ValueError: the box is outside")
+    run.script("train.py", exit_code=1, ended=run.now)
+    write_page(run_view(history(run.folder), run.now), tmp_path / "script.html")
+    at = visit(scheme="dark")
+    page = at.open((tmp_path / "script.html").as_uri())
+    at.until(DRAWN, "metric-loss")
+    titles = page.locator("nav.sections a:visible").all_text_contents()
+    assert titles == ["Warnings and failures", "Log", "Results", "Charts", "Ranks", "Checkpoints", "Environment"]
+    assert page.locator(".tail").evaluate(
+        "(log) => log.scrollHeight > log.clientHeight && log.lastElementChild.getBoundingClientRect().bottom <= log.getBoundingClientRect().bottom + 1"
+    ), "the log begins at its end, where the error is"
+    place(page, "metric-val-mAP-50")
+    points = "document.querySelectorAll('#chart-metric-val-mAP-50 .scatterlayer .point').length"
+    at.until(f"{points} === 3")
+    axis = "(id) => document.querySelector(`#chart-${id} .plot`)?._fullLayout?.xaxis?.title?.text"
+    assert page.evaluate(axis, "metric-loss") == "step"
+    box = place(page, "gpu_utilization")
+    at.until(DRAWN, "gpu_utilization")
+    assert page.evaluate(axis, "gpu_utilization") == "minutes since the first event"
+    whole = page.evaluate(RANGE, "gpu_utilization")
+    page.mouse.move(box["x"] + 300, box["y"] + 80)
+    page.mouse.down()
+    page.mouse.move(box["x"] + 500, box["y"] + 85, steps=4)
+    page.mouse.up()
+    at.until(f"(whole) => ({RANGE})('gpu_utilization')[1] < whole * 0.9", whole[1])
+    assert page.evaluate("window.shardtune.chartState.ranges.step") is None, "time is another axis than steps"
+    page.locator("button[aria-label='Show all steps']").press("Enter")
+    at.until(f"(whole) => ({RANGE})('gpu_utilization')[1] === whole", whole[1])
+    assert page.evaluate(FITS)

@@ -8,16 +8,19 @@ import socket
 from pathlib import Path
 
 import pytest
-from fake_run import FakeRun
+from fake_run import FakeRun, script_run
 
 from shardtune.errors import UserInputError
+from shardtune.launch.rank_output import LOGS
 from shardtune.lease import Lease, is_held, looks_alive
-from shardtune.report import runs
+from shardtune.report import runs, script
+from shardtune.report.api import RunsApi
 from shardtune.report.history import RunHistory
 from shardtune.report.results import results_of
 from shardtune.report.runs import RunList, find_run, is_run_name, is_run_path
-from shardtune.report.status import LEASE, STALE_SECONDS
-from shardtune.run.folder import _NAME, RECORD
+from shardtune.report.status import LEASE, STALE_SECONDS, STOPPED
+from shardtune.run.exit_codes import INTERRUPTED, PREEMPTED, TERMINATED
+from shardtune.run.folder import _NAME, RECORD, SCRIPT
 from shardtune.run.folder import LEASE as LAUNCH_LEASE
 
 
@@ -39,6 +42,7 @@ def state(root: Path, now: float) -> str:
 
 def test_names_are_those_the_launcher_uses() -> None:
     assert LEASE == LAUNCH_LEASE and runs._RECORD == RECORD and runs._NAME.pattern == _NAME.pattern
+    assert (script.KIND, script.LOGS, set(STOPPED)) == (SCRIPT, LOGS, {PREEMPTED, INTERRUPTED, TERMINATED})
 
 
 def test_a_run_that_writes_is_running_and_one_that_is_quiet_for_long_is_stale(tmp_path: Path) -> None:
@@ -212,3 +216,30 @@ def test_a_profiled_trainers_run_is_listed_with_its_model(tmp_path: Path) -> Non
     run.profiled("toys/dense")
     (row,) = RunList(tmp_path).rows(run.now)
     assert row.summary.model == "toys/dense"
+
+
+def test_a_script_is_listed_with_its_last_step_and_its_validation_metric(tmp_path: Path) -> None:
+    run = script_run(tmp_path / "one")
+    FakeRun(tmp_path / "plain", ranks=1).script_start("plain.py")
+    cells = {row["name"]: row["cells"] for row in RunsApi(tmp_path, lambda: run.now).runs(None)["runs"]}
+    shown = {name: [cell[0] for cell in row.values()][:5] for name, row in cells.items()}
+    assert shown == {
+        "one": ["train.py", "2", "60", "0.0333", "val/mAP@50 0.6"],
+        "plain": ["plain.py", "1", "", "", ""],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("code", "status"), [(0, "done"), (1, "failed"), (75, "stopped"), (130, "stopped"), (137, "failed")]
+)
+def test_the_exit_code_of_a_script_decides_where_no_rank_could_say_how_it_ended(
+    tmp_path: Path, code: int, status: str
+) -> None:
+    run = FakeRun(tmp_path / "one", ranks=2)
+    run.script_start("train.py")
+    assert state(tmp_path, run.now + 1) == "running", "a script need not have any steps"
+    run.script("train.py", exit_code=code, ended=run.now + 60)
+    assert state(tmp_path, run.now + 90) == status
+    run.now += 100
+    run.script("train.py")
+    assert state(tmp_path, run.now + 1) == "starting", "its ranks have not started again yet"

@@ -8,11 +8,13 @@
     warning: ["--c4", "triangle-up"], guard: ["--c1", "square"], failure: ["--bad", "x"],
   };
   const cards = new Map();
-  const state = { range: null, last: 1, hidden: new Set(), chips: new Set(), log: new Set(), marks: [], axis: "step", axes: [], smoothing: 0, printing: false };
+  const state = { ranges: { step: null, time: null }, last: { step: 1, time: 1 }, stepTitle: "optimizer step", hidden: new Set(), chips: new Set(), log: new Set(), marks: [], axis: "step", axes: [], smoothing: 0, printing: false };
   const AXES = {
     step: { label: "steps", title: "optimizer step", tick: ",~r", hover: "step %{x:,.0f}" },
     tokens: { label: "tokens", title: "tokens, all ranks", tick: "~s", hover: "%{x:.4s} tokens" },
     hours: { label: "hours", title: "hours since the first event", tick: "~r", hover: "%{x:.2f} hours" },
+    seconds: { label: "seconds", title: "seconds since the first event", tick: "~r", hover: "%{x:.1f} seconds" },
+    minutes: { label: "minutes", title: "minutes since the first event", tick: "~r", hover: "%{x:.2f} minutes" },
   };
 
   const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
@@ -20,7 +22,11 @@
   // Plotly reads a few tags and entities in texts: a run's name must stay a name.
   const literal = (text) => String(text).replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
   const visible = (chart) => chart.series.filter((s) => !state.hidden.has(s.name));
-  const range = () => state.range ?? [-0.012 * state.last, 1.012 * state.last];
+  // Charts over steps (or what was chosen instead) share one axis, charts of the machine over time another.
+  const over = (chart) => (!chart || chart.over === "step" ? state.axis : chart.over);
+  const family = (chart) => (!chart || chart.over === "step" ? "step" : "time");
+  const range = (chart) => state.ranges[family(chart)] ?? [-0.012 * state.last[family(chart)], 1.012 * state.last[family(chart)]];
+  const axisTitle = (chart) => (over(chart) === "step" ? state.stepTitle : AXES[over(chart)].title);
   const seriesColor = (chart, s) => (chart.stacked && s.name === "other" ? color(7) : color(s.color));
 
   // Where a series lies on the axis that was chosen; between the steps a run has told, in a straight line.
@@ -28,6 +34,7 @@
   function xOf(s) {
     const map = state.axes[s.color];
     if (state.axis === "step" || !map) return s.x;
+    if (!map[state.axis]) return s.x.map(() => null); // a script has no tokens
     const known = placed.get(s);
     if (known?.axis === state.axis) return known.x;
     const [from, to] = [map.step, map[state.axis]];
@@ -98,7 +105,7 @@
 
   // The y axis fits what is in sight, so that a stretch that was zoomed into fills its chart.
   function yRange(chart) {
-    const [begin, end] = range();
+    const [begin, end] = range(chart);
     const log = state.log.has(chart.id);
     let low = Infinity, high = -Infinity;
     const take = (value) => {
@@ -131,7 +138,7 @@
   }
 
   // A step is a whole number, so there is no tick between two of them.
-  const ticks = () => (state.axis === "step" && range()[1] - range()[0] < 8 ? { dtick: 1 } : {});
+  const ticks = (chart) => (over(chart) === "step" && range(chart)[1] - range(chart)[0] < 8 ? { dtick: 1 } : {});
 
   function axes() {
     return { gridcolor: css("--line"), linecolor: css("--strong-line"), zeroline: false, tickfont: { color: css("--soft"), size: 11.5 },
@@ -153,14 +160,14 @@
     const log = state.log.has(chart.id);
     return {
       ...frame(), margin: { l: 68, r: 14, t: 8, b: 42 },
-      xaxis: { ...axes(), ...ticks(), ...titled(AXES[state.axis].title, 6), range: range(), showgrid: false, hoverformat: ",.0f", tickformat: AXES[state.axis].tick,
-        unifiedhovertitle: { text: AXES[state.axis].hover },
+      xaxis: { ...axes(), ...ticks(chart), ...titled(axisTitle(chart), 6), range: range(chart), showgrid: false, hoverformat: ",.0f", tickformat: AXES[over(chart)].tick,
+        unifiedhovertitle: { text: AXES[over(chart)].hover },
         spikecolor: css("--soft"), spikethickness: 1, spikedash: "dot" },
       yaxis: { ...axes(), ...titled(chart.axis, 8), fixedrange: true, exponentformat: "e", type: log ? "log" : "linear", ...(y ? { range: y } : {}), nticks: 6,
         ...(log ? { dtick: y && y[1] - y[0] < 1.3 ? "D2" : 1 } : {}), ...(chart.suffix.trim() === "tok/s" ? { tickformat: "~s" } : {}),
         ...(chart.format.endsWith("e") ? { tickformat: ".1~e" } : {}) },
       yaxis2: { overlaying: "y", range: [0, 1], visible: false, fixedrange: true },
-      shapes: chart.group === "Learning" ? eventLines() : [],
+      shapes: ["Learning", "Metrics"].includes(chart.group) ? eventLines() : [],
     };
   }
 
@@ -183,7 +190,7 @@
     }));
     const layout = {
       ...frame(), ...paper(card), hovermode: "closest", hoverdistance: 20, margin: { l: 90, r: 14, t: 4, b: 40 },
-      xaxis: { ...axes(), ...ticks(), ...titled(AXES.step.title, 6), range: range(), showgrid: false, tickformat: ",~r" },
+      xaxis: { ...axes(), ...ticks(), ...titled(state.stepTitle, 6), range: range(), showgrid: false, tickformat: ",~r" },
       yaxis: { ...axes(), fixedrange: true, range: [rows.length - 0.5, -0.5], tickvals: rows.map((_, i) => i), ticktext: rows.map((g) => g.name) },
     };
     return Plotly.react(card.plot, traces, layout, config);
@@ -196,9 +203,9 @@
     if (!card.listening) {
       card.listening = true;
       card.plot.on("plotly_relayout", (change) => {
-        if (change["xaxis.range[0]"] !== undefined) setRange([change["xaxis.range[0]"], change["xaxis.range[1]"]]);
+        if (change["xaxis.range[0]"] !== undefined) setRange([change["xaxis.range[0]"], change["xaxis.range[1]"]], card.chart);
       });
-      card.plot.on("plotly_doubleclick", () => { setRange(null); return false; });
+      card.plot.on("plotly_doubleclick", () => { setRange(null, card.chart); return false; });
     }
   }
 
@@ -208,26 +215,34 @@
     waiting = requestAnimationFrame(() => { waiting = null; for (const card of cards.values()) draw(card); });
   }
 
-  function rangeText([begin, end]) {
-    const say = (x) => x.toLocaleString("en", { maximumFractionDigits: state.axis === "hours" ? 2 : 0 });
-    return `${AXES[state.axis].label} ${say(Math.max(0, begin))} – ${say(end)}`;
+  function rangeText([begin, end], axis) {
+    const say = (x) => x.toLocaleString("en", { maximumFractionDigits: axis === "hours" || axis === "minutes" ? 2 : 0 });
+    return `${AXES[axis].label} ${say(Math.max(0, begin))} – ${say(end)}`;
   }
 
-  function setRange(wanted) {
-    const full = state.last;
+  // The buttons are for the charts over steps; where a script has none, for those over time.
+  const leading = () => state.charts.find((c) => c.over === "step") ?? state.charts[0];
+
+  function setRange(wanted, chart = leading()) {
+    const axis = over(chart), full = state.last[family(chart)];
     if (wanted) {
-      const least = state.axis === "hours" ? full / 10000 : 1;
+      const least = axis === "hours" || axis === "minutes" ? full / 10000 : 1;
       const width = Math.max(least, Math.min(wanted[1] - wanted[0], full));
       const begin = Math.max(0, Math.min(wanted[0], full - width));
       wanted = width >= full ? null : [begin, begin + width];
     }
-    state.range = wanted;
-    document.querySelectorAll("[data-range]").forEach((e) => { e.textContent = wanted ? rangeText(wanted) : `all ${AXES[state.axis].label}`; });
+    state.ranges[family(chart)] = wanted;
+    showRange();
     redraw();
   }
 
+  function showRange() {
+    const chart = leading(), wanted = state.ranges[family(chart)];
+    document.querySelectorAll("[data-range]").forEach((e) => { e.textContent = wanted ? rangeText(wanted, over(chart)) : `all ${AXES[over(chart)].label}`; });
+  }
+
   function zoom(factor, shift) {
-    const [begin, end] = range();
+    const [begin, end] = range(leading());
     const middle = (begin + end) / 2 + shift * (end - begin);
     const half = ((end - begin) * factor) / 2;
     setRange([middle - half, middle + half]);
@@ -297,7 +312,8 @@
     const cell = (value) => (/[",\n]/.test(value) ? `"${String(value).replaceAll('"', '""')}"` : String(value));
     const lines = charts.flatMap((chart) => chart.series.flatMap((s) =>
       s.x.map((x, i) => [chart.title, s.name, x, s.y[i] ?? "", chart.suffix.trim()].map(cell).join(","))));
-    return ["chart,curve,step,value,unit", ...lines].join("\n") + "\n";
+    const counted = new Set(charts.map((chart) => chart.over));
+    return [`chart,curve,${counted.size === 1 ? charts[0].over : "x"},value,unit`, ...lines].join("\n") + "\n";
   }
 
   function download(name, charts) {
@@ -319,12 +335,13 @@
   }
 
   function measure() {
-    const ends = state.charts.flatMap((c) => c.series.map((s) => xOf(s).at(-1) ?? 0));
-    state.last = Math.max(state.axis === "hours" ? 0.001 : 1, ...ends, ...state.marks.flatMap((g) => g.points.map((p) => p.x)));
+    const ends = (of) => state.charts.filter((c) => family(c) === of).flatMap((c) => c.series.map((s) => (of === "step" ? xOf(s) : s.x).at(-1) ?? 0));
+    state.last.step = Math.max(state.axis === "hours" ? 0.001 : 1, ...ends("step"), ...state.marks.flatMap((g) => g.points.map((p) => p.x)));
+    state.last.time = Math.max(0.001, ...ends("time"));
   }
 
-  function axisButtons() {
-    const buttons = Object.entries(AXES).map(([axis, { label }]) => {
+  function axisButtons(names) {
+    const buttons = names.map((axis) => [axis, AXES[axis]]).map(([axis, { label }]) => {
       const button = element("button", { class: "small", "aria-pressed": String(axis === state.axis), "data-axis": axis }, label);
       button.addEventListener("click", () => {
         state.axis = axis;
@@ -343,6 +360,7 @@
     state.axes = axes ?? [];
     state.charts = charts;
     measure();
+    showRange();
     for (const chart of charts) {
       const card = cards.get(chart.id) ?? cardFor(chart);
       card.chart = chart;
@@ -402,11 +420,11 @@
     });
     const button = (label, title, act) => element("button", { class: "small", title, "aria-label": title, onclick: act }, label);
     return element("div", { class: "tools", role: "toolbar", "aria-label": "All charts" }, chips, element("span", { class: "gap" }),
-      smoothingSlider(), axes ? axisButtons() : null,
+      smoothingSlider(), axes ? axisButtons(axes) : null,
       element("span", { class: "note", "data-range": true, role: "status" }, "all steps"),
       button("←", "Earlier steps", () => zoom(1, -0.5)), button("→", "Later steps", () => zoom(1, 0.5)),
       button("+", "Zoom in", () => zoom(0.5, 0)), button("−", "Zoom out", () => zoom(2, 0)),
-      button("All", "Show all steps", () => setRange(null)),
+      button("All", "Show all steps", () => { state.ranges.time = null; setRange(null); }),
       button("CSV", "Download all curves as CSV", () => download("curves.csv", state.charts)));
   }
 

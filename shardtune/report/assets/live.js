@@ -45,8 +45,8 @@
     });
   }
 
-  const COLUMNS = ["run", "status", "model", "processes", "steps", "loss", "eval loss", "tok/s, all ranks", "started", "last event"];
-  const NUMBERS = new Set(["processes", "steps", "loss", "eval loss", "tok/s, all ranks"]);
+  const COLUMNS = ["run", "status", "model or script", "processes", "steps", "loss", "eval loss or metric", "tok/s, all ranks", "started", "last event"];
+  const NUMBERS = new Set(["processes", "steps", "loss", "eval loss or metric", "tok/s, all ranks"]);
   const list = { runs: [], sort: ["started", -1], text: "", chosen: new Set() };
 
   function key(run, column) {
@@ -57,7 +57,7 @@
   function ordered() {
     const [column, direction] = list.sort;
     const wanted = list.text.toLowerCase();
-    const fits = (run) => !wanted || [run.name, run.status, run.cells.model[0]].some((t) => t.toLowerCase().includes(wanted));
+    const fits = (run) => !wanted || [run.name, run.status, run.cells["model or script"][0]].some((t) => t.toLowerCase().includes(wanted));
     return list.runs.filter(fits).sort((a, b) => {
       const [x, y] = [key(a, column), key(b, column)];
       if (x === y) return a.name < b.name ? 1 : -1;
@@ -72,7 +72,7 @@
     box.checked = list.chosen.has(run.name);
     box.addEventListener("change", () => { box.checked ? list.chosen.add(run.name) : list.chosen.delete(run.name); changed(); });
     const cells = COLUMNS.slice(2).map((column) => {
-      const td = element("td", { class: [NUMBERS.has(column) ? "number" : "", column === "model" ? "model" : ""].join(" ").trim() || null }, run.cells[column][0]);
+      const td = element("td", { class: [NUMBERS.has(column) ? "number" : "", column === "model or script" ? "model" : ""].join(" ").trim() || null }, run.cells[column][0]);
       if (column === "steps" && run.progress !== null) {
         const bar = element("div");
         bar.style.width = `${100 * run.progress}%`;
@@ -116,7 +116,7 @@
       refresh(place, [rows, list.sort, [...list.chosen]], () => (rows.length
         ? element("table", { class: "runs" }, element("thead", {}, element("tr", {}, element("th", {}), heads(draw))),
           element("tbody", {}, rows.map((run) => line(run, chosen))))
-        : element("p", { class: "empty" }, list.runs.length ? "No run matches." : "No runs yet: start one with `shardtune train`.")));
+        : element("p", { class: "empty" }, list.runs.length ? "No run matches." : "No runs yet: start one with `shardtune train` or `shardtune run`.")));
       chosen();
     };
     search.addEventListener("input", () => { list.text = search.value; draw(); });

@@ -1,7 +1,7 @@
 // What does the page of a run, or of a comparison, consist of? The same for a report and for the dashboard.
 "use strict";
 (() => {
-  const { element, table, refresh, header, showCharts, showTimeline, chartTools } = window.shardtune;
+  const { element, table, refresh, header, showCharts, showTimeline, chartTools, chartState } = window.shardtune;
 
   function begin(title) {
     document.title = title;
@@ -85,12 +85,14 @@
       element("div", { class: "inside scroll" }, element("table", { class: "pairs" }, element("tbody", {}, rows))));
   }
 
+  const nameSteps = (view) => { chartState.stepTitle = view.is_script ? "step" : "optimizer step"; };
   const titled = (spec) => card(spec.title ? element("h3", {}, spec.title) : null, table(spec, spec.title ?? "table"));
 
   function runPage(view) {
     const page = begin(view.title);
     const part = {
       summary: section(page, "summary", ""), notes: section(page, "notes", ""), problems: section(page, "problems", "Warnings and failures"),
+      log: section(page, "log", "Log"), metrics: section(page, "metrics", "Results"),
       memory: section(page, "out-of-memory", "Out of memory"), charts: section(page, "charts", "Charts"),
       planned: section(page, "planned", "Planned and actual"), ranks: section(page, "ranks", "Ranks"), checkpoints: section(page, "checkpoints", "Checkpoints"),
       samples: section(page, "samples", "Samples"), data: section(page, "data", "Data"), adapters: section(page, "adapters", "Adapters"),
@@ -101,22 +103,26 @@
     const tools = element("div"), line = element("div"), figures = element("div");
     part.charts.body.append(tools, line, figures);
     tools.style.display = "contents";
+    nameSteps(view);
+    const absent = (text) => (view.is_script ? null : text); // a script need not have any
     return (view) => {
       fill(part.summary, [view.facts, view.tiles, view.status, view.why, view.advice, view.left, view.progress], () => summary(view));
       fill(part.notes, view.notes, notes);
       fill(part.problems, view.problems, (t) => card(table(t, "Warnings and failures")));
+      fill(part.log, view.logs, (ends) => ends.map((end) => card(element("h3", {}, `The last lines of ${end.file}`), element("div", { class: "said mono tail", tabindex: "0" }, element("div", {}, end.lines)))));
+      fill(part.metrics, view.metrics, (t) => card(table(t, "Metrics")));
       fill(part.memory, view.out_of_memory, (all) => all.map(titled));
       part.charts.made.hidden = part.charts.link.hidden = !view.charts.length && !view.marks.length;
       refresh(tools, view.ranks, () => chartTools(view.ranks.map((rank) => `rank ${rank}`)));
       showCharts(figures, view.charts, view.marks);
       showTimeline(line);
       fill(part.planned, view.planned, (t) => card(table(t, "Planned and actual")));
-      fill(part.ranks, view.rank_table, (t) => card(table(t, "Ranks")), "No step was profiled.");
-      fill(part.checkpoints, view.checkpoints, (t) => card(table(t, "Checkpoints")), "No checkpoints.");
+      fill(part.ranks, view.rank_table, (t) => card(table(t, "Ranks")), absent("No step was profiled."));
+      fill(part.checkpoints, view.checkpoints, (t) => card(table(t, "Checkpoints")), absent("No checkpoints."));
       fill(part.samples, view.samples, (all) => all.map(sample));
       fill(part.data, view.data, (t) => card(table(t, "Data")));
       fill(part.adapters, view.adapters, (t) => card(table(t, "Adapters")));
-      fill(part.config, view.config, (all) => [defaultsButton(part.config.body), ...all.map(configSection)], "There is no config.yaml.");
+      fill(part.config, view.config, (all) => [defaultsButton(part.config.body), ...all.map(configSection)], absent("There is no config.yaml."));
       fill(part.environment, view.environment, (all) => all.map(environmentGroup));
       footer.textContent = view.written;
     };
@@ -141,11 +147,12 @@
     };
     const footer = element("footer");
     page.main.append(footer);
+    nameSteps(view);
     const figures = element("div");
-    part.charts.body.append(chartTools(view.runs, true), figures);
+    part.charts.body.append(chartTools(view.runs, ["step", "tokens", "hours"].filter((axis) => view.axes.some((of) => of[axis]))), figures);
     return (view) => {
       fill(part.notes, view.notes, notes);
-      fill(part.results, view.results, (t) => card(coloured(t)));
+      fill(part.results, [view.results, view.metrics], ([of, metrics]) => [card(coloured(of)), metrics ? card(table(metrics, "Metrics")) : null]);
       fill(part.differences, view.differences, (t) => card(table(t, "Settings that differ")), "Fewer than two of these runs have a config.yaml to compare.");
       showCharts(figures, view.charts, [], view.axes);
       footer.textContent = view.written;
