@@ -136,9 +136,6 @@ def _parser() -> argparse.ArgumentParser:
         default="auto",
         help="bf16: forward pass under autocast; auto: on GPUs that have it (default: %(default)s)",
     )
-    train.add_argument(
-        "--compile", action="store_true", help="torch.compile for backbone and heads: for images of one size"
-    )
     train.add_argument("--seed", type=int, default=0)
     run = parser.add_argument_group("run")
     run.add_argument(

@@ -81,9 +81,6 @@ class Training:
         )
         built = build_model(len(self.classes), args.weights_path, args.image_size)
         self.model = built.model.to(world.device, memory_format=torch.channels_last)
-        if args.compile:
-            self.model.backbone.compile()
-            self.model.head.compile()
         self.trained = [weight for weight in self.model.parameters() if weight.requires_grad]
         self.optimizer = torch.optim.AdamW(self.trained, lr=args.learning_rate, weight_decay=1e-4)
         self.progress = Progress()

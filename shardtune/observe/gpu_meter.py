@@ -1,4 +1,4 @@
-"""How is the GPU doing? Utilization, clock, power, temperature and throttle reasons, from NVML, at most once a second.
+"""How is the GPU doing? Utilization, clock, power, temperature, memory and throttle reasons, from NVML, once a second.
 
 Read in a thread, since the driver may be slow. What cannot be read is absent: no NVML, a slice of a GPU (MIG) without
 that counter, a driver error.
@@ -88,6 +88,7 @@ class GpuMeter:
             "sm_clock_mhz": lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM),
             "power_watts": lambda: round(nvml.nvmlDeviceGetPowerUsage(handle) / 1000, 1),
             "temperature_c": lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU),
+            "memory_used": lambda: nvml.nvmlDeviceGetMemoryInfo(handle).used,
             "throttle": lambda: throttle_reasons(nvml.nvmlDeviceGetCurrentClocksEventReasons(handle)),
         }
         for name, reading in readings.items():

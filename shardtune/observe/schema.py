@@ -140,8 +140,6 @@ _GPU = {
     "power_watts": Field("number", "Power draw", optional=True),
     "temperature_c": Field("integer", "GPU temperature", optional=True),
     "throttle": Field("list", "Active throttle reasons", optional=True, items="text"),
-}
-_DEVICE = _GPU | {
     "memory_used": Field("integer", "Bytes in use on the whole device, by any process", optional=True),
 }
 _EXPECTED = {
@@ -264,7 +262,7 @@ EVENTS: Mapping[str, Event] = {
     }),
     "usage": Event("Load of the process and its GPU, of a script's run.", "every rank, every 10 s", {
         "host": Field("object", "This process on the host", optional=True, fields=_HOST_SINCE),
-        "gpu": Field("object", "From NVML", optional=True, fields=_DEVICE),
+        "gpu": Field("object", "From NVML", optional=True, fields=_GPU),
     }),
     "eval": Event("An evaluation is done.", "every rank", {
         "step": _STEP,

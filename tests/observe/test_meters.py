@@ -53,6 +53,9 @@ class Nvml:
     def nvmlDeviceGetTemperature(self, handle: str, sensor: int) -> int:
         return int(self._answer("temperature", 66))
 
+    def nvmlDeviceGetMemoryInfo(self, handle: str) -> SimpleNamespace:
+        return SimpleNamespace(used=self._answer("memory", 5 << 30))
+
     def nvmlDeviceGetCurrentClocksEventReasons(self, handle: str) -> int:
         return int(self._answer("throttle", 0x5))
 
@@ -63,6 +66,7 @@ def test_all_is_read_that_nvml_tells() -> None:
     meter.open()
     assert meter.latest == {
         "utilization": 98, "sm_clock_mhz": 1980, "power_watts": 640.1, "temperature_c": 66, "throttle": ["sw_power_cap"],
+        "memory_used": 5 << 30,
     }  # fmt: skip
     meter.close()
     assert nvml.open == 0
@@ -72,7 +76,7 @@ def test_what_a_gpu_does_not_tell_is_absent_and_the_rest_is_there() -> None:
     meter = GpuMeter(0, Nvml("utilization", "throttle"), uuid="MIG-1")
     meter.open()
     meter.close()
-    assert set(meter.latest) == {"sm_clock_mhz", "power_watts", "temperature_c"}
+    assert set(meter.latest) == {"sm_clock_mhz", "power_watts", "temperature_c", "memory_used"}
 
 
 @pytest.mark.parametrize(("refuses", "why"), [("init", "NVML: init"), ("handle", "NVML does not know the GPU GPU-1")])
