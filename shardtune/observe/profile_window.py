@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from shardtune.observe.traffic import DIMENSIONS
+from shardtune.observe.schema import DIMENSIONS
 from shardtune.terminal import operations, size
 
 _SHORT = {"data": "data", "forward": "fwd", "backward": "bwd", "optimizer": "opt", "collective": "comm"}

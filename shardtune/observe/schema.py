@@ -13,6 +13,8 @@ from typing import Literal
 from shardtune.observe.events import VERSION
 
 Kind = Literal["integer", "number", "text", "flag", "list", "object", "any"]
+Dimension = Literal["shard", "replicate", "other"]  # of the mesh, in which a collective sends
+DIMENSIONS: tuple[Dimension, ...] = ("shard", "replicate", "other")
 _NON_FINITE = ("nan", "inf", "-inf")  # numbers that JSON cannot represent
 _NOTHING: Mapping[str, Field] = MappingProxyType({})
 

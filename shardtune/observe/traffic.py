@@ -13,15 +13,14 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import wraps
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-Dimension = Literal["shard", "replicate", "other"]
-DIMENSIONS: tuple[Dimension, ...] = ("shard", "replicate", "other")
+from shardtune.observe.schema import DIMENSIONS, Dimension
 
 
 @dataclass(frozen=True)

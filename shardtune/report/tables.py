@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from shardtune.checkpoint.store import CheckpointStore
+from shardtune.observe.schema import DIMENSIONS
 from shardtune.report import formatting
 from shardtune.report.columns import Columns
 from shardtune.report.history import Mark, RunHistory
@@ -24,7 +25,6 @@ _MOST_LOGS = 4
 _OF_EVENT = ("v", "time", "rank", "event")
 _SIZES = ("total", "free", "available", "memory", "ram", "size")  # names of sizes in bytes
 _SENT = {"sent": "collectives", "to other nodes": "collectives_between_nodes"}
-_DIMENSIONS = ("shard", "replicate", "other")
 _PHASES = ("data", "forward", "backward", "optimizer", "collective")
 
 
@@ -140,7 +140,7 @@ def _mean(columns: Columns, name: str) -> float | None:
 
 def _sent(columns: Columns, group: str) -> float:
     """Bytes of the last step, in all dimensions of the mesh: a run may go on with another mesh."""
-    last = (columns.get(f"{group}.{dimension}")[1] for dimension in _DIMENSIONS)
+    last = (columns.get(f"{group}.{dimension}")[1] for dimension in DIMENSIONS)
     return sum(float(values[-1]) for values in last if len(values) and np.isfinite(values[-1]))
 
 
