@@ -407,7 +407,8 @@ def _per_rank(spec: _PerRank, found: dict[int, tuple[Numbers, Numbers]]) -> Char
     if not found:
         return None
     scale, suffix = _unit(spec, max(float(y.max()) for _, y in found.values()))
-    found = {rank: (x, y * scale) for rank, (x, y) in found.items()}
+    with np.errstate(over="ignore"):  # of a damaged value: it becomes infinite, and is not drawn
+        found = {rank: (x, y * scale) for rank, (x, y) in found.items()}
     if len(found) > _MOST_RANKS:
         series, curves = _spread(found)
         note = f"{len(found)} ranks: minimum, median and maximum at each step. {downsampling_note(curves)}".strip()
