@@ -47,7 +47,11 @@ def name_of(requirement: str) -> str:
 def main(wheel: Path, extras: set[str], out: Path) -> None:
     kept = {name: version for name in WITH_TORCH if (version := in_base(name))} if in_base("torch") else {}
     requirements = [line for line in needed(wheel, extras) if name_of(line) not in kept]
-    tested = [line for line in CONSTRAINTS.read_text(encoding="utf-8").splitlines() if name_of(line) not in kept]
+    tested = [
+        line
+        for line in CONSTRAINTS.read_text(encoding="utf-8").splitlines()
+        if not (kept and name_of(line) in WITH_TORCH)
+    ]
     constraints = tested + [f"{name}=={version}" for name, version in kept.items()]
     (out / "requirements.txt").write_text("\n".join(requirements) + "\n", encoding="utf-8")
     (out / "constraints.txt").write_text("\n".join(constraints) + "\n", encoding="utf-8")

@@ -30,9 +30,9 @@ from dataset import (
     read_annotations,
     to_device,
 )
+from detector import WeightsError, build_model
 from evaluation import evaluate
 from image_cache import ImageCache
-from model import WeightsError, build_model
 from operators import are_compiled
 from options import read_options
 from torch import nn

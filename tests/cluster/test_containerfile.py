@@ -149,7 +149,7 @@ def test_the_torch_of_the_base_is_kept_whatever_its_version(wheel: Path, monkeyp
     base = {"torch": "2.11.0a0+nv26.5", "triton": "3.6.0", "peft": "0.1"}
     needed, constraints = requirements(wheel, monkeypatch, base)
     assert needed == ["peft>=0.21", "liger-kernel>=0.8.5"]  # pip would refuse 2.11.0a0 for torch>=2.11
-    assert [line for line in constraints if line.startswith(("torch", "triton", "peft"))] == [
+    assert [line for line in constraints if line.startswith(("torch=", "torchvision", "triton", "peft"))] == [
         "peft==0.21.2",
         "torch==2.11.0a0+nv26.5",
         "triton==3.6.0",

@@ -8,8 +8,8 @@ from pathlib import Path
 import operators
 import pytest
 import torch
+from detector import WeightsError, build_model
 from evaluation import evaluate
-from model import WeightsError, build_model
 from world import World
 
 ALONE = World(0, 1, 0, 1, torch.device("cpu"), None)
