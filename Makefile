@@ -24,7 +24,7 @@ quickstart: $(VENV)/.weights
 	$(BIN)/shardtune quickstart
 
 # Beside the packages, not among them: transformers imports a torchvision that it sees, and PyPI's does not load beside a
-# CPU-only torch. Only the tests of examples/retinanet see it (tests/conftest.py).
+# CPU-only torch. Only the tests of examples/retinanet see it (tests/examples/conftest.py).
 $(VENV)/.vision: $(VENV)/.installed
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps -c constraints.txt --target $(VENV)/vision \
 		torchvision torchmetrics pycocotools lightning-utilities
@@ -41,7 +41,7 @@ browser:
 # tests/conftest.py says how tests are dealt out to the workers.
 WORKERS ?= 2
 PYTEST = $(OFFLINE) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS)
-VISION = PYTHONPATH=$(abspath $(VENV)/vision) $(PYTEST) tests/examples
+VISION = PYTHONPATH=$(abspath $(VENV)/vision):$(abspath examples/retinanet) $(PYTEST) tests/examples
 
 test: lint types $(VENV)/.vision namespaces browser
 	$(PYTEST) -m "not slow and not gpu"

@@ -5,15 +5,14 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import operators
 import pytest
 import torch
 from running import REPOSITORY, Command, events
-from shapes import make_set
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
-pytest.importorskip("torchmetrics")
 pytest.importorskip("pycocotools")
+operators = pytest.importorskip("operators", reason="PYTHONPATH=examples/retinanet is not set")
+shapes = pytest.importorskip("shapes")
 
 
 def test_nms_in_plain_pytorch_is_torchvisions() -> None:
@@ -34,7 +33,7 @@ def test_nccl_and_gloo_train_the_same_on_the_gpu(
     shardtune: Command, environment: dict[str, str], tmp_path: Path
 ) -> None:
     environment["PYTHONPATH"] = f"{REPOSITORY}:{os.environ.get('PYTHONPATH', '')}"
-    make_set(tmp_path / "shapes", train=16, val=4, image_size=128, seed=0)
+    shapes.make_set(tmp_path / "shapes", train=16, val=4, image_size=128, seed=0)
     losses = {}
     for backend in ("nccl", "gloo"):
         done = shardtune(
