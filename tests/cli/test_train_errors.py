@@ -60,6 +60,7 @@ def test_an_existing_run_is_never_written_over(shardtune: Command, config: Path)
     assert [path.name for path in run.iterdir()] == ["final"]
 
 
+@pytest.mark.slow
 def test_a_mistake_found_late_is_told_once_and_leaves_the_runs_name_free(shardtune: Command, config: Path) -> None:
     message = failed(
         shardtune, "train", config, "--run-id", "mine", "--nproc", "2", "-o", "lora.target_modules=[q_proj,querry]"

@@ -31,6 +31,7 @@ def test_a_killed_worker_ends_all_nodes_and_is_named(loopback: Cluster) -> None:
     assert_all_tell(loopback, [0, 1, 2], 137, "Rank 1 (node 1, ", "was killed by signal 9 (SIGKILL)", "dmesg")
 
 
+@pytest.mark.slow
 def test_a_stopped_worker_is_found_out_and_its_stack_is_kept(networked: Cluster) -> None:
     networked.start_all_toys()
     networked.wait_for_step(40, ranks=3)

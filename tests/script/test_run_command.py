@@ -198,6 +198,7 @@ def test_the_same_name_is_for_the_same_command_until_it_is_done(run: Command, wr
     assert finished.returncode == 2 and "has finished" in finished.stderr
 
 
+@pytest.mark.slow
 def test_a_training_run_is_neither_written_into_nor_resumed_from(run: Command, write: Write, tmp_path: Path) -> None:
     from shardtune.run.which_run import read_run
 
@@ -255,6 +256,7 @@ GROUP = """
 """
 
 
+@pytest.mark.slow
 def test_two_nodes_restart_together_from_the_checkpoint_with_an_empty_store(
     tmp_path: Path, environment: dict[str, str], write: Write
 ) -> None:
@@ -273,6 +275,7 @@ def test_two_nodes_restart_together_from_the_checkpoint_with_an_empty_store(
     assert [event["step"] for event in events(folder, "resume", 1)] == [3]
 
 
+@pytest.mark.slow
 def test_nodes_with_other_arguments_do_not_start(tmp_path: Path, environment: dict[str, str], write: Write) -> None:
     environment = {**environment, "SHARDTUNE_SECRET": "a-secret-of-the-tests"}
     script, (port,) = write("pass"), free_ports(1)

@@ -31,6 +31,7 @@ def config(tmp_path: Path, toy_model: Path, toy_data: Path) -> Path:
     return toy_config(tmp_path, toy_model, toy_data, train=train)
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_no_number_on_one_rank_stops_both_and_names_its_rows(
     environment: dict[str, str], config: Path
 ) -> None:
