@@ -38,9 +38,14 @@ class Box:
 
 @dataclass(frozen=True)
 class AnnotatedImage:
+    """Attributes:
+    size: Width and height by its annotations; None: not told.
+    """
+
     name: str
     path: Path
     boxes: tuple[Box, ...]
+    size: tuple[int, int] | None = None
 
 
 @dataclass
@@ -114,6 +119,16 @@ class ImageFolder:
         return f"'{name}' may be {found[0]} or {found[1]}"
 
 
+def read_text(file: Path) -> str:
+    """Raises DataError if it is no text in UTF-8."""
+    try:
+        return file.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise DataError(f"{file}: {error.strerror}.") from error
+    except UnicodeDecodeError as error:
+        raise DataError(f"{file}: is not encoded in UTF-8 ({error.reason} at byte {error.start}).") from error
+
+
 def _files(folder: Path) -> Iterator[Path]:
     """Of all folders below, also those that are links; each once, whatever links lead to it."""
     seen = set()
@@ -143,16 +158,21 @@ def checked_box(
 
 
 def with_paths(
-    boxes: Mapping[str, list[Box]], places: Mapping[str, object], folder: ImageFolder, problems: Problems
+    boxes: Mapping[str, list[Box]],
+    places: Mapping[str, object],
+    folder: ImageFolder,
+    problems: Problems,
+    sizes: Mapping[str, tuple[int, int]] | None = None,
 ) -> Iterator[AnnotatedImage]:
     """The images that are there. One at a time: those beyond a limit are not looked up.
 
     Args:
         places: Where each image is named, for problems.
+        sizes: What is told of its size, which is compared when it is opened.
     """
     for name, found in boxes.items():
         path = folder.find(name)
         if isinstance(path, str):
             problems.add("missing images", places[name], path)
         else:
-            yield AnnotatedImage(name, path, tuple(found))
+            yield AnnotatedImage(name, path, tuple(found), (sizes or {}).get(name))

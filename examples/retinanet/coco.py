@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from annotations import AnnotatedImage, Box, DataError, ImageFolder, Problems, checked_box, with_paths
+from annotations import AnnotatedImage, Box, DataError, ImageFolder, Problems, checked_box, read_text, with_paths
 
 _PARTS = ("images", "annotations", "categories")
 
@@ -48,7 +48,7 @@ def read_coco(
     Raises:
         DataError: it is no such file, or has no images.
     """
-    text = file.read_text(encoding="utf-8-sig")
+    text = read_text(file)
     content = _content(file, text)
     categories = {one.get("id"): str(one.get("name")) for one in sorted(content["categories"], key=_id)}
     names = tuple(classes if classes is not None else dict.fromkeys(categories.values()))
@@ -78,7 +78,8 @@ def read_coco(
         else:
             unsound.add(image["file_name"])
     sound = {name: found for name, found in boxes.items() if found or name not in unsound}
-    return names, with_paths(sound, places, folder, problems)
+    sizes = {image["file_name"]: (image["width"], image["height"]) for image in images.values()}
+    return names, with_paths(sound, places, folder, problems, sizes)
 
 
 def _content(file: Path, text: str) -> dict[str, list[dict[str, Any]]]:

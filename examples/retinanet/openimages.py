@@ -6,18 +6,14 @@ import csv
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from annotations import AnnotatedImage, Box, DataError, ImageFolder, Problems, checked_box, with_paths
+from annotations import AnnotatedImage, Box, DataError, ImageFolder, Problems, checked_box, read_text, with_paths
 
 _COLUMNS = ("ImageID", "LabelName", "XMin", "XMax", "YMin", "YMax")
 
 
 def read_class_names(file: Path) -> dict[str, str]:
     """Names by label (class-descriptions-boxable.csv); where there are names alone, they are their own labels."""
-    try:
-        lines = file.read_text(encoding="utf-8-sig").splitlines()
-    except OSError as error:
-        raise DataError(f"{file}: {error.strerror} (--class-names).") from error
-    rows = [row for row in csv.reader(lines) if row and row[0].strip()]
+    rows = [row for row in csv.reader(read_text(file).splitlines()) if row and row[0].strip()]
     if rows and rows[0] == ["LabelName", "DisplayName"]:  # version 7 has a header
         rows = rows[1:]
     if not rows:
@@ -37,22 +33,31 @@ def read_openimages(
     labels = {label: 1 + classes.index(name) for label, name in names.items()}
     boxes: dict[str, list[Box]] = {}
     places: dict[str, str] = {}  # of an image's first row
-    with file.open(newline="", encoding="utf-8-sig") as source:
-        rows = csv.DictReader(source)
-        missing = [name for name in _COLUMNS if name not in (rows.fieldnames or ())]
-        if missing:
-            what = f"has no column {', '.join(missing)}" if rows.fieldnames else "is empty"
-            raise DataError(f"{file}:1: {what}. A file of OpenImages' boxes has {', '.join(_COLUMNS)}.")
-        for row in rows:
-            place = f"{file}:{rows.line_num}"
-            image = str(row["ImageID"])
-            places.setdefault(image, place)
-            box = _box(row, labels, place, problems)
-            if box is not None:
-                boxes.setdefault(image, []).append(box)
+    for line, row in _rows(file):
+        place = f"{file}:{line}"
+        image = str(row["ImageID"])
+        places.setdefault(image, place)
+        box = _box(row, labels, place, problems)
+        if box is not None:
+            boxes.setdefault(image, []).append(box)
     if not places:
         raise DataError(f"{file}: has no rows.")
     return with_paths(boxes, places, folder, problems)
+
+
+def _rows(file: Path) -> Iterator[tuple[int, Mapping[str, str | None]]]:
+    """Each with its line."""
+    with file.open(newline="", encoding="utf-8-sig") as source:
+        rows = csv.DictReader(source)
+        try:
+            missing = [name for name in _COLUMNS if name not in (rows.fieldnames or ())]
+            if missing:
+                what = f"has no column {', '.join(missing)}" if rows.fieldnames else "is empty"
+                raise DataError(f"{file}:1: {what}. A file of OpenImages' boxes has {', '.join(_COLUMNS)}.")
+            for row in rows:
+                yield rows.line_num, row
+        except (UnicodeDecodeError, csv.Error) as error:
+            raise DataError(f"{file}:{rows.line_num + 1}: is no CSV in UTF-8: {error}.") from error
 
 
 def _box(row: Mapping[str, str | None], labels: Mapping[str, int], place: str, problems: Problems) -> Box | None:

@@ -111,7 +111,7 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument("--epochs", type=_positive, default=6, metavar="N", help="(default: %(default)s)")
     train.add_argument(
         "--learning-rate",
-        type=float,
+        type=_rate,
         default=3e-4,
         metavar="LR",
         help="of AdamW at its peak: warm-up of 20 steps, or 5 %% if that is more, and a cosine to zero "
@@ -177,6 +177,13 @@ def _positive(text: str) -> int:
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text} is less than 1")
+    return value
+
+
+def _rate(text: str) -> float:
+    value = float(text)
+    if not 0 < value < 10:
+        raise argparse.ArgumentTypeError(f"{text} is no learning rate")
     return value
 
 

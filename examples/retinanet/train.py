@@ -32,7 +32,7 @@ from dataset import (
 )
 from detector import WeightsError, build_model
 from evaluation import evaluate
-from image_cache import ImageCache
+from image_cache import CacheError, ImageCache
 from operators import are_compiled
 from options import read_options
 from torch import nn
@@ -115,22 +115,22 @@ class Training:
 
     def _resize(self, data: Annotations, cache: ImageCache) -> Annotations:
         """Every image once, whoever does it; then what is missing on this node's own disk."""
-        world, paths = self.world, [image.path for image in data.images]
+        world, images = self.world, [(image.path, image.size) for image in data.images]
         threads = max(1, len(os.sched_getaffinity(0)) // world.local_size)
         unreadable: dict[int, str] = {}
         with observe.phase("resizing images"):
             for share, of in ((world.rank, world.size), (world.local_rank, world.local_size)):
-                of_ranks = world.share(world.gather(cache.add_share(paths, share, of, threads)))
+                of_ranks = world.share(world.gather(cache.add_share(images, share, of, threads)))
                 for one in of_ranks:
                     unreadable |= one
         if not unreadable:
             return data
-        text = "\n".join(f"  {paths[number]}: {reason}" for number, reason in sorted(unreadable.items())[:10])
+        text = "\n".join(f"  {images[number][0]}: {reason}" for number, reason in sorted(unreadable.items())[:10])
         if self.args.bad_data == "refuse":
             raise DataError(
-                f"{len(unreadable)} images cannot be read:\n{text}\nReplace them, or leave them out: --bad-data skip."
+                f"{len(unreadable)} images cannot be used:\n{text}\nReplace them, or leave them out: --bad-data skip."
             )
-        self._say_skipped("images", f"{len(unreadable)} images that cannot be read:\n{text}")
+        self._say_skipped("images", f"{len(unreadable)} images that cannot be used:\n{text}")
         return replace(data, images=tuple(one for number, one in enumerate(data.images) if number not in unreadable))
 
     def _loader(self, data: DetectionSet, batches: Any) -> DataLoader[Any]:
@@ -338,7 +338,7 @@ def main() -> int:
     try:
         world = start_world(args.backend)
         Training(args, world).train()
-    except (BackendError, DataError, WeightsError) as error:
+    except (BackendError, CacheError, DataError, WeightsError) as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return 2
     if world.control is not None:

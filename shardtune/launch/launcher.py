@@ -343,7 +343,7 @@ def _supervise(workers: LocalWorkers, exchange: Exchange, signals: _Signals) -> 
         for number in signals.take():
             workers.send(number)
             if not forwarded and workers.has_begun_training():
-                _log(stopping_after_step(number))
+                _log(stopping_after_step(number, of_script=workers.is_script))
             forwarded = forwarded or number
             report = replace(report, signal=forwarded, state="stopping" if report.state == "running" else report.state)
         report = _updated_report(workers, report, codes, forwarded)

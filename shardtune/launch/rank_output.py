@@ -56,15 +56,20 @@ class RankOutput:
         self._threads = []
 
     def _copy(self, pipe: FileIO, log: _Log, shown: int | None, prefix: bytes) -> None:
-        begun = b""  # a line whose end has not come yet
+        begun = unlogged = b""  # a line whose end has not come yet
         while piece := os.read(pipe.fileno(), _PIECE):
-            log.write(piece)
+            unlogged += piece  # whole lines: Python writes the words of a print one by one, and there are two pipes
+            end = max(unlogged.rfind(b"\n"), unlogged.rfind(b"\r")) + 1
+            end = end or (len(unlogged) if len(unlogged) > _PIECE else 0)
+            log.write(unlogged[:end])
+            unlogged = unlogged[end:]
             if shown is None:
                 continue
             if prefix:
                 *lines, begun = (begun + piece).split(b"\n")
                 piece = b"".join(prefix + line + b"\n" for line in lines)
             self._show(shown, piece)
+        log.write(unlogged)
         if begun and shown is not None:
             self._show(shown, prefix + begun + b"\n")
         pipe.close()

@@ -43,15 +43,18 @@ def run_as_rank(rank: int, world_size: int, work: Callable[[StopRequest], int]) 
     return code
 
 
-def exit_process(code: int) -> NoReturn:
+def exit_process(
+    code: int, threads_seconds: float = _THREADS_SECONDS, exit_seconds: float = _UPLOAD_SECONDS
+) -> NoReturn:
     """End this process with `code`, whatever its threads are doing.
 
     Without finalizing the interpreter: that unwinds threads which are inside of C++ (torch's process groups and
     stores, a data loader that pins memory), and aborts the process ("terminate called without an active exception",
-    torch 2.13) after all its work is done. What finalization would wait for is waited for here, with a timeout.
+    torch 2.13) after all its work is done. What finalization would wait for is waited for here, with a timeout
+    each for threads and for what runs at exit.
     """
     ignore_stop_signals()  # the work is done, and its code decided
-    deadline = time.monotonic() + _THREADS_SECONDS
+    deadline = time.monotonic() + threads_seconds
     for thread in threading.enumerate():
         if thread is not threading.current_thread() and not thread.daemon:
             thread.join(max(0.0, deadline - time.monotonic()))
@@ -59,7 +62,7 @@ def exit_process(code: int) -> NoReturn:
     for child in multiprocessing.active_children():
         if child.daemon:  # a data loader ignores the SIGTERM that multiprocessing would send, and then wait forever for
             child.kill()
-    timeout = threading.Timer(_UPLOAD_SECONDS, os._exit, (code,))
+    timeout = threading.Timer(exit_seconds, os._exit, (code,))
     timeout.daemon = True
     timeout.start()
     atexit._run_exitfuncs()  # trackers finish their uploads there

@@ -65,4 +65,4 @@ class ScriptRanks:
             f"\n  run: {folder} has a checkpoint of step {step}; the same command with --name {folder.name} finds it."
         )
 
-    stopped = "Stopped. (A script that asks observe.stop_requested() can save first: docs/run.md.)"
+    stopped = "Stopped before the script had asked observe.stop_requested(), which lets it save first (docs/run.md)."

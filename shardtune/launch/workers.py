@@ -97,6 +97,11 @@ class LocalWorkers:
             self._ended.setdefault(rank, time.time())
         return found
 
+    @property
+    def is_script(self) -> bool:
+        """Whether the ranks run a user's script, whose output goes to logs."""
+        return self._output is not None
+
     def send(self, number: int) -> None:
         """Forward a signal to every rank that is alive."""
         for process in self._processes.values():
@@ -132,6 +137,8 @@ class LocalWorkers:
             )  # fmt: skip
         if rank in codes:
             code = codes[rank]
+            if code == 0 and self.is_script:
+                return self._make_finding(rank, "finished", self._ended[rank])
             if code == 0 or stop_signal(code) is not None:
                 return None
             if code < 0:

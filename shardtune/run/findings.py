@@ -17,6 +17,7 @@ _CAUSES = (
     ("user_error", "known_error", "machine_error", "error", "killed", "stopped", "exited"),
     ("stalled", "silent"),
     ("lost",),
+    ("finished",),
     ("waiting",),
     ("peer_lost",),
 )
@@ -30,7 +31,7 @@ class Finding:
     `kind`: user_error, known_error, machine_error, error, peer_lost (see failure.kind_of); killed (by a signal) and
     exited (with a code and no record); stopped (by SIGSTOP or a debugger), silent (its process does not even run its
     watchdog), stalled (its deadline passed during its own work), waiting (… while it waited for other ranks), lost (a
-    node).
+    node), finished (a script's rank that had ended with 0 when others failed).
     """
 
     kind: str
@@ -104,6 +105,15 @@ def _describe(first: Finding, others: Sequence[Finding], nnodes: int) -> str:
             why="Its machine, network or launcher is down, or the scheduler has preempted it.",
             fix="Check that machine. parallel.node_timeout_seconds sets how long a node may be unresponsive.",
             code=first.explained_by,
+        )
+    if first.kind == "finished":
+        waited = [one for one in others if one.kind in ("waiting", "peer_lost")]
+        last = f": {waited[0].text.strip().splitlines()[-1]}" if waited and waited[0].text.strip() else ""
+        return three_parts(
+            f"{who} had ended with exit code 0 while other ranks waited for it.",
+            why=f"{_who(waited[0], nnodes)} noticed first{last}" if waited else "",
+            fix="Let every rank take part in the same number of steps; usually their numbers of batches differ (a "
+            "DistributedSampler, drop_last=True, or DDP's join()).",
         )
     if first.kind == "peer_lost":
         return three_parts(

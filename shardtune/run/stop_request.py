@@ -73,10 +73,11 @@ class StopRequest:
             os._exit(INTERRUPTED if number == signal.SIGINT else TERMINATED)
 
 
-def stopping_after_step(number: int) -> str:
-    """The line printed for the first signal."""
+def stopping_after_step(number: int, *, of_script: bool = False) -> str:
+    """The line printed for the first signal; what a script does about it is its own business."""
     again = "press Ctrl-C again" if number == signal.SIGINT else "send a second signal"
-    return f"{signal.Signals(number).name}: stopping after this step, with a checkpoint; {again} to exit immediately."
+    what = "the script is told to stop" if of_script else "stopping after this step, with a checkpoint"
+    return f"{signal.Signals(number).name}: {what}; {again} to exit immediately."
 
 
 def ignore_stop_signals(worker: int = 0) -> None:

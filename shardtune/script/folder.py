@@ -10,8 +10,9 @@ from typing import Any
 
 from shardtune.durable import read_plain, replace_file
 from shardtune.errors import UserInputError
-from shardtune.run.exit_codes import DONE
+from shardtune.run.exit_codes import DONE, WRONG_INPUT
 from shardtune.run.folder import (
+    CHECKPOINTS,
     LEASE,
     RECORD,
     SCRIPT,
@@ -43,7 +44,7 @@ def open_folder(output_dir: str, name: str | None, command: ScriptCommand, acces
             why="It holds something else, and a run never writes over that.",
             fix="Choose another --name.",
         )
-    if record.get("identity") != command.identity:
+    if record.get("identity") != command.identity and not _was_refused(record, folder):
         before = shlex.join(map(str, record.get("command", [])))
         raise UserInputError(
             f"The run '{name}' has another command.", why=f"It was started as: {before}",
@@ -54,6 +55,11 @@ def open_folder(output_dir: str, name: str | None, command: ScriptCommand, acces
             f"The run '{name}' has finished: {folder}", fix="Choose another --name, or delete that folder."
         )
     return hold_run_folder(folder, access), True
+
+
+def _was_refused(record: dict[str, Any], folder: Path) -> bool:
+    """Its arguments were wrong, and it had nothing to lose: what is corrected may have its name."""
+    return record.get("exit_code") == WRONG_INPUT and not (folder / CHECKPOINTS).exists()
 
 
 def record_start(folder: Path, command: ScriptCommand) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
+import io
 import os
 import platform
 import runpy
@@ -12,6 +15,7 @@ import traceback
 import types
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +36,7 @@ from shardtune.script.usage import UsageLog
 from shardtune.script.watchdog import STARTING, ScriptLimits, ScriptWatchdog
 
 LIMITS_VARIABLE = "SHARDTUNE_SCRIPT_LIMITS"  # seconds: load, step, and whether each was set by the user
+_LAST_SECONDS = 20.0  # for threads, and for what runs at exit, of a rank that has failed
 COMMAND_VARIABLE = "SHARDTUNE_COMMAND"  # the launcher's command line, for the report
 
 
@@ -109,6 +114,7 @@ def run_rank(words: list[str]) -> None:
     rank, world_size, local_rank = (int(environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
     folder = Path(environ[FOLDER_VARIABLE])
     join_run_folder(folder)
+    atexit.register(_close_files)  # the first that is registered runs last
     watchdog = ScriptWatchdog(rank, _limits(environ))
     with ExitStack() as at_end:
         events = EventLog(folder, rank)
@@ -130,10 +136,25 @@ def run_rank(words: list[str]) -> None:
         else:
             events.write("run_end", status="done" if code == DONE else "stopped", step=session.completed)
         events.finish()
-    if failure:  # threads of a broken process group would keep this process alive
-        sys.stdout.flush()
-        os._exit(code)
+    if failure:  # not long: the other ranks wait for this one, and its threads may wait for them
+        exit_process(code, threads_seconds=_LAST_SECONDS, exit_seconds=_LAST_SECONDS)
     exit_process(code)
+
+
+def _close_files() -> None:
+    """What the interpreter's end would do, which `exit_process` leaves out: files that the script left open have their
+    last lines in a buffer. A file that writes into another one (text into gzip into a file) is closed before it."""
+    files = [found for found in gc.get_objects() if issubclass(type(found), io.IOBase)]
+    for file in sorted(files, key=_depth):
+        with suppress(Exception):  # of a class of the script's own, a full disk, a pipe without a reader
+            if not file.closed and file.writable() and file.fileno() > 2:
+                file.close()
+
+
+def _depth(file: io.IOBase) -> int:
+    if isinstance(file, io.TextIOBase):
+        return 0
+    return 2 if isinstance(file, io.BufferedWriter | io.BufferedRandom | io.RawIOBase) else 1
 
 
 def _run(command: ScriptCommand, follower: _Follower, rank: int) -> tuple[int, str]:
@@ -158,7 +179,9 @@ def _refused(given: object, command: ScriptCommand, follower: _Follower, rank: i
         return FAILED, str(given)
     code = given & 0xFF
     if code == WRONG_INPUT:  # as argparse ends, and our own commands: a restart would end the same way
-        text = three_parts(f"{command.name} refused its arguments (exit code {code}); rank {rank} printed why.")
+        log = log_path(Path(os.environ[FOLDER_VARIABLE]), rank)
+        what = f"Rank {rank}: {command.name} ended with exit code {code}, as argparse does for wrong arguments."
+        text = three_parts(what, fix=f"See what it printed: {log}")
         record_failure(rank, "user_error", text, code, doing)
     return code, f"{command.name} ended with exit code {code}"
 
@@ -167,7 +190,11 @@ def _failed(error: BaseException, command: ScriptCommand, follower: _Follower, r
     if isinstance(error, ShardtuneError):
         text, code, short = render(error), error.exit_code, error.what
     else:
-        text = "".join(traceback.format_exception(type(error), error, _from_script(error, command)))
+        trace = _from_script(error, command)
+        text = "".join(traceback.format_exception(type(error), error, trace))
+        if sys.excepthook is not sys.__excepthook__ and isinstance(error, Exception):  # the script's, or its tracker's
+            with suppress(Exception):
+                sys.excepthook(type(error), error, trace)
         code, short = FAILED, "".join(traceback.format_exception_only(error)).strip()
     _append_to_log(text, rank)
     record_failure(rank, kind_of(error), text, code, follower.watchdog.doing)
@@ -198,14 +225,16 @@ def _execute(command: ScriptCommand) -> None:
         sys.argv = [command.target, *command.arguments]
         runpy.run_module(command.target, run_name="__main__", alter_sys=True)
         return
-    path = Path(command.target)
+    path = Path(command.target).absolute()
+    file = str(path)
     sys.argv = [command.target, *command.arguments]
     sys.path[0] = str(path.resolve().parent)
     module = types.ModuleType("__main__")
-    module.__file__ = str(path)
+    module.__file__ = file
+    module.__loader__ = SourceFileLoader("__main__", file)
     module.__dict__["__builtins__"] = __builtins__
     sys.modules["__main__"] = module  # kept to the end, for whatever is pickled to data loaders
-    exec(compile(path.read_bytes(), str(path), "exec"), module.__dict__)
+    exec(compile(path.read_bytes(), file, "exec", dont_inherit=True), module.__dict__)
 
 
 def _limits(environ: Mapping[str, str]) -> ScriptLimits:

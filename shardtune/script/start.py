@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from shardtune.config import ResolvedConfig
-from shardtune.errors import UserInputError
+from shardtune.errors import ShardtuneError, UserInputError
 from shardtune.launch.launcher import launch
 from shardtune.launch.network import read_network
 from shardtune.launch.process_role import Node, NodeOptions, Worker, detect_role, refuse_lone_pod
@@ -75,7 +75,12 @@ def start_script(
             environment={LIMITS_VARIABLE: _limits(resolved), COMMAND_VARIABLE: command_line()},
         )
         program = [sys.executable, "-m", "shardtune.script", *command.words]
-        code = launch(program, node, nproc, config, environ, ranks)
+        try:
+            code = launch(program, node, nproc, config, environ, ranks)
+        except ShardtuneError as error:  # before any rank was started: nodes that do not fit together
+            if folder is not None:
+                record_end(folder, command, error.exit_code)
+            raise
         if folder is not None:
             record_end(folder, command, code)
             took = clock(time.monotonic() - began)

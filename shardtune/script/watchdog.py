@@ -11,7 +11,7 @@ from typing import Any
 
 from shardtune.run.watchdog import Watchdog, waits_for_others
 
-STARTING = "starting the script"
+STARTING = "running the script, before its first step"
 _WINDOW = 10.0  # seconds over which CPU time is counted
 _BUSY = 0.05  # of one core: less is a process that only waits
 _TICKS = os.sysconf("SC_CLK_TCK")

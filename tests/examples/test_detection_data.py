@@ -12,7 +12,7 @@ import pytest
 import torch
 from annotations import AnnotatedImage, DataError, ImageFolder
 from dataset import DetectionSet, StepPlan, TrainingBatches, evaluation_batches, read_annotations
-from image_cache import ImageCache
+from image_cache import CacheError, ImageCache
 from PIL import Image
 from shapes import make_set
 
@@ -181,7 +181,7 @@ def test_a_crowd_is_no_object_to_learn_and_nothing_to_find_is_an_example(shapes:
 
 def dataset(images: tuple[AnnotatedImage, ...], tmp_path: Path, *, augment: bool, seed: int = 0) -> DetectionSet:
     cache = ImageCache(tmp_path / "cache", 32)
-    assert not cache.add_share([image.path for image in images], 0, 1, threads=2)
+    assert not cache.add_share([(image.path, image.size) for image in images], 0, 1, threads=2)
     return DetectionSet(images, cache, augment=augment, seed=seed)
 
 
@@ -234,8 +234,32 @@ def test_an_image_that_cannot_be_read_is_named_by_the_rank_that_tried(shapes: Pa
     Image.new("RGB", (50, 50)).save(good)
     bad.write_bytes(good.read_bytes()[:300])
     cache = ImageCache(tmp_path / "cache", 20)
-    assert list(cache.add_share([good, bad, good, good], 1, 2, threads=2)) == [1]
-    assert cache.add_share([good, bad, good, good], 0, 2, threads=2) == {}
+    images = [(good, (50, 50)), (bad, None), (good, None), (good, (100, 50))]
+    wrong = cache.add_share(images, 1, 2, threads=2)
+    assert list(wrong) == [1, 3] and "cannot be read" in wrong[1]
+    assert wrong[3] == "has 50 × 50 pixels; by its annotations it has 100 × 50 pixels"
+    assert cache.add_share(images, 0, 2, threads=2) == {}
+
+
+def test_the_size_that_a_coco_file_gives_is_compared(shapes: Path) -> None:
+    assert {image.size for image in read(shapes, "train.json")[0].images} == {(48, 48)}
+
+
+@pytest.mark.parametrize("name", ["train.csv", "classes.csv", "train.json"])
+def test_a_file_in_another_encoding_is_named(shapes: Path, tmp_path: Path, name: str) -> None:
+    shutil.copytree(shapes, tmp_path / "set")
+    file = tmp_path / "set" / name
+    file.write_bytes(
+        file.read_text().replace("circle", "ci\xe9rcle").replace("train-00001", "tr\xe9").encode("latin-1")
+    )
+    with pytest.raises(DataError, match=rf"{name}.*UTF-8"):
+        read(tmp_path / "set", "train.json" if name == "train.json" else "train.csv")
+
+
+def test_a_cache_that_cannot_be_written_is_named(shapes: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CacheError, match=r"file/cache.*cannot be written.*--cache-dir"):
+        ImageCache(tmp_path / "file" / "cache", 20).add(next((shapes / "train").iterdir()))
 
 
 @pytest.mark.parametrize(("world_size", "batch_size", "accumulation"), [(1, 8, 1), (2, 4, 1), (2, 2, 2), (4, 1, 2)])

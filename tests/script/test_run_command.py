@@ -98,7 +98,7 @@ def test_a_module_runs_as_python_would_run_it(run: Command, tmp_path: Path) -> N
         ("sys.exit(7)", 7, "ended with exit code 7"),
         ("sys.exit('out of luck')", 1, "script.py ended: out of luck"),
         ("import os; os._exit(9)", 9, "ended with exit code 9"),
-        ("import argparse; argparse.ArgumentParser().parse_args(['--no'])", 2, "script.py refused its arguments"),
+        ("import argparse; argparse.ArgumentParser().parse_args(['--no'])", 2, "script.py ended with exit code 2"),
         ("import os; os.kill(os.getpid(), 11)", 139, "was killed by signal 11 (SIGSEGV)"),
     ],
 )
@@ -130,11 +130,75 @@ def test_one_rank_that_raises_stops_all_and_its_message_comes_first(run: Command
     assert json.loads((folder / "crash" / "findings.json").read_text())["findings"][0]["rank"] == 1
 
 
+LIKE_PYTHON = """
+    from dataclasses import dataclass, fields
+    import atexit, gzip, os, pathlib, sys
+
+    @dataclass
+    class Config:
+        epochs: int = 1
+
+    here = pathlib.Path(__file__).parent
+    os.chdir("/")
+    print("types", [field.type for field in fields(Config)], "file", pathlib.Path(__file__).is_file(), __loader__.get_source("__main__")[:1])
+    atexit.register(lambda: (here / "atexit").write_text("ran"))
+    sys.excepthook = lambda kind, error, trace: print("my hook:", error)
+
+    class Logger:
+        def __init__(self):
+            self.file = open(here / "metrics.csv", "w")
+            self.itself = self  # collected by nobody
+
+    logger, packed = Logger(), gzip.open(here / "packed.gz", "wt")
+    logger.file.write("epoch,loss")
+    packed.write("all of it")
+    if len(sys.argv) > 1:
+        exec(sys.argv[1])
+"""
+
+
+@pytest.mark.parametrize(
+    ("ending", "code"), [("", 0), ("sys.exit(3)", 3), ("raise ValueError('torn')", 1)], ids=["done", "exit", "error"]
+)
+def test_a_script_ends_as_in_python_with_its_files_written(
+    run: Command, write: Write, tmp_path: Path, ending: str, code: int
+) -> None:
+    import gzip
+
+    done = run("--", write(LIKE_PYTHON), *filter(None, [ending]))
+    assert done.returncode == code, done.stderr
+    assert "types [<class 'int'>] file True" in done.stdout
+    assert (tmp_path / "metrics.csv").read_text() == "epoch,loss" and (tmp_path / "atexit").read_text() == "ran"
+    assert gzip.decompress((tmp_path / "packed.gz").read_bytes()) == b"all of it"
+    assert ("my hook: torn" in done.stdout) == (code == 1)
+
+
+def test_a_rank_that_ends_early_is_named_and_not_the_network(run: Command, write: Write) -> None:
+    script = write("""
+        import torch, torch.distributed as dist
+        dist.init_process_group("gloo")
+        for _ in range(2 + 3 * (dist.get_rank() == 0)):
+            dist.all_reduce(torch.ones(1))
+    """)
+    done = run("--nproc", 2, "--", script)
+    assert done.returncode == 1, done.stderr
+    said = " ".join(done.stderr.split())
+    assert "Rank 1 had ended with exit code 0 while other ranks waited for it." in said
+    assert "DistributedSampler" in said and "Check the network" not in said
+
+
+def test_wrong_arguments_do_not_use_up_the_name(run: Command, write: Write, tmp_path: Path) -> None:
+    script = write("import argparse; p = argparse.ArgumentParser(); p.add_argument('--lr', type=float); p.parse_args()")
+    wrong = run("--name", "n", "--", script, "--lr", "fast")
+    assert wrong.returncode == 2 and f"{tmp_path / 'runs' / 'n' / 'logs' / 'rank-0.log'}" in wrong.stderr
+    assert run("--name", "n", "--", script, "--lr", "0.1").returncode == 0
+
+
 def test_a_script_that_never_steps_is_ended_by_the_deadline(run: Command, write: Write, tmp_path: Path) -> None:
     busy = write("while True: sum(range(1000))")
     done = run("--nproc", 2, "--name", "n", "-o", "parallel.load_timeout_minutes=0.05", "--", busy, timeout=120)
     assert done.returncode == 76, done.stderr
-    assert "hung while starting the script" in done.stderr
+    assert "hung while running the script, before its first step" in done.stderr
     assert "no step yet (parallel.load_timeout_minutes)" in " ".join(done.stderr.split())
     assert "script.py" in (tmp_path / "runs" / "n" / "crash" / "rank-0.txt").read_text()
 
