@@ -142,7 +142,7 @@ def _verdict(facts: NodeFacts, joined: dict[int, NodeFacts], conflict: Any, wait
         problem = [
             "The nodes do not have the same packages and settings.",
             "; ".join(lines) + ".",
-            "Use one image and one config file on all nodes.",
+            "Use one image, one config file and one command on all nodes.",
             "nodes-differ",
         ]
     return {"problem": problem, "nproc": [f.nproc for f in ordered], "hosts": [f.host for f in ordered]}
