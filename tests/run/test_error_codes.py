@@ -40,7 +40,7 @@ def test_every_code_that_is_raised_or_found_has_an_entry() -> None:
     assert {"out-of-memory", "data-changed", "cannot-resume", "node-missing", "replicas-differ"} <= raised
     assert raised | set(CODES_OF_KINDS.values()) <= set(BY_CODE)
     kinds = {kind for kinds in _CAUSES for kind in kinds}
-    assert kinds - set(CODES_OF_KINDS) == {"user_error", "known_error", "machine_error", "error", "exited"}
+    assert kinds - set(CODES_OF_KINDS) == {"user_error", "known_error", "machine_error", "error", "exited", "finished"}
 
 
 def test_every_exit_code_has_an_entry() -> None:
