@@ -69,12 +69,12 @@ class Problems:
 
     def __str__(self) -> str:
         more = self.kinds.total() - len(self.found)
-        lines = [f"The data has {self.counts}:", *(f"  {one}" for one in self.found)]
+        lines = [f"Wrong in the data: {self.counts}", *(f"  {one}" for one in self.found)]
         return "\n".join(lines + ([f"  … {more} more"] if more else []))
 
     @property
     def counts(self) -> str:
-        return ", ".join(f"{count} {kind}" for kind, count in self.kinds.items())
+        return ", ".join(f"{kind}: {count}" for kind, count in self.kinds.items())
 
 
 @dataclass(frozen=True)

@@ -111,7 +111,7 @@ class Training:
 
     def _say_skipped(self, counts: str, text: str) -> None:
         if counts and self.world.is_main:
-            print(f"skipped   {text.removeprefix('The data has ')}", flush=True)
+            print(f"skipped   {text.removeprefix('Wrong in the data: ')}", flush=True)
 
     def _resize(self, data: Annotations, cache: ImageCache) -> Annotations:
         """Every image once, whoever does it; then what is missing on this node's own disk."""
@@ -128,9 +128,9 @@ class Training:
         text = "\n".join(f"  {images[number][0]}: {reason}" for number, reason in sorted(unreadable.items())[:10])
         if self.args.bad_data == "refuse":
             raise DataError(
-                f"{len(unreadable)} images cannot be used:\n{text}\nReplace them, or leave them out: --bad-data skip."
+                f"Images that cannot be used: {len(unreadable)}\n{text}\nReplace them, or add --bad-data skip."
             )
-        self._say_skipped("images", f"{len(unreadable)} images that cannot be used:\n{text}")
+        self._say_skipped("images", f"images that cannot be used: {len(unreadable)}\n{text}")
         return replace(data, images=tuple(one for number, one in enumerate(data.images) if number not in unreadable))
 
     def _loader(self, data: DetectionSet, batches: Any) -> DataLoader[Any]:
@@ -190,14 +190,15 @@ class Training:
         plan, args = self.plan, self.args
         trained = sum(weight.numel() for weight in self.trained)
         left = plan.images - plan.steps * plan.effective_batch
+        ranks = f"{self.world.size} rank{'s' * (self.world.size > 1)}"
         precision = "float32" if self.autocast is nullcontext else "bf16 (autocast)"
         lines = [
             f"data      {plan.images} + {val_images} images, {len(self.classes)} classes, {args.image_size} pixels",
             f"model     RetinaNet ResNet50-FPN, weights: {source}",
             f"          {trained:,} parameters train, {precision}, {self.world.device.type}",
-            f"batch     {args.batch_size} per rank × {args.accum_steps} accumulation × {self.world.size} ranks = "
+            f"batch     {args.batch_size} per rank × {args.accum_steps} accumulation × {ranks} = "
             f"{plan.effective_batch} images per step",
-            f"steps     {plan.steps} per epoch, {self.total_steps} in {args.epochs} epochs"
+            f"steps     {plan.steps} per epoch, {self.total_steps} in {args.epochs} epoch{'s' * (args.epochs > 1)}"
             + (f"; {left} other images are left out of each epoch" if left else ""),
         ]
         if not are_compiled():

@@ -45,7 +45,7 @@ app = typer.Typer(
 )
 app.command("init")(init.init)
 app.command("train", cls=WithSettings)(train.train)
-app.command("run")(run.run)
+app.command("run", cls=run.ScriptCommandLine)(run.run)
 app.command("eval-loss", cls=WithSettings)(eval_loss.eval_loss)
 app.command("plan", cls=ConfigCommand)(plan.plan)
 app.command("explain")(explain.explain)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from shardtune.cli.options import (
     Force,
@@ -20,6 +21,16 @@ from shardtune.cli.options import (
     SkipPreflight,
     Verbose,
 )
+
+
+class ScriptCommandLine(TyperCommand):
+    """Without `--`, options of the script would be taken for those of `shardtune run`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        script = next((word for word in args if word.endswith(".py")), None)
+        if "--" not in args and script is not None and not ctx.resilient_parsing:
+            ctx.fail(f"The script stands behind two dashes: shardtune run [OPTIONS] -- {script} ARGS.")
+        return list(super().parse_args(ctx, args))
 
 
 def run(

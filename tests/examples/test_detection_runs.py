@@ -157,7 +157,7 @@ def test_bad_data_ends_the_run_with_its_place_and_no_traceback(
     options = script(shapes, annotations=bad, batch_size=1)
     refused = shardtune(*words, "--nproc", 1, *options)
     assert refused.returncode == 2 and "Traceback" not in refused.stderr
-    assert f"error: The data has 1 boxes of unknown classes:\n  {bad}:3: the class '/x/" in refused.stderr
+    assert f"error: Wrong in the data: boxes of unknown classes: 1\n  {bad}:3: the class '/x/" in refused.stderr
 
 
 @pytest.mark.slow
