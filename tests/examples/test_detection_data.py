@@ -13,6 +13,7 @@ import torch
 from annotations import AnnotatedImage, DataError, ImageFolder
 from dataset import DetectionSet, StepPlan, TrainingBatches, evaluation_batches, read_annotations
 from image_cache import CacheError, ImageCache
+from options import read_options
 from PIL import Image
 from shapes import make_set
 
@@ -291,3 +292,21 @@ def test_every_image_is_evaluated_once_on_any_number_of_ranks() -> None:
             key for rank in range(ranks) for batch in evaluation_batches(5, 2, rank, ranks) for key in batch
         )
         assert found == Counter({(0, index): 1 for index in range(5)})
+
+
+def test_files_that_are_not_named_are_found_and_what_has_no_effect_is_refused(
+    shapes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = read_options(["--local-image-dir", str(shapes)])
+    assert (found.annotations, found.class_names) == (shapes / "train.csv", shapes / "classes.csv")
+    for words, said in (
+        (["--learning-rate", "nan"], "nan is no learning rate"),
+        (["--annotations", str(shapes / "train.json")], "not of the same format"),
+        (["--batch-size", "0"], "0 is less than 1"),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            read_options(["--local-image-dir", str(shapes), *words])
+        assert ended.value.code == 2 and said in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        read_options(["--local-image-dir", str(tmp_path)])
+    assert "name the file with --annotations" in capsys.readouterr().err
