@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import os
+import secrets
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -55,7 +55,7 @@ class ImageCache:
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
             return f"cannot be read: {error}"
         resized = resized.resize(self._size(resized.size), Image.Resampling.BILINEAR)
-        unfinished = target.with_suffix(f".{os.uname().nodename}-{os.getpid()}.tmp")
+        unfinished = target.with_suffix(f".{secrets.token_hex(8)}.tmp")
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
             resized.save(unfinished, "JPEG", quality=_QUALITY, subsampling=0)
