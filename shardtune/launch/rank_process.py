@@ -44,14 +44,17 @@ def run_as_rank(rank: int, world_size: int, work: Callable[[StopRequest], int]) 
 
 
 def exit_process(
-    code: int, threads_seconds: float = _THREADS_SECONDS, exit_seconds: float = _UPLOAD_SECONDS
+    code: int,
+    threads_seconds: float = _THREADS_SECONDS,
+    exit_seconds: float = _UPLOAD_SECONDS,
+    last: Callable[[], None] = lambda: None,
 ) -> NoReturn:
     """End this process with `code`, whatever its threads are doing.
 
     Without finalizing the interpreter: that unwinds threads which are inside of C++ (torch's process groups and
     stores, a data loader that pins memory), and aborts the process ("terminate called without an active exception",
     torch 2.13) after all its work is done. What finalization would wait for is waited for here, with a timeout
-    each for threads and for what runs at exit.
+    each for threads and for what runs at exit; `last` runs after all of that.
     """
     ignore_stop_signals()  # the work is done, and its code decided
     deadline = time.monotonic() + threads_seconds
@@ -66,6 +69,7 @@ def exit_process(
     timeout.daemon = True
     timeout.start()
     atexit._run_exitfuncs()  # trackers finish their uploads there
+    last()
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):  # a full disk, a pipe without a reader, a closed stream
             stream.flush()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import gc
 import io
 import os
@@ -114,7 +113,6 @@ def run_rank(words: list[str]) -> None:
     rank, world_size, local_rank = (int(environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
     folder = Path(environ[FOLDER_VARIABLE])
     join_run_folder(folder)
-    atexit.register(_close_files)  # the first that is registered runs last
     watchdog = ScriptWatchdog(rank, _limits(environ))
     with ExitStack() as at_end:
         events = EventLog(folder, rank)
@@ -137,8 +135,8 @@ def run_rank(words: list[str]) -> None:
             events.write("run_end", status="done" if code == DONE else "stopped", step=session.completed)
         events.finish()
     if failure:  # not long: the other ranks wait for this one, and its threads may wait for them
-        exit_process(code, threads_seconds=_LAST_SECONDS, exit_seconds=_LAST_SECONDS)
-    exit_process(code)
+        exit_process(code, threads_seconds=_LAST_SECONDS, exit_seconds=_LAST_SECONDS, last=_close_files)
+    exit_process(code, last=_close_files)
 
 
 def _close_files() -> None:

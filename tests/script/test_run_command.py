@@ -149,6 +149,10 @@ LIKE_PYTHON = """
             self.file = open(here / "metrics.csv", "w")
             self.itself = self  # collected by nobody
 
+    import logging, logging.handlers
+    memory = logging.handlers.MemoryHandler(100, target=logging.FileHandler(here / "log.txt"))
+    logging.getLogger().addHandler(memory)
+    logging.warning("kept until the end")
     logger, packed = Logger(), gzip.open(here / "packed.gz", "wt")
     logger.file.write("epoch,loss")
     packed.write("all of it")
@@ -169,6 +173,7 @@ def test_a_script_ends_as_in_python_with_its_files_written(
     assert done.returncode == code, done.stderr
     assert "types [<class 'int'>] file True" in done.stdout
     assert (tmp_path / "metrics.csv").read_text() == "epoch,loss" and (tmp_path / "atexit").read_text() == "ran"
+    assert (tmp_path / "log.txt").read_text() == "kept until the end\n"
     assert gzip.decompress((tmp_path / "packed.gz").read_bytes()) == b"all of it"
     assert ("my hook: torn" in done.stdout) == (code == 1)
 
