@@ -19,6 +19,7 @@ from shardtune.kernels.attention_names import VARLEN, WHOLE_ROWS
 from shardtune.model.families.family import Family, Wrapper
 from shardtune.model.families.registry import family_for, family_of
 from shardtune.model.model_outline import outline_of
+from shardtune.model.quantized import fp8_candidates
 from shardtune.model.safetensors_headers import StoredTensor
 from shardtune.model.text_config import held_dtype, known_wrapper
 from shardtune.model.unsuitable import quantisation
@@ -78,6 +79,22 @@ def build_meta_model(section: ModelSection, folder: Path, stored: Mapping[str, S
         declared_block=tuple(block) if block else None,
     )
     return MetaModel(model, family_of(model), wrapper, mapping)
+
+
+def fp8_blocks(meta_model: MetaModel) -> dict[str, tuple[int, int]]:
+    """Which parameters are held in float8, and the block of each: as stored, or one scale per row where quantised here.
+
+    In an FP8 checkpoint what is stored in full stays in full.
+    """
+    mapping = meta_model.mapping
+    family = meta_model.family
+    # Kernels read the weights of what is bypassed as they are.
+    excluded = {name.removesuffix(".weight") for name in family.router} | set(family.bypassed)
+    candidates = fp8_candidates(meta_model.model, excluded)
+    stored = [name for name in candidates if name in mapping.quantised]
+    if stored:
+        return {name: mapping.block(name) for name in stored}
+    return {name: (1, meta_model.model.get_parameter(name).shape[-1]) for name in candidates}
 
 
 def _config(section: ModelSection, folder: Path, raw: dict[str, Any]) -> PretrainedConfig:

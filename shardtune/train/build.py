@@ -12,8 +12,9 @@ from shardtune.adapters.fused import use_fused_lora
 from shardtune.adapters.lora import add_lora
 from shardtune.kernels import fp8_products, varlen, whole_rows
 from shardtune.model.experts import use_expert_loops, use_grouped_experts
+from shardtune.model.meta_model import fp8_blocks
 from shardtune.model.new_tokens import resize_embeddings
-from shardtune.model.quantized import enable_fp8_compute, fp8_candidates, use_fp8_storage
+from shardtune.model.quantized import enable_fp8_compute, use_fp8_storage
 from shardtune.plan.resolve import Notice
 from shardtune.train.losses import build_loss
 
@@ -78,22 +79,6 @@ def build_model(run: ResolvedRun, meta_model: MetaModel, named: NewTokens, devic
         _ATTENTION[config.model.attn_implementation].register()
         base.set_attn_implementation(config.model.attn_implementation)
     return BuiltModel(model, coverage, new_tokens, fused, loss, tuple(notices))
-
-
-def fp8_blocks(meta_model: MetaModel) -> dict[str, tuple[int, int]]:
-    """Which parameters are held in float8, and the block of each: as stored, or one scale per row where quantised here.
-
-    In an FP8 checkpoint what is stored in full stays in full.
-    """
-    mapping = meta_model.mapping
-    family = meta_model.family
-    # Kernels read the weights of what is bypassed as they are.
-    excluded = {name.removesuffix(".weight") for name in family.router} | set(family.bypassed)
-    candidates = fp8_candidates(meta_model.model, excluded)
-    stored = [name for name in candidates if name in mapping.quantised]
-    if stored:
-        return {name: mapping.block(name) for name in stored}
-    return {name: (1, meta_model.model.get_parameter(name).shape[-1]) for name in candidates}
 
 
 def fuse(model: PeftModel, train: TrainSection) -> Fused:

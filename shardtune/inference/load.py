@@ -1,0 +1,243 @@
+"""How is a trained model loaded to answer? Base and adapter in one process, not merged, on a GPU or a CPU."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from peft import LoraConfig, PeftConfig, PeftModel
+
+from shardtune import terminal
+from shardtune.adapters.experts import use_grouped_products, use_linear_products
+from shardtune.adapters.new_tokens import use_token_rows
+from shardtune.checkpoint.adapter import AdapterMismatchError, check_adapter_matches, load_adapter, read_adapter
+from shardtune.config.schema import ModelSection
+from shardtune.errors import UserInputError
+from shardtune.inference.source import TunedModel
+from shardtune.machine import free_memory, lacks_bf16
+from shardtune.model.experts import use_expert_loops, use_grouped_experts
+from shardtune.model.load import load_tokenizer, model_folder
+from shardtune.model.meta_model import MetaModel, build_meta_model, first_line, fp8_blocks
+from shardtune.model.quantized import use_fp8_storage
+from shardtune.model.safetensors_headers import read_headers
+from shardtune.model.shard_reader import ShardReader
+from shardtune.model.weight_loading import load_shards, local_shards, materialize
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A trained model, ready to answer.
+
+    Attributes:
+        model: Base and adapter; `model.disable_adapter()` is the base alone.
+        folder: Of the base model's files.
+        stored_rows: Rows of the embedding that the base has; tokens from this id on are known with the adapter alone.
+        own_biases: The base's, of those that trained: PEFT has only one place for both.
+    """
+
+    tuned: TunedModel
+    model: PeftModel
+    tokenizer: PreTrainedTokenizerBase
+    folder: Path
+    device: torch.device
+    stored_rows: int
+    own_biases: Mapping[str, torch.Tensor]
+
+    @contextmanager
+    def side(self, *, tuned: bool) -> Iterator[PeftModel]:
+        """The model with its adapter, or the base as it is."""
+        if tuned:
+            yield self.model
+            return
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Careful, disabling adapter layers with bias")  # they are put back here
+            disabled = self.model.disable_adapter()
+        with disabled:
+            trained = {name: self.model.get_parameter(name).data for name in self.own_biases}
+            try:
+                for name, bias in self.own_biases.items():
+                    self.model.get_parameter(name).data = bias
+                yield self.model
+            finally:
+                for name, bias in trained.items():
+                    self.model.get_parameter(name).data = bias
+
+
+@dataclass(frozen=True)
+class MetaAdapter:
+    """Base and adapter on the meta device, what was read of the adapter, and where the base's weights are.
+
+    Attributes:
+        tensors: The adapter's, by PEFT's names on disk.
+        stored_rows: As of `LoadedModel`.
+    """
+
+    tuned: TunedModel
+    meta_model: MetaModel
+    model: PeftModel
+    tensors: dict[str, torch.Tensor]
+    folder: Path
+    stored_rows: int
+
+
+def build_adapted(tuned: TunedModel, *, fp8: bool | None = None) -> MetaAdapter:
+    """Everything but the weights: the base is built on the meta device, and the adapter's files are compared with it.
+
+    Args:
+        fp8: Hold linear layers and experts in FP8; None: as training did, or as the checkpoint stores them.
+
+    Raises:
+        UserInputError: the base is not there, or the adapter does not fit it.
+    """
+    # Attention code of training reads packed rows and knows no cache.
+    section = tuned.base.model_copy(update={"attn_implementation": "auto"})
+    folder = model_folder(section)
+    meta_model = build_meta_model(section, folder, read_headers(folder))
+    if fp8 if fp8 is not None else _is_held_in_fp8(section, meta_model):
+        use_fp8_storage(meta_model.model, fp8_blocks(meta_model))
+    config = _peft_config(tuned)
+    stored_rows = len(meta_model.model.get_input_embeddings().weight)  # type: ignore[arg-type]
+    highest = max(_trained_rows(config), default=-1)
+    if highest >= stored_rows:
+        meta_model.model.resize_token_embeddings(highest + 1, mean_resizing=False)
+    model = _adapted(meta_model.model, config, tuned)
+    tensors = read_adapter(tuned.adapter)
+    try:
+        check_adapter_matches(model, tensors)
+    except AdapterMismatchError as error:
+        raise UserInputError(
+            f"The adapter '{tuned.adapter}' does not fit '{section.model_name_or_path}'.",
+            why=error.why,
+            fix="Give the model it was trained on: --model PATH.",
+        ) from error
+    return MetaAdapter(tuned, meta_model, model, tensors, folder, stored_rows)
+
+
+def load_tuned(tuned: TunedModel, device: torch.device | None = None) -> LoadedModel:
+    """Read base and adapter into this process.
+
+    The base is held as training held it (in FP8 where it was), except on a CPU without bf16 units: there in float32.
+    The adapter computes in the base's dtype, as in training.
+
+    Args:
+        device: None: the first GPU, or the CPU where there is none.
+
+    Raises:
+        UserInputError: files are missing or do not fit each other, or there is too little memory.
+    """
+    device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if device.type == "cpu" and lacks_bf16():
+        tuned = _with_dtype(tuned, "float32")
+    adapted = build_adapted(tuned)
+    model, base = adapted.model, adapted.meta_model.model
+    _refuse_too_large(model, device)
+    tokenizer = load_tuned_tokenizer(tuned, adapted.folder)
+    materialize(model, base, device)
+    with ShardReader(adapted.meta_model.mapping) as reader:
+        load_shards(local_shards(model, adapted.meta_model.mapping), reader)
+    _zero_added_rows(base, adapted.stored_rows)
+    own_biases = {name: p.data.clone() for name, p in model.named_parameters() if p.requires_grad and _is_bias(name)}
+    load_adapter(model, adapted.tensors)
+    dtype = base.dtype if base.dtype.itemsize > 1 else torch.bfloat16
+    for parameter in model.parameters():
+        if parameter.requires_grad:  # float32 on disk; FSDP2 casts them for each pass of training
+            parameter.data = parameter.data.to(dtype)
+    model.requires_grad_(False).eval()
+    if device.type == "cuda":
+        use_grouped_experts(base)
+    else:
+        use_expert_loops(base, compiled=False)
+    base.config.use_cache = True
+    return LoadedModel(tuned, model, tokenizer, adapted.folder, device, adapted.stored_rows, own_biases)
+
+
+def load_tuned_tokenizer(tuned: TunedModel, folder: Path) -> PreTrainedTokenizerBase:
+    """The one that was written beside the adapter, or the base's with `model.new_tokens` in it.
+
+    Args:
+        folder: Of the base model's files.
+    """
+    if any((tuned.adapter / name).is_file() for name in _TOKENIZER_FILES):
+        own = ModelSection(model_name_or_path=str(tuned.adapter), trust_remote_code=tuned.base.trust_remote_code)
+        return load_tokenizer(own)
+    return load_tokenizer(tuned.base, folder)
+
+
+def _is_held_in_fp8(section: ModelSection, meta_model: MetaModel) -> bool:
+    return section.base_precision == "fp8" or (section.base_precision == "auto" and bool(meta_model.mapping.quantised))
+
+
+def _with_dtype(tuned: TunedModel, dtype: str) -> TunedModel:
+    return replace(tuned, base=tuned.base.model_copy(update={"torch_dtype": dtype}))
+
+
+def _peft_config(tuned: TunedModel) -> LoraConfig:
+    try:
+        config = PeftConfig.from_pretrained(str(tuned.adapter))
+    except (ValueError, KeyError, TypeError, OSError) as error:
+        raise UserInputError(
+            f"The settings of the adapter '{tuned.adapter}' cannot be read.",
+            why=first_line(error),
+            fix="Use an adapter that the installed PEFT can load.",
+        ) from error
+    assert isinstance(config, LoraConfig)  # `find_tuned` refuses others
+    config.inference_mode = False  # what trained is what is loaded; requires_grad says which
+    return config
+
+
+def _trained_rows(config: LoraConfig) -> list[int]:
+    given = config.trainable_token_indices or {}
+    return [row for rows in given.values() for row in rows] if isinstance(given, dict) else list(given)
+
+
+def _adapted(base: PreTrainedModel, config: LoraConfig, tuned: TunedModel) -> PeftModel:
+    try:
+        with warnings.catch_warnings():
+            # PEFT looks for the patterns' keys among modules only; ours may name parameters (adapters/lora.py).
+            warnings.filterwarnings("ignore", r"The following (rank|alpha)_pattern keys did not match", RuntimeWarning)
+            model = PeftModel(base, config, low_cpu_mem_usage=True)
+    except ValueError as error:
+        raise UserInputError(
+            f"The adapter '{tuned.adapter}' does not fit '{tuned.base.model_name_or_path}'.",
+            why=first_line(error),
+            fix="Give the model it was trained on: --model PATH.",
+        ) from error
+    use_linear_products(model)
+    use_grouped_products(model)
+    use_token_rows(model)
+    return model
+
+
+def _refuse_too_large(model: PeftModel, device: torch.device) -> None:
+    needed = sum(parameter.nbytes for parameter in model.parameters())
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_memory()
+    if free is not None and needed > free:
+        where = torch.cuda.get_device_name(device) if device.type == "cuda" else "this machine"
+        raise UserInputError(
+            f"The model does not fit: its weights take {terminal.size(needed)}, and {where} has "
+            f"{terminal.size(free)} free.",
+            why="It is loaded into one device: nothing is sharded or offloaded to answer.",
+            fix="Use a larger GPU, free its memory, or serve it with vLLM or SGLang (shardtune export --to vllm).",
+        )
+
+
+def _is_bias(name: str) -> bool:
+    return name.endswith(".bias") and "modules_to_save" not in name
+
+
+def _zero_added_rows(base: PreTrainedModel, stored_rows: int) -> None:
+    """Rows that no file holds belong to the adapter; without it they must at least be numbers."""
+    for module in (base.get_input_embeddings(), base.get_output_embeddings()):
+        for name, parameter in module.named_parameters() if module is not None else ():
+            if not name.startswith("token_adapter.trainable") and parameter.shape[0] > stored_rows:
+                parameter.data[stored_rows:].zero_()

@@ -1,0 +1,155 @@
+"""A trained model in one process answers as plain transformers and PEFT do, with its adapter and without."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from fp8_toys import to_fp8
+from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict
+from toys import mistral4_config, save_toy, toy_text_config, toy_wrapper
+
+from shardtune.adapters.weight_changes import weight_changes
+from shardtune.checkpoint.adapter import write_adapter_files
+from shardtune.config.schema import ModelSection
+from shardtune.errors import UserInputError
+from shardtune.inference.load import build_adapted, load_tuned
+from shardtune.inference.source import find_tuned
+from shardtune.model.meta_model import build_meta_model
+from shardtune.model.safetensors_headers import read_headers
+
+IDS = torch.tensor([[1, 5, 9, 20, 33, 41, 7, 12]])
+CASES = {
+    "dense": ("llama", "LlamaForCausalLM", {"target_modules": ["q_proj", "down_proj"]}),
+    "rsLoRA, patterns": (
+        "llama", "LlamaForCausalLM",
+        {"target_modules": ["q_proj", "v_proj"], "use_rslora": True, "rank_pattern": {"v_proj": 2},
+         "alpha_pattern": {"v_proj": 5}},
+    ),
+    "DoRA": ("llama", "LlamaForCausalLM", {"target_modules": ["q_proj", "o_proj"], "use_dora": True}),
+    "head in full": ("llama", "LlamaForCausalLM", {"target_modules": ["q_proj"], "modules_to_save": ["lm_head"]}),
+    "biases": ("qwen2", "Qwen2ForCausalLM", {"target_modules": ["q_proj"], "bias": "all"}),
+    "experts": (
+        "mixtral", "MixtralForCausalLM",
+        {"target_modules": ["q_proj"], "target_parameters": ["experts.gate_up_proj", "experts.down_proj"]},
+    ),
+    "MLA and experts": (
+        "mistral4", "Mistral4ForCausalLM",
+        {"target_modules": ["q_a_proj", "kv_b_proj"], "target_parameters": ["experts.gate_up_proj"]},
+    ),
+    "new tokens": (
+        "llama", "LlamaForCausalLM",
+        {"target_modules": ["q_proj"], "trainable_token_indices": {"embed_tokens": [5, 33], "lm_head": [5, 33]}},
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=CASES, ids=list(CASES))
+def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[PeftModel, Path]:
+    """An adapter that PEFT itself made, with random values, and its folder."""
+    import transformers
+
+    kind, name, settings = CASES[request.param]
+    folder = tmp_path_factory.mktemp("inference")
+    cls = getattr(transformers, name)
+    save_toy(cls, toy_text_config(kind), folder / "base")
+    base = cls.from_pretrained(folder / "base", dtype=torch.float32)
+    model = get_peft_model(base, LoraConfig(r=4, lora_alpha=8, task_type="CAUSAL_LM", **settings))
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.add_(torch.randn_like(parameter) * 0.5)
+    model.save_pretrained(folder / "adapter")
+    return model.eval(), folder / "adapter"
+
+
+def test_it_computes_what_peft_does(trained: tuple[PeftModel, Path]) -> None:
+    peft, folder = trained
+    loaded = load_tuned(find_tuned(str(folder)), torch.device("cpu"))
+    with torch.no_grad():
+        with loaded.side(tuned=True) as model:
+            tuned = model(input_ids=IDS).logits.float()
+        with loaded.side(tuned=False) as model:
+            alone = model(input_ids=IDS).logits.float()
+        wanted = peft(input_ids=IDS).logits
+        base = type(peft.base_model.model).from_pretrained(folder.parent / "base", dtype=torch.float32)
+        wanted_base = base(input_ids=IDS).logits
+        with loaded.side(tuned=True) as model:
+            again = model(input_ids=IDS).logits.float()
+    assert (wanted - wanted_base).abs().max() > 0.01  # else nothing is compared
+    assert torch.equal(tuned, again)
+    torch.testing.assert_close(tuned, wanted, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(alone, wanted_base, rtol=1e-4, atol=1e-4)
+
+
+def test_the_changes_of_weights_are_those_of_pefts_own_merge(trained: tuple[PeftModel, Path]) -> None:
+    peft, folder = trained
+    adapted = build_adapted(find_tuned(str(folder)))
+    changes = weight_changes(adapted.model, adapted.tensors)
+    import transformers
+
+    base = getattr(transformers, type(peft.base_model.model).__name__).from_pretrained(folder.parent / "base")
+    before = {name: p.detach().float().clone() for name, p in base.named_parameters()}
+    merged = PeftModel.from_pretrained(base, folder).merge_and_unload()
+    after = {name: p.detach().float() for name, p in merged.named_parameters()}
+    assert before.keys() == after.keys()
+    changed = {name for name in after if not torch.equal(before[name], after[name])}
+    assert changed == set(changes)
+    for name, change in changes.items():
+        torch.testing.assert_close(change.apply(before[name]), after[name], rtol=1e-5, atol=1e-5, msg=name)
+
+
+def test_an_fp8_base_in_a_wrapper_answers_as_its_dequantised_values_do(tmp_path: Path) -> None:
+    """Trained by nobody: what counts is that each path computes with the same weights and adapters."""
+    toy_wrapper(tmp_path / "base", mistral4_config(moe_intermediate_size=24, hidden_size=40))
+    to_fp8(tmp_path / "base", "blocks")
+    base = tmp_path / "base"
+    config = LoraConfig(
+        r=4, task_type="CAUSAL_LM", base_model_name_or_path=str(base), target_modules=["q_a_proj", "o_proj"],
+        target_parameters=["experts.down_proj"],
+    )  # fmt: skip
+    meta = build_meta_model(ModelSection(model_name_or_path=str(base)), base, read_headers(base)).model
+    adapter = PeftModel(meta, config, low_cpu_mem_usage=True)
+    torch.manual_seed(2)
+    shapes = get_peft_model_state_dict(adapter)
+    write_adapter_files(config, {name: torch.randn(t.shape) * 0.1 for name, t in shapes.items()}, tmp_path / "adapter")
+    logits = {}
+    for precision in ("fp8", "bf16"):
+        tuned = find_tuned(str(tmp_path / "adapter"))
+        section = tuned.base.model_copy(update={"base_precision": precision, "torch_dtype": "float32"})
+        loaded = load_tuned(replace(tuned, base=section), torch.device("cpu"))
+        held = {p.dtype for p in loaded.model.parameters()}
+        assert (torch.float8_e4m3fn in held) == (precision == "fp8")
+        for side in (True, False):
+            with torch.no_grad(), loaded.side(tuned=side) as model:
+                logits[precision, side] = model(input_ids=IDS).logits.float()
+    assert (logits["fp8", True] - logits["fp8", False]).abs().max() > 0.01
+    for side in (True, False):
+        torch.testing.assert_close(logits["fp8", side], logits["bf16", side], rtol=1e-3, atol=1e-3)
+
+
+def test_an_adapter_of_another_model_is_refused(trained: tuple[PeftModel, Path], tmp_path: Path) -> None:
+    from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
+
+    other = save_toy(
+        GPTNeoXForCausalLM,
+        GPTNeoXConfig(vocab_size=72, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64),
+        tmp_path / "other",
+    )
+    with pytest.raises(UserInputError, match="does not fit"):
+        load_tuned(find_tuned(str(trained[1]), base=str(other)), torch.device("cpu"))
+
+
+def test_an_adapter_that_names_no_base_says_how_to_name_it(trained: tuple[PeftModel, Path], tmp_path: Path) -> None:
+    for file in trained[1].iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    config = tmp_path / "adapter_config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "base_model_name_or_path": None}))
+    with pytest.raises(UserInputError) as refused:
+        find_tuned(str(tmp_path))
+    assert "--model" in refused.value.fix
+    assert find_tuned(str(tmp_path), base="somewhere").base.model_name_or_path == "somewhere"
