@@ -58,7 +58,8 @@ class Dora:
 
     def apply(self, weight: Tensor) -> Tensor:
         moved = self.low_rank.apply(weight)
-        return moved * (self.magnitude.float() / moved.norm(dim=1)).unsqueeze(1)
+        length: Tensor = moved.norm(dim=1)
+        return moved * (self.magnitude.float() / length).unsqueeze(1)
 
 
 @dataclass(frozen=True)
