@@ -27,7 +27,10 @@ PRIVATE = {
         "_is_distributed_loading_by_transformers", "_is_hf_initialized", "_keys_to_ignore_on_load_unexpected",
         "_no_split_modules",
     },
-    "peft": {"_active_adapter", "_check_forward_args", "_disable_adapters", "_get_embed_scale", "_param_ndim"},
+    "peft": {
+        "_active_adapter", "_check_forward_args", "_did_swap_in_out_features", "_disable_adapters", "_get_embed_scale",
+        "_param_ndim",
+    },
     "datasets": {"_fingerprint"},
 }  # fmt: skip
 STANDARD_LIBRARY = {"_current_frames", "_exit", "_run_exitfuncs"}

@@ -68,6 +68,7 @@ def run(
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_torchrun_starts_workers(config: Path, environment: dict[str, str], expected: list[float]) -> None:
     result = run(
         environment, sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1",

@@ -17,6 +17,9 @@ WORKER = Path(__file__).parent / "traffic_counter_worker.py"
 HEAD = {"v": 2, "time": 1.5, "rank": 0}
 
 
+pytestmark = pytest.mark.slow
+
+
 @pytest.fixture(scope="module")
 def seen(shared_environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[Any]]:
     """By number of ranks, which are two nodes, what each rank has seen."""

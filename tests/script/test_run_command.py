@@ -199,6 +199,7 @@ def test_wrong_arguments_do_not_use_up_the_name(run: Command, write: Write, tmp_
     assert run("--name", "n", "--", script, "--lr", "0.1").returncode == 0
 
 
+@pytest.mark.slow
 def test_a_script_that_never_steps_is_ended_by_the_deadline(run: Command, write: Write, tmp_path: Path) -> None:
     busy = write("while True: sum(range(1000))")
     done = run("--nproc", 2, "--name", "n", "-o", "parallel.load_timeout_minutes=0.05", "--", busy, timeout=120)
