@@ -240,7 +240,7 @@ def _first_intact(
     ranked: Sequence[Evaluation], store: CheckpointStore
 ) -> tuple[Evaluation | None, list[DamagedCheckpoint]]:
     """The first whose weights are there, with every checksum compared; and the damaged ones before it."""
-    damaged = []
+    damaged: list[DamagedCheckpoint] = []
     for one in ranked:
         if one.weights == "final":
             return one, damaged
