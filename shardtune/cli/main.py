@@ -9,6 +9,7 @@ import typer
 
 from shardtune import __version__
 from shardtune.cli import (
+    best,
     cancel,
     checkpoints,
     cluster,
@@ -50,6 +51,7 @@ app.command("eval-loss", cls=WithSettings)(eval_loss.eval_loss)
 app.command("plan", cls=ConfigCommand)(plan.plan)
 app.command("explain")(explain.explain)
 app.command("checkpoints")(checkpoints.checkpoints)
+app.command("best")(best.best)
 app.command("env")(env.env)
 app.command("doctor", cls=ConfigCommand)(doctor.doctor)
 app.command("report")(report.report)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+from shardtune.checkpoint.final import FINAL, read_source
 from shardtune.report import formatting
 from shardtune.report.history import RunHistory
 from shardtune.report.read import listed, mapping, number, text, whole
@@ -25,6 +26,7 @@ def facts(run: RunHistory, settings: list[Setting]) -> list[dict[str, str]]:
         ("Trains", _trained(run, values)),
         ("Data", ": ".join(filter(None, (values.get("data.dataset_name_or_path"), _rows(run, "train"))))),
         ("Validation", _rows(run, "validation")),
+        ("Published", _published(run)),
         ("Hardware", _hardware(run)),
         ("Started", _when(run)),
         ("Script", text(start.get("script")) or (run.script.name if run.script is not None else "")),
@@ -96,6 +98,19 @@ def _rows(run: RunHistory, part: str) -> str:
         return ""
     share = f", {supervised:,} supervised ({100 * supervised / tokens:.0f} %)" if supervised is not None else ""
     return f"{rows:,} rows, {tokens:,} tokens{share}"
+
+
+def _published(run: RunHistory) -> str:
+    """Which step `final/` is of, and by what it was chosen afterwards (`shardtune best --to-final`)."""
+    source = read_source(run.folder / FINAL)
+    if source is None:
+        return ""
+    parts = [f"step {source.step:,}"]
+    if source.eval_loss is not None:
+        parts.append(f"eval loss {formatting.loss(source.eval_loss)}")
+    if source.metric:
+        parts.append(f"chosen by {source.metric}")
+    return f"{FINAL}/ is {', '.join(parts)}"
 
 
 def _hardware(run: RunHistory) -> str:
