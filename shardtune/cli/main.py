@@ -10,6 +10,7 @@ import typer
 from shardtune import __version__
 from shardtune.cli import (
     cancel,
+    chat,
     checkpoints,
     cluster,
     config,
@@ -20,6 +21,7 @@ from shardtune.cli import (
     env,
     eval_loss,
     explain,
+    generate,
     init,
     jobs,
     logs,
@@ -47,6 +49,8 @@ app.command("init")(init.init)
 app.command("train", cls=WithSettings)(train.train)
 app.command("run", cls=run.ScriptCommandLine)(run.run)
 app.command("eval-loss", cls=WithSettings)(eval_loss.eval_loss)
+app.command("generate")(generate.generate)
+app.command("chat")(chat.chat)
 app.command("plan", cls=ConfigCommand)(plan.plan)
 app.command("explain")(explain.explain)
 app.command("checkpoints")(checkpoints.checkpoints)
