@@ -95,7 +95,9 @@ def chat(
 
     options = ChatOptions(sampling, system, max_new_tokens, compare, device)
     if web:
-        raise typer.Exit(1)
+        from shardtune.inference.web import Listening, serve_chat
+
+        raise typer.Exit(serve_chat(tuned, trained, options, Listening(host, port, token)))
     try:
         code = run_chat(tuned, trained, options)
     except BrokenPipeError:  # `shardtune chat … | head`

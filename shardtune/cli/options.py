@@ -95,7 +95,9 @@ Trained = Annotated[
 ]
 Checkpoint = Annotated[
     str | None,
-    typer.Option("--checkpoint", metavar="WHICH", help="Of a run: final, best, latest or a step.", show_default="final"),
+    typer.Option(
+        "--checkpoint", metavar="WHICH", help="Of a run: final, best, latest or a step.", show_default="final"
+    ),
 ]
 BaseModel = Annotated[
     str | None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -209,12 +210,19 @@ def with_system(messages: Sequence[Message], system: str | None) -> list[Message
     return [{"role": "system", "content": system}, *(m for m in messages if m["role"] != "system")]
 
 
+def check_system(questions: Questions, system: str | None) -> None:
+    """Raises UserInputError if the model cannot be given this system prompt."""
+    if system is not None:
+        columns = questions.format.asked
+        text = json.dumps(dict.fromkeys(columns, "?")) if len(columns) > 1 else "?"
+        questions.format.encode(with_system([{"role": "user", "content": text}], system))
+
+
 def named_device(name: str | None) -> torch.device | None:
     """Raises UserInputError for a GPU that is not there."""
     if name == "cuda" and not torch.cuda.is_available():
         raise UserInputError(
-            "--device cuda: there is no GPU that PyTorch can use.", fix="Leave it out to use the CPU; see: shardtune doctor"
+            "--device cuda: there is no GPU that PyTorch can use.",
+            fix="Leave it out to use the CPU; see: shardtune doctor",
         )
     return torch.device(name) if name is not None else None
-
-

@@ -19,6 +19,7 @@ from shardtune.inference.answers import (
     Questions,
     Reply,
     SideName,
+    check_system,
     load_answering,
     named_device,
     prepare_questions,
@@ -129,14 +130,6 @@ class Chat:
                 f"Cannot write '{path}'.", why=error.strerror or str(error), fix="Give a new file in a writable folder."
             ) from error
         return path
-
-
-def check_system(questions: Questions, system: str | None) -> None:
-    """Raises UserInputError if the model cannot be given this system prompt."""
-    if system is not None:
-        columns = getattr(questions.format, "asked", ())
-        text = json.dumps(dict.fromkeys(columns, "?")) if len(columns) > 1 else "?"
-        questions.format.encode(with_system([{"role": "user", "content": text}], system))
 
 
 def chat(tuned: TunedModel, trained: TrainedFormat, options: ChatOptions) -> int:

@@ -116,11 +116,7 @@ def _write_json(prompt: GivenPrompt, replies: Sequence[Reply], sampling: Samplin
     for reply in replies:
         for _ in reply:
             pass
-    answers = {
-        reply.side.name: {"text": reply.text, "tokens": reply.tokens, "ended": reply.ended} for reply in replies
-    }
+    answers = {reply.side.name: {"text": reply.text, "tokens": reply.tokens, "ended": reply.ended} for reply in replies}
     asked = {"prompt": prompt, "asked": replies[-1].prompt.text, "prompt_tokens": len(replies[-1].prompt.ids)}
     choice = {"temperature": sampling.temperature, "top_p": sampling.top_p, "seed": sampling.seed}
     print(json.dumps({**asked, **answers, "sampling": choice}, ensure_ascii=False), flush=True)
-
-

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from shardtune.config.schema import DataSection
 from shardtune.data.chat import ChatRenderer, chat_renderer
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 SYSTEM = "system"
+Kind = Literal["chat", "template", "text"]
 _MARK = "\ue000system\ue001"
 _ANSWER = "the"  # a word that every tokenizer joins with a space before it, as it would that of a real answer
 
@@ -33,21 +34,30 @@ class Prompt:
 
 
 class PromptFormat(Protocol):
-    """A format of training rows, with the answer left open.
+    """A format of training rows, with the answer left open."""
 
-    Attributes:
-        kind: `chat`, `template` or `text`.
-        description: For people: what is done with what they type.
-        has_turns: A conversation can go on; otherwise each question stands alone.
-        tail: What training has behind every answer, besides the end-of-sequence token.
-        end: The token that ends an answer by the format itself; empty: none.
-    """
+    @property
+    def kind(self) -> Kind: ...
 
-    kind: str
-    description: str
-    has_turns: bool
-    tail: str
-    end: str
+    @property
+    def description(self) -> str:
+        """For people: what is done with what they type."""
+
+    @property
+    def has_turns(self) -> bool:
+        """A conversation can go on; otherwise each question stands alone."""
+
+    @property
+    def asked(self) -> tuple[str, ...]:
+        """Columns that a question fills; more than one: it is a JSON object with them."""
+
+    @property
+    def tail(self) -> str:
+        """What training has behind every answer, besides the end-of-sequence token."""
+
+    @property
+    def end(self) -> str:
+        """The token that ends an answer by the format itself; empty: none."""
 
     def encode(self, messages: Sequence[Message]) -> Prompt:
         """The prompt for a conversation that ends with a question; where there are no turns, it is that question alone.
@@ -89,10 +99,11 @@ class TextFormat:
 
     choice: FormatChoice
     encoder: Encoder
-    kind = "text"
-    has_turns = False
-    tail = ""
-    end = ""
+    kind: ClassVar[Kind] = "text"
+    has_turns: ClassVar[bool] = False
+    asked: ClassVar[tuple[str, ...]] = ()
+    tail: ClassVar[str] = ""
+    end: ClassVar[str] = ""
 
     @property
     def description(self) -> str:
@@ -125,9 +136,9 @@ class TemplateFormat:
     choice: FormatChoice
     encoder: Encoder
     plain: Encoder
-    kind = "template"
-    has_turns = False
-    end = ""
+    kind: ClassVar[Kind] = "template"
+    has_turns: ClassVar[bool] = False
+    end: ClassVar[str] = ""
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -218,9 +229,10 @@ class ChatFormat:
     choice: FormatChoice
     encoder: Encoder
     known: bool
-    kind = "chat"
-    has_turns = True
-    tail = ""
+    kind: ClassVar[Kind] = "chat"
+    has_turns: ClassVar[bool] = True
+    asked: ClassVar[tuple[str, ...]] = ()
+    tail: ClassVar[str] = ""
 
     @property
     def end(self) -> str:

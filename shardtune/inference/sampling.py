@@ -12,9 +12,10 @@ from shardtune.errors import UserInputError
 
 # Settings of generation_config.json that change which tokens are chosen, with the values that change nothing.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "do_sample": (False,), "temperature": (1.0,), "top_k": (0, 50), "top_p": (1.0,), "min_p": (0.0,), "typical_p": (1.0,),
-    "repetition_penalty": (1.0,), "no_repeat_ngram_size": (0,), "num_beams": (1,), "penalty_alpha": (), "suppress_tokens": (),
-    "bad_words_ids": (), "forced_bos_token_id": (), "forced_eos_token_id": (), "guidance_scale": (1.0,),
+    "do_sample": (False,), "temperature": (1.0,), "top_k": (0, 50), "top_p": (1.0,), "min_p": (0.0,),
+    "typical_p": (1.0,), "repetition_penalty": (1.0,), "no_repeat_ngram_size": (0,), "num_beams": (1,),
+    "guidance_scale": (1.0,), "penalty_alpha": (), "suppress_tokens": (), "bad_words_ids": (),
+    "forced_bos_token_id": (), "forced_eos_token_id": (),
 }  # fmt: skip
 
 

@@ -54,7 +54,7 @@ def trained_format(tuned: TunedModel, *, raw: bool = False) -> TrainedFormat:
         raise UserInputError(
             f"It is not known which format the rows of the run '{tuned.run.name}' had.",
             why="data.format is auto, and the run's events, which record what that came to, are missing.",
-            fix="Copy events-rank0.jsonl back into the run's folder; or use --raw, which continues the prompt as it is.",
+            fix="Copy events-rank0.jsonl back into its folder, or use --raw, which continues the prompt as it is.",
         )
     return TrainedFormat(section, recorded)
 
