@@ -11,6 +11,7 @@ from shardtune import __version__
 from shardtune.cli import (
     best,
     cancel,
+    chat,
     checkpoints,
     cluster,
     config,
@@ -21,6 +22,7 @@ from shardtune.cli import (
     env,
     eval_loss,
     explain,
+    generate,
     init,
     jobs,
     logs,
@@ -48,6 +50,8 @@ app.command("init")(init.init)
 app.command("train", cls=WithSettings)(train.train)
 app.command("run", cls=run.ScriptCommandLine)(run.run)
 app.command("eval-loss", cls=WithSettings)(eval_loss.eval_loss)
+app.command("generate")(generate.generate)
+app.command("chat")(chat.chat)
 app.command("plan", cls=ConfigCommand)(plan.plan)
 app.command("explain")(explain.explain)
 app.command("checkpoints")(checkpoints.checkpoints)
