@@ -31,6 +31,7 @@ from shardtune.cli import (
     submit,
     train,
 )
+from shardtune.cli import eval as eval_
 from shardtune.cli.options import ConfigCommand, JobCommand, WithSettings
 from shardtune.errors import ShardtuneError
 from shardtune.run.failure import render
@@ -46,6 +47,7 @@ app = typer.Typer(
 app.command("init")(init.init)
 app.command("train", cls=WithSettings)(train.train)
 app.command("run", cls=run.ScriptCommandLine)(run.run)
+app.command("eval")(eval_.evaluate)
 app.command("eval-loss", cls=WithSettings)(eval_loss.eval_loss)
 app.command("plan", cls=ConfigCommand)(plan.plan)
 app.command("explain")(explain.explain)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from shardtune.report import formatting
+from shardtune.report import evaluations, formatting
 from shardtune.report.compare import compare_view
 from shardtune.report.history import RunHistory
 from shardtune.report.runs import RunList, RunRow, is_run, is_run_path
@@ -90,7 +90,7 @@ class RunsApi:
 
 def _beside(folder: Path) -> list[int]:
     found = []
-    for name in ("config.yaml", "environment.json", "checkpoints"):
+    for name in ("config.yaml", "environment.json", "checkpoints", evaluations.FOLDER):
         try:
             found.append((folder / name).stat().st_mtime_ns)
         except OSError:
