@@ -27,6 +27,7 @@ def greedy_answers(
     *,
     max_new_tokens: int,
     ends: Sequence[int],
+    never: Sequence[int] = (),
     batch_size: int,
     done: Callable[[int], None],
 ) -> list[Answer]:
@@ -39,6 +40,7 @@ def greedy_answers(
         model: In the state that is to answer.
         max_new_tokens: Longest answer, its end token included.
         ends: Tokens that end an answer; must not be empty.
+        never: Tokens that are not answered (the base's, of those it has no weights for).
         done: Called with the number of prompts that are answered.
 
     Raises:
@@ -50,7 +52,7 @@ def greedy_answers(
     while pending:
         places = pending.pop()
         try:
-            answers = _batch(model, [prompts[place] for place in places], max_new_tokens, ends)
+            answers = _batch(model, [prompts[place] for place in places], max_new_tokens, ends, never)
         except torch.cuda.OutOfMemoryError:
             if len(places) == 1:
                 raise
@@ -64,7 +66,11 @@ def greedy_answers(
 
 
 def _batch(
-    model: PeftModel, prompts: Sequence[Sequence[int]], max_new_tokens: int, ends: Sequence[int]
+    model: PeftModel,
+    prompts: Sequence[Sequence[int]],
+    max_new_tokens: int,
+    ends: Sequence[int],
+    never: Sequence[int],
 ) -> list[Answer]:
     device = next(model.parameters()).device
     longest = max(map(len, prompts))
@@ -73,7 +79,12 @@ def _batch(
     mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts], device=device)
     # All of it is said here: what a model's own generation config asks for (a temperature, a penalty) is not greedy.
     config = GenerationConfig(
-        do_sample=False, max_new_tokens=max_new_tokens, eos_token_id=list(ends), pad_token_id=pad, use_cache=True
+        do_sample=False,
+        max_new_tokens=max_new_tokens,
+        eos_token_id=list(ends),
+        pad_token_id=pad,
+        suppress_tokens=list(never) or None,
+        use_cache=True,
     )
     with torch.no_grad():
         output = model.generate(input_ids=ids, attention_mask=mask, generation_config=config)

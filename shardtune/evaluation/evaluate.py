@@ -103,6 +103,8 @@ def evaluate(tuned: TunedModel, request: Request, console: Console) -> Evaluatio
         _say_rows(console, rows, chosen)
     loaded = load_tuned(tuned)
     _say_model(console, loaded)
+    if rows is not None and request.with_base:
+        _refuse_unknown_tokens(loaded, rows)
     metrics: list[Metric] = []
     losses: dict[Side, NDArray[np.float64]] = {}
     said: dict[Side, _Said] = {}
@@ -129,7 +131,7 @@ def evaluate(tuned: TunedModel, request: Request, console: Console) -> Evaluatio
         metrics=tuple(metrics),
         tasks=tuple(tasks),
         left_out=dict(chosen.left_out) if chosen is not None else {},
-        notes=tuple(_notes(loaded, rows, request, limit, said)),
+        notes=tuple(_notes(rows, limit, said)),
         rows=tuple(_row_by_row(loaded.tokenizer, rows, losses, expected, said)) if rows is not None else (),
         began=began,
     )
@@ -147,6 +149,7 @@ def _losses(
                 rows.prepared,
                 rows.chosen,
                 loaded.tokenizer.pad_token_id,
+                vocabulary=_vocabulary(loaded, side),
                 batch_tokens=_BATCH_TOKENS[loaded.device.type],
                 done=shown.advance,
             )
@@ -173,11 +176,28 @@ def _answers(
                 [question.prompt for question in rows.questions],
                 max_new_tokens=limit,
                 ends=rows.ends,
+                never=range(_vocabulary(loaded, side), _vocabulary(loaded, "tuned")),
                 batch_size=_batch_size(loaded, request),
                 done=shown.advance,
             )
         found[side] = _Said(tuple(_text(loaded.tokenizer, one.ids) for one in answers), _cut(answers))
     return found
+
+
+def _refuse_unknown_tokens(loaded: LoadedModel, rows: Rows) -> None:
+    if rows.prepared.counts.largest_id >= loaded.stored_rows:
+        raise UserInputError(
+            "The base model cannot be evaluated on these rows: they have tokens that it does not know.",
+            why=f"It has {loaded.stored_rows:,} tokens; those of model.new_tokens were learnt with the adapter.",
+            fix="Evaluate the tuned model alone: --no-base.",
+        )
+
+
+def _vocabulary(loaded: LoadedModel, side: Side) -> int:
+    """Rows of the embedding that a side has weights for."""
+    if side == "base":
+        return loaded.stored_rows
+    return len(loaded.model.get_base_model().get_input_embeddings().weight)  # type: ignore[operator,arg-type]
 
 
 def _cut(answers: Sequence[Answer]) -> int:
@@ -242,9 +262,7 @@ def _device(loaded: LoadedModel) -> str:
     return torch.cuda.get_device_name(loaded.device) if loaded.device.type == "cuda" else "the CPU"
 
 
-def _notes(
-    loaded: LoadedModel, rows: Rows | None, request: Request, limit: int | None, said: Mapping[Side, _Said]
-) -> list[str]:
+def _notes(rows: Rows | None, limit: int | None, said: Mapping[Side, _Said]) -> list[str]:
     if rows is None:
         return []
     found = []
@@ -263,10 +281,6 @@ def _notes(
             found.append(
                 f"{answers.cut:,} of {len(answers.texts):,} answers of the {side} model were cut off at {limit} tokens."
             )
-    if request.with_base and rows.prepared.counts.largest_id >= loaded.stored_rows:
-        found.append(
-            "The rows have tokens that the base model does not know (model.new_tokens): its loss is no fair comparison."
-        )
     return found
 
 

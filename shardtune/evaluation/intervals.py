@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 Z = 1.959963984540054  # the normal distribution's 97.5 % quantile
 SEED = 0  # of the bootstrap and of samples of rows
 RESAMPLES = 2000
+_ROUNDING = 1e-12
 _DRAWN_AT_ONCE = 1 << 22  # row numbers; 32 MB
 
 Numbers = NDArray[np.float64]
@@ -96,10 +97,10 @@ def bootstrap(sums: Numbers, statistic: Callable[[Numbers], Numbers]) -> Estimat
     value = float(statistic(sums.sum(axis=0)[None])[0])
     if math.isnan(value):
         return Estimate(None)
-    if (sums == sums[0]).all():
-        return Estimate(value)  # one row, or rows that are all the same: resamples know no spread
-    drawn = statistic(resampled(sums))
+    drawn = statistic(resampled(sums)) if len(sums) > 1 else np.empty(0)
     drawn = drawn[~np.isnan(drawn)]
+    if not len(drawn) or np.ptp(drawn) <= _ROUNDING * abs(value):
+        return Estimate(value)  # one row, or rows that say the same: resamples know no spread
     low, high = np.quantile(drawn, [0.025, 0.975])
     return Estimate(value, float(low), float(high))
 

@@ -26,6 +26,7 @@ def row_losses(
     rows: Sequence[int],
     pad_token_id: int,
     *,
+    vocabulary: int,
     batch_tokens: int,
     done: Callable[[int], None],
 ) -> NDArray[np.float64]:
@@ -35,6 +36,7 @@ def row_losses(
 
     Args:
         model: In the state that is to be evaluated.
+        vocabulary: Rows of the embedding that count; those behind have no weights (the base's, of tokens it lacks).
         batch_tokens: Of a batch with its padding.
         done: Called with the number of rows that are finished.
 
@@ -51,7 +53,7 @@ def row_losses(
         batch = collator([[prepared.row(rows[place])] for place in places])
         batch.pop(REAL_TOKENS)
         try:
-            losses[places] = _batch_losses(model, batch, len(places), device)
+            losses[places] = _batch_losses(model, batch, len(places), device, vocabulary)
         except torch.cuda.OutOfMemoryError:
             if len(places) == 1:
                 raise
@@ -76,7 +78,9 @@ def _batches(prepared: Prepared, rows: Sequence[int], batch_tokens: int) -> Iter
         start = stop
 
 
-def _batch_losses(model: PeftModel, batch: dict[str, Any], rows: int, device: torch.device) -> NDArray[np.float64]:
+def _batch_losses(
+    model: PeftModel, batch: dict[str, Any], rows: int, device: torch.device, vocabulary: int
+) -> NDArray[np.float64]:
     where, targets = batch[SUPERVISED], batch[TARGETS].to(device)
     width = batch["input_ids"].shape[1]
     here = where.to(device)
@@ -92,7 +96,7 @@ def _batch_losses(model: PeftModel, batch: dict[str, Any], rows: int, device: to
                 input_ids=batch["input_ids"].to(device),
                 attention_mask=batch["attention_mask"].to(device),
                 use_cache=False,
-            ).logits[0]
+            ).logits[0, :, :vocabulary]
             chunk = max(1, _LOGIT_BYTES // (4 * logits.shape[-1]))
             parts = zip(logits.split(chunk), targets.split(chunk), strict=True)
             each = torch.cat([F.cross_entropy(part.float(), wanted, reduction="none") for part, wanted in parts])

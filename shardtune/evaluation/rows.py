@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardtune.config import ConfigError, Place, Problem, load_config
+from shardtune.config import ConfigError, Place, load_config
 from shardtune.config.field_checks import check_fields
 from shardtune.config.overrides import read_overrides
 from shardtune.data.formats import loss_on
 from shardtune.data.prepare import prepare
+from shardtune.data.show_rows import special_ids
 from shardtune.data.source import Source, check_dataset_path, has_split
 from shardtune.data.stages import end_ids
 from shardtune.data.tokens import IGNORED
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from shardtune.inference.source import TunedModel
 
 _DEFAULT_SPLITS = ("test", "validation", "train")  # of given data, the first that is there
+_LOOKED_AT = 100  # rows, for the tokens that end their answers
 _FORMATS = ("data.format", "data.prompt_template", "data.text_field", "data.messages_field")
 
 
@@ -140,8 +142,8 @@ def read_rows(
     prepared = found.val if is_own else found.train
     assert prepared is not None
     chosen = sample(len(prepared), choice.max_rows)
-    ends = end_ids(tokenizer)
     no_answers = _no_answers(section, found)
+    ends = answer_ends(prepared, chosen, tokenizer)
     questions, without = ([], {}) if no_answers else _questions(prepared, chosen, section.max_length, ends)
     if not no_answers and not questions:
         no_answers = "no row has an answer within data.max_length"
@@ -159,6 +161,18 @@ def sample(rows: int, most: int | None) -> tuple[int, ...]:
         return tuple(range(rows))
     drawn = np.random.default_rng([SEED, rows]).choice(rows, size=most, replace=False)
     return tuple(sorted(drawn.tolist()))
+
+
+def answer_ends(prepared: Prepared, chosen: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    """Tokens that end an answer: those that do so anywhere, and the special tokens that end these rows' answers."""
+    special = special_ids(tokenizer)
+    found = set(end_ids(tokenizer))
+    for number in chosen[:_LOOKED_AT]:
+        ids, labels = prepared.row(number)
+        learnt = np.flatnonzero(labels != IGNORED)
+        if len(learnt) and int(ids[learnt[-1]]) in special:
+            found.add(int(ids[learnt[-1]]))
+    return tuple(sorted(found))
 
 
 def question(
@@ -230,13 +244,8 @@ def _without_run(tuned: TunedModel, choice: DataChoice) -> DataSection:
     tree, problems = read_overrides([*fixed, *choice.overrides], {})
     problems = [*problems, *check_fields(replace(tree, place=nowhere)).problems]
     if problems:
-        raise ConfigError(_only_data(problems), "-o")
+        raise ConfigError(problems, "-o")
     return check_fields(tree).config.data
-
-
-def _only_data(problems: Sequence[Problem]) -> list[Problem]:
-    about = [problem for problem in problems if str(problem.path).startswith("data")]
-    return about or list(problems)
 
 
 def _names(overrides: Sequence[str]) -> set[str]:

@@ -16,6 +16,7 @@ from shardtune.terminal import count, say
 
 _WIDE = 104  # columns, from which on an interval stands behind its number
 _STYLES = {"better": "green", "worse": "red"}
+_SHORT = {"no clear difference": "unclear"}  # an interval that holds 0
 
 
 def print_evaluation(console: Console, evaluation: Evaluation) -> None:
@@ -39,23 +40,23 @@ def print_evaluation(console: Console, evaluation: Evaluation) -> None:
 
 def _print(console: Console, title: str, sides: Sequence[Side], metrics: Sequence[tuple[str, Metric]]) -> None:
     between = " " if console.width >= _WIDE else "\n"
-    table = Table(
-        title=f"{title}; 95 % intervals in brackets", title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1)
-    )
-    table.add_column("", overflow="fold")
+    console.print(f"\n{title}; 95 % intervals in brackets", highlight=False, markup=False)
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
+    table.add_column("", overflow="fold", min_width=10)
     for side in sides:
-        table.add_column(side, justify="right")
+        table.add_column(side, justify="right", no_wrap=True)
     if len(sides) == 2:
-        table.add_column("tuned − base", justify="right")
-        table.add_column("")
+        table.add_column("tuned − base", justify="right", no_wrap=True)
+        table.add_column("", min_width=7)
     for name, metric in metrics:
         places = decimals([metric.sides[side].value for side in sides])
         cells = [escape(with_interval(metric.sides[side].as_dict(), metric.kind, places, between)) for side in sides]
         if metric.difference is not None:
             shown = with_interval(metric.difference.as_dict(), metric.kind, places, between, signed=True)
+            style = _STYLES.get(metric.verdict, "dim")
             cells += [
                 escape(shown),
-                f"[{_STYLES.get(metric.verdict, 'dim')}]{metric.verdict}[/]" if metric.verdict else "",
+                f"[{style}]{_SHORT.get(metric.verdict, metric.verdict)}[/]" if metric.verdict else "",
             ]
         table.add_row(name, *cells)
     console.print(table)

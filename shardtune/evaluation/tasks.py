@@ -11,6 +11,7 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -195,7 +196,9 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float | np.number | np.bool_) and math.isfinite(float(value))
 
 
+@lru_cache(maxsize=1)
 def _manager(choice: TaskChoice) -> Any:
+    """Reading the thousands of its task files takes the harness seconds."""
     from lm_eval.tasks import TaskManager
 
     logging.getLogger("lm_eval").setLevel(logging.ERROR)

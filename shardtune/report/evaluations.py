@@ -31,13 +31,18 @@ def evaluations(run: Path) -> list[dict[str, Any]]:
     read = [(path, read_json(path)) for path in files]
     found = [(path, result) for path, result in read if whole(result.get("schema"))]
     found.sort(key=lambda pair: number(pair[1].get("time")) or 0.0, reverse=True)
-    return [_shown(path, result, newest=place == 0) for place, (path, result) in enumerate(found[:_MOST])]
+    shown = [{**_shown(path, result), "wrong": []} for path, result in found[:_MOST]]
+    for evaluation, (path, _) in zip(shown, found, strict=False):
+        evaluation["wrong"] = _wrong(path)
+        if evaluation["wrong"]:  # of the newest that has any
+            break
+    return shown
 
 
-def _shown(path: Path, result: dict[str, Any], *, newest: bool) -> dict[str, Any]:
+def _shown(path: Path, result: dict[str, Any]) -> dict[str, Any]:
     if whole(result.get("schema")) != _SCHEMA:
         note = "Written by a newer version of shardtune, which this one cannot read."
-        return {"title": formatting.plain(path.stem, 200), **table([], [], note=note), "wrong": []}
+        return {"title": formatting.plain(path.stem, 200), **table([], [], note=note)}
     sides = [side for side in _SIDES if side in listed(result.get("sides"))]
     rows = [_row(mapping(one), sides, "") for one in listed(result.get("metrics"))[:_MOST_SCORES]]
     rows += [_row(mapping(one), sides, _task(mapping(one))) for one in listed(result.get("tasks"))[:_MOST_SCORES]]
@@ -51,7 +56,6 @@ def _shown(path: Path, result: dict[str, Any], *, newest: bool) -> dict[str, Any
     return {
         "title": formatting.plain(_title(result), 300),
         **table(heads, rows, numbers=" nnn", note=formatting.plain(note, 2000)),
-        "wrong": _wrong(path) if newest else [],
     }
 
 
