@@ -34,6 +34,7 @@ from shardtune.cli import (
     submit,
     train,
 )
+from shardtune.cli import eval as eval_
 from shardtune.cli.options import ConfigCommand, JobCommand, WithSettings
 from shardtune.errors import ShardtuneError
 from shardtune.run.failure import render
@@ -49,6 +50,7 @@ app = typer.Typer(
 app.command("init")(init.init)
 app.command("train", cls=WithSettings)(train.train)
 app.command("run", cls=run.ScriptCommandLine)(run.run)
+app.command("eval")(eval_.evaluate)
 app.command("eval-loss", cls=WithSettings)(eval_loss.eval_loss)
 app.command("generate")(generate.generate)
 app.command("chat")(chat.chat)
