@@ -20,4 +20,8 @@ def prepare(request: ExportRequest) -> Export:
         from shardtune.export import adapter
 
         return adapter.prepare(request)
+    if request.target in ("vllm", "sglang"):
+        from shardtune.export import serving
+
+        return serving.prepare(request)
     raise UserInputError(f"--to {request.target} is not implemented.", fix="Use --to merged or --to adapter.")
