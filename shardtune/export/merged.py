@@ -1,10 +1,117 @@
-"""Target `merged`."""
+"""Target `merged`: base and adapter in one checkpoint, in the base's own form, for everything that loads the base."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
+
 from shardtune.errors import UserInputError
-from shardtune.export.request import Export, ExportRequest
+from shardtune.export.base_files import copy_base_files, merged_config, write_config, write_tokenizer
+from shardtune.export.merged_tensors import plan_merge
+from shardtune.export.request import CardParts, Dtype, Export, ExportLog, ExportRequest, Verification
+from shardtune.export.safetensors_writer import check_shards, write_shards
+from shardtune.export.survival import Survival, by_share, together
+from shardtune.terminal import percent
+
+_DTYPES: dict[Dtype, str] = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+_FP8_BAR = 0.9  # below it a layer is not what was trained and evaluated
+_WARN_BAR = 0.9
+_ENOUGH_TO_REFUSE = 8  # parameters measured: then FP8 is clearly too coarse, and the rest need not be written
 
 
 def prepare(request: ExportRequest) -> Export:
-    raise UserInputError(f"--to {request.target} is not implemented.")
+    """Raises:
+    UserInputError: base and adapter do not fit, or the dtype is not to be had.
+    """
+    if request.quantization is not None:
+        raise UserInputError("--quantization has no effect: it is for --to gguf.", fix="Leave it out.")
+    return MergedExport(request)
+
+
+class MergedExport:
+    """See `request.Export`."""
+
+    def __init__(self, request: ExportRequest) -> None:
+        self.request = request
+        self.fp8 = request.dtype == "fp8"
+        dtype = _DTYPES.get(request.dtype) if request.dtype is not None else None
+        self.merged = plan_merge(request.tuned, dtype, fp8_layout=self.fp8)
+        self.base = self.merged.adapted.folder
+        self.checksums: dict[str, str] = {}
+
+    @property
+    def nbytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.merged.tensors)
+
+    def write(self, folder: Path, log: ExportLog) -> None:
+        merged, request = self.merged, self.request
+        log.say("merging", f"{len(merged.changes)} parameters change; {len(merged.tensors)} tensors are written")
+
+        def progress(done: int) -> None:
+            log.progress(done, self.nbytes)
+            if len(merged.survival) > _ENOUGH_TO_REFUSE:
+                self._refuse_lost(list(merged.survival)[:-1])  # the last may be half measured
+
+        with merged:
+            self.checksums = write_shards(merged.tensors, folder, request.max_shard_bytes, progress)
+        self._refuse_lost(list(merged.survival))
+        self._report_survival(log)
+        copy_base_files(self.base, folder, dequantised=merged.dequantised)
+        write_tokenizer(request.tuned, self.base, folder, grown=merged.rows is not None)
+        config = merged_config(
+            self.base, dequantised=merged.dequantised, untied=merged.untied, dtype=merged.dtype, rows=merged.rows
+        )
+        write_config(config, folder)
+
+    def verify(self, folder: Path, log: ExportLog) -> Verification:
+        log.say("checking", "reading everything back")
+        check_shards(folder, self.merged.tensors, self.checksums, lambda done: log.progress(done, self.nbytes))
+        return Verification("weights", f"{len(self.merged.tensors)} tensors read back as they were computed")
+
+    def card(self) -> CardParts:
+        return CardParts("transformers", "")
+
+    def _bar(self) -> float:
+        if self.request.min_surviving_delta is not None:
+            return self.request.min_surviving_delta
+        return _FP8_BAR if self.fp8 else 0.0
+
+    def _refuse_lost(self, measured: list[str]) -> None:
+        parts = {name: self.merged.survival[name] for name in measured}
+        lost = [(name, part) for name, part in by_share(parts) if part.share < self._bar()]
+        if not lost:
+            return
+        name, part = lost[0]
+        raise UserInputError(
+            f"Rounding to {'FP8' if self.fp8 else 'this dtype'} would undo the fine-tuning: in {len(lost)} of "
+            f"{len(parts)} changed parameters measured, less than {percent(self._bar())} of the change survives "
+            f"({_listed(dict(lost))}).",
+            why=f"A change is small against the steps between neighbouring values: of {name}, {percent(part.share)} is "
+            "left. The logits would look right, because they are nearly those of the base.",
+            fix="Export in bf16 (leave --dtype out), or serve the adapter on the base (--to vllm)."
+            if self.fp8
+            else "Export with --dtype fp32, or lower --min-surviving-delta.",
+        )
+
+    def _report_survival(self, log: ExportLog) -> None:
+        parts = self.merged.survival
+        ordered = by_share(parts)
+        if not ordered:
+            log.warn("The adapter changes nothing: the merged model is the base.")
+            return
+        whole, median = together(parts), ordered[len(ordered) // 2]
+        log.say(
+            "rounding",
+            f"{percent(whole.share)} of the change survives (median parameter {percent(median[1].share)}, worst "
+            f"{_listed(dict(ordered[:3]))}); rounding errors are {percent(whole.noise)} of its size",
+        )
+        lost = [name for name, part in ordered if part.share < _WARN_BAR]
+        if lost and not self.fp8:
+            log.warn(
+                f"{len(lost)} of {len(ordered)} changed parameters keep less than {percent(_WARN_BAR)} of their change "
+                "in this dtype. --dtype fp32 keeps all of it, in twice the space."
+            )
+
+
+def _listed(parts: Mapping[str, Survival], most: int = 3) -> str:
+    return ", ".join(f"{name} {percent(part.share)}" for name, part in list(parts.items())[:most])
