@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -45,7 +46,7 @@ class GgufTensor:
     @property
     def nbytes(self) -> int:
         block, size = gguf.GGML_QUANT_SIZES[self.type]
-        return int(np.prod(self.shape)) // block * size
+        return math.prod(self.shape) // int(block) * int(size)
 
 
 def type_of(name: str, shape: Sequence[int], main: gguf.GGMLQuantizationType) -> gguf.GGMLQuantizationType:
@@ -131,7 +132,7 @@ def check_file(path: Path, tensors: Sequence[GgufTensor], checksums: Mapping[str
     for tensor in tensors:
         one = found.pop(tensor.name, None)
         shape = tuple(int(size) for size in reversed(one.shape)) if one is not None else ()
-        content = memoryview(np.ascontiguousarray(one.data)).cast("B") if one is not None else b""
+        content = np.ascontiguousarray(one.data).data if one is not None else b""
         if one is None or shape != tensor.shape or one.tensor_type != tensor.type:
             raise damaged(f"{tensor.name} is {shape}")
         if zlib.crc32(content) != checksums[tensor.name]:

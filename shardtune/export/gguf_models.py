@@ -104,7 +104,7 @@ def kinds_of_layers(config: PretrainedConfig) -> set[str]:
 
 
 def head_dim(config: PretrainedConfig) -> int:
-    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
 
 
 def settings(config: PretrainedConfig, model: GgufModel, rows: int) -> dict[str, int | float]:

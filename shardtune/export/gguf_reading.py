@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -138,7 +138,7 @@ def _read(path: Path, plan: GgufTensors) -> PreTrainedModel:
     config.tie_word_embeddings = "output.weight" not in plan.parameters
     config.vocab_size = next(t.shape[0] for t in plan.tensors if t.name == "token_embd.weight")
     with _quiet():
-        model: PreTrainedModel = cls.from_pretrained(
+        model = cls.from_pretrained(
             path.parent,
             gguf_file=path.name,
             config=config,
@@ -146,7 +146,7 @@ def _read(path: Path, plan: GgufTensors) -> PreTrainedModel:
             dtype=torch.float32,
             attn_implementation="eager",
         )
-    return model.eval()
+    return cast("PreTrainedModel", model.eval())
 
 
 def _restore_base(model: PreTrainedModel, plan: GgufTensors, section: ModelSection) -> None:
