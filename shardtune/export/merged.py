@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from transformers import AutoModelForCausalLM
+
 from shardtune.errors import UserInputError
 from shardtune.export.base_files import copy_base_files, merged_config, write_config, write_tokenizer
 from shardtune.export.logits_check import LogitsComparison, described
@@ -22,6 +24,17 @@ _DTYPES: dict[Dtype, str] = {"bf16": "bfloat16", "fp16": "float16", "fp32": "flo
 _FP8_BAR = 0.9  # below it a layer is not what was trained and evaluated
 _WARN_BAR = 0.9
 _ENOUGH_TO_REFUSE = 8  # parameters measured: then FP8 is clearly too coarse, and the rest need not be written
+
+_USAGE = """```python
+from transformers import AutoTokenizer, {loader}
+
+model = {loader}.from_pretrained("{{folder}}", dtype="auto", device_map="auto")
+tokenizer = AutoTokenizer.from_pretrained("{{folder}}")
+```
+
+```console
+$ vllm serve {{folder}}
+```"""
 
 
 def prepare(request: ExportRequest) -> Export:
@@ -94,7 +107,23 @@ class MergedExport:
         return Verification("logits", f"{text}; {read_back}", figures | own)
 
     def card(self) -> CardParts:
-        return CardParts("transformers", "")
+        dtype = {None: "the base's own precision", "bfloat16": "bfloat16", "float16": "float16"}.get(
+            self.merged.dtype, "float32"
+        )
+        return CardParts(
+            "transformers",
+            _USAGE.format(loader=self._loader()),
+            contents=f"The adapter is merged into the weights, in {'FP8, as the base is' if self.fp8 else dtype}.",
+        )
+
+    def _loader(self) -> str:
+        """The class by whose name transformers loads the base, too."""
+        wrapper = self.merged.adapted.meta_model.wrapper
+        if wrapper is not None:
+            return wrapper.class_name
+        model = self.merged.adapted.meta_model.model
+        known = type(model.config) in AutoModelForCausalLM._model_mapping  # Mistral 4's is not
+        return "AutoModelForCausalLM" if known else type(model).__name__
 
     def _bar(self) -> float:
         if self.request.min_surviving_delta is not None:
