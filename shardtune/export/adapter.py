@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from peft import PeftModel, get_peft_model_state_dict
+from peft import PeftConfig, PeftModel, get_peft_model_state_dict, set_peft_model_state_dict
+from peft.utils import load_peft_weights
 from safetensors.torch import load_file
 
 from shardtune.checkpoint.adapter import WEIGHTS, write_adapter
@@ -41,8 +42,11 @@ def prepare(request: ExportRequest) -> Export:
     """Raises:
     UserInputError: the adapter does not fit the base, or an option has no effect.
     """
-    given = {"--dtype": request.dtype, "--quantization": request.quantization}
-    given["--min-surviving-delta"] = request.min_surviving_delta
+    given: dict[str, object] = {
+        "--dtype": request.dtype,
+        "--quantization": request.quantization,
+        "--min-surviving-delta": request.min_surviving_delta,
+    }
     for option, value in given.items():
         if value is not None:
             raise UserInputError(
@@ -77,8 +81,8 @@ class AdapterExport:
             config.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
         if self.base_name is None:
             log.warn(
-                f"The base model is known as a local folder only, so adapter_config.json calls it '{name}'. --base-name "
-                "OWNER/NAME writes its name on the Hub."
+                f"The base model is known as a local folder only, so adapter_config.json calls it '{name}'. "
+                "--base-name OWNER/NAME writes its name on the Hub."
             )
         copy_tokenizer(adapted.folder, folder)
         write_tokenizer(tuned, adapted.folder, folder, grown=False)
@@ -91,18 +95,21 @@ class AdapterExport:
         rows = len(self.adapted.meta_model.model.get_input_embeddings().weight)  # type: ignore[arg-type]
         if rows > self.adapted.stored_rows:
             meta.model.resize_token_embeddings(rows, mean_resizing=False)
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            loaded = PeftModel.from_pretrained(meta.model, str(folder), low_cpu_mem_usage=True)
-        complaints = [str(one.message) for one in caught if "missing adapter keys" in str(one.message)]
-        found: dict[str, Tensor] = get_peft_model_state_dict(loaded, save_embedding_layers=False)
-        _compare(found, self.adapted.tensors, complaints)
+        config = PeftConfig.from_pretrained(str(folder))
+        with warnings.catch_warnings():
+            # PEFT looks for the patterns' keys among modules only; ours may name parameters (adapters/lora.py).
+            warnings.filterwarnings("ignore", r"The following (rank|alpha)_pattern keys did not match", RuntimeWarning)
+            model = PeftModel(meta.model, config, low_cpu_mem_usage=True)
+        found: dict[str, Tensor] = load_peft_weights(str(folder), device="cpu")
+        outcome = set_peft_model_state_dict(model, found, low_cpu_mem_usage=True)  # raises where a shape differs
+        expected = set(get_peft_model_state_dict(model, save_embedding_layers=False))
+        _compare(found, self.adapted.tensors, [*outcome.unexpected_keys, *(expected ^ set(found))])
         if self.wrapper is not None:
             beside = load_file(folder / ON_WRAPPER / WEIGHTS)
             kept = sorted(map(_digest, beside.values())) == sorted(map(_digest, self.adapted.tensors.values()))
             if not kept:
                 raise ShardtuneError(f"{ON_WRAPPER}/ does not hold the same tensors.", fix="Export again.")
-        text = f"loaded by PEFT onto the base, {count(len(found), 'tensor')} equal to those of the run"
+        text = f"PEFT finds a place on the base for each of {count(len(found), 'tensor')}, which are those of the run"
         return Verification("tensors", text, {"tensors": len(found)})
 
     def card(self) -> CardParts:
@@ -120,13 +127,13 @@ class AdapterExport:
         return CardParts("peft", usage, contents=contents)
 
 
-def _compare(found: dict[str, Tensor], wanted: dict[str, Tensor], complaints: list[str]) -> None:
-    differ = sorted(set(found) ^ set(wanted))
-    differ += [n for n in set(found) & set(wanted) if not torch.equal(found[n].float(), wanted[n].float())]
-    if differ or complaints:
+def _compare(found: dict[str, Tensor], wanted: dict[str, Tensor], misplaced: list[str]) -> None:
+    differ = [*misplaced, *sorted(set(found) ^ set(wanted))]
+    differ += [name for name in sorted(set(found) & set(wanted)) if not torch.equal(found[name], wanted[name])]
+    if differ:
         raise ShardtuneError(
             "PEFT does not load the written adapter as it was trained.",
-            why=complaints[0] if complaints else f"{count(len(differ), 'tensor')} differ, for example {differ[0]}.",
+            why=f"{count(len(differ), 'tensor')} differ, for example {differ[0]}.",
             fix="Nothing was published. Please report this with the model's name.",
         )
 

@@ -61,7 +61,8 @@ class LogitsCheck:
 def described(found: LogitsCheck) -> tuple[str, dict[str, Any]]:
     """For people, and the figures."""
     layers = [agreement.share for agreement in found.layers.values()]
-    parts, figures = [], {"samples": found.source}
+    parts: list[str] = []
+    figures: dict[str, Any] = {"samples": found.source}
     if found.logits is None:
         parts.append("the adapter does not move the logits of the samples")
     else:
