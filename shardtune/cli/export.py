@@ -56,6 +56,14 @@ def export(
             help="Refuse where rounding leaves less of a layer's change; default: 0.9 for fp8.",
         ),
     ] = None,
+    base_name: Annotated[
+        str | None,
+        typer.Option(
+            "--base-name",
+            metavar="OWNER/NAME",
+            help="The base model's name on the Hub, for the model card, where the run had it in a local folder.",
+        ),
+    ] = None,
     runs_dir: RunsDir = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object on stdout.")] = False,
 ) -> None:
@@ -77,6 +85,7 @@ def export(
         parse_size(max_shard_size),
         min_surviving_delta,
         quantization,
+        base_name,
     )
     done = export_model(request, ConsoleLog(to_stderr=as_json))
     if as_json:

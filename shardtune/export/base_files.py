@@ -37,6 +37,13 @@ def copy_base_files(base: Path, folder: Path, *, dequantised: bool) -> None:
         shutil.copytree(base / _TEMPLATES, folder / _TEMPLATES)
 
 
+def copy_tokenizer(base: Path, folder: Path) -> None:
+    """The base's, as it is."""
+    for name in (*_TOKENIZER, *_OTHER_VOCABULARIES):
+        if (base / name).is_file():
+            shutil.copyfile(base / name, folder / name)
+
+
 def copy_licences(base: Path, folder: Path) -> None:
     for file in sorted(base.iterdir()):
         if file.is_file() and _LICENCE.fullmatch(file.name):

@@ -5,18 +5,36 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from transformers import AutoModelForCausalLM
+
 from shardtune.errors import UserInputError
 from shardtune.export.base_files import copy_base_files, merged_config, write_config, write_tokenizer
+from shardtune.export.logits_check import LogitsComparison, described
 from shardtune.export.merged_tensors import plan_merge
 from shardtune.export.request import CardParts, Dtype, Export, ExportLog, ExportRequest, Verification
 from shardtune.export.safetensors_writer import check_shards, write_shards
+from shardtune.export.samples import samples_for
 from shardtune.export.survival import Survival, by_share, together
-from shardtune.terminal import percent
+from shardtune.inference.load import load_tuned_tokenizer
+from shardtune.model.safetensors_headers import FLOAT8
+from shardtune.model.stored_names import SCALE
+from shardtune.terminal import percent, size
 
 _DTYPES: dict[Dtype, str] = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 _FP8_BAR = 0.9  # below it a layer is not what was trained and evaluated
 _WARN_BAR = 0.9
 _ENOUGH_TO_REFUSE = 8  # parameters measured: then FP8 is clearly too coarse, and the rest need not be written
+
+_USAGE = """```python
+from transformers import AutoTokenizer, {loader}
+
+model = {loader}.from_pretrained("{{folder}}", dtype="auto", device_map="auto")
+tokenizer = AutoTokenizer.from_pretrained("{{folder}}")
+```
+
+```console
+$ vllm serve {{folder}}
+```"""
 
 
 def prepare(request: ExportRequest) -> Export:
@@ -66,10 +84,46 @@ class MergedExport:
     def verify(self, folder: Path, log: ExportLog) -> Verification:
         log.say("checking", "reading everything back")
         check_shards(folder, self.merged.tensors, self.checksums, lambda done: log.progress(done, self.nbytes))
-        return Verification("weights", f"{len(self.merged.tensors)} tensors read back as they were computed")
+        read_back = f"all {len(self.merged.tensors):,} tensors were read back as they were computed"
+        survival = together(self.merged.survival)
+        figures = {"tensors": len(self.merged.tensors), "surviving_delta": survival.share, "noise": survival.noise}
+        rounded_to = {
+            tensor.parameter: tensor.torch_dtype
+            for tensor in self.merged.tensors
+            if tensor.parameter is not None and tensor.dtype != FLOAT8 and not tensor.name.endswith(SCALE)
+        }
+        comparison = LogitsComparison(self.request.tuned, rounded_to, self.merged.survival)
+        needed, free = comparison.needs(), comparison.free()
+        if free is not None and needed > free:
+            log.warn(
+                f"The logits were not compared: this needs {size(needed)} of memory, {size(free)} are free. The "
+                "written weights were."
+            )
+            return Verification("weights", read_back, figures)
+        log.say("checking", "what each layer and the logits change, against adapter + base")
+        tokenizer = load_tuned_tokenizer(self.request.tuned, self.base)
+        found = comparison.check(folder, samples_for(self.request.tuned, tokenizer, self.merged.adapted.stored_rows))
+        text, own = described(found)
+        return Verification("logits", f"{text}; {read_back}", figures | own)
 
     def card(self) -> CardParts:
-        return CardParts("transformers", "")
+        dtype = {None: "the base's own precision", "bfloat16": "bfloat16", "float16": "float16"}.get(
+            self.merged.dtype, "float32"
+        )
+        return CardParts(
+            "transformers",
+            _USAGE.format(loader=self._loader()),
+            contents=f"The adapter is merged into the weights, in {'FP8, as the base is' if self.fp8 else dtype}.",
+        )
+
+    def _loader(self) -> str:
+        """The class by whose name transformers loads the base, too."""
+        wrapper = self.merged.adapted.meta_model.wrapper
+        if wrapper is not None:
+            return wrapper.class_name
+        model = self.merged.adapted.meta_model.model
+        known = type(model.config) in AutoModelForCausalLM._model_mapping  # Mistral 4's is not
+        return "AutoModelForCausalLM" if known else type(model).__name__
 
     def _bar(self) -> float:
         if self.request.min_surviving_delta is not None:

@@ -40,6 +40,7 @@ class ExportRequest:
         max_shard_bytes: Of each safetensors file.
         min_surviving_delta: The share of the fine-tuning that rounding has to leave; None: the target's default.
         quantization: Of a GGUF file; None: none.
+        base_name: What the Hub calls the base model; None: what can be found out.
     """
 
     tuned: TunedModel
@@ -49,6 +50,7 @@ class ExportRequest:
     max_shard_bytes: int = 5_000_000_000
     min_surviving_delta: float | None = None
     quantization: str | None = None
+    base_name: str | None = None
 
 
 @dataclass(frozen=True)

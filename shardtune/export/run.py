@@ -5,9 +5,11 @@ from __future__ import annotations
 import time
 
 from shardtune import terminal
+from shardtune.export.model_card import write_card
 from shardtune.export.publish import check_out, staged
 from shardtune.export.request import Exported, ExportLog, ExportRequest
 from shardtune.export.targets import prepare
+from shardtune.model.locate import folder_on_disk
 
 
 def export_model(request: ExportRequest, log: ExportLog) -> Exported:
@@ -25,6 +27,8 @@ def export_model(request: ExportRequest, log: ExportLog) -> Exported:
         export.write(folder, log)
         verification = export.verify(folder, log)
         log.say("verified", verification.text)
+        base = folder_on_disk(request.tuned.base)
+        write_card(request, base, export.card(), verification, list(log.warnings), folder)
         files = sorted(file for file in folder.rglob("*") if file.is_file())
         names = tuple(str(file.relative_to(folder)) for file in files)
         nbytes = sum(file.stat().st_size for file in files)
