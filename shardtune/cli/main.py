@@ -22,6 +22,7 @@ from shardtune.cli import (
     env,
     eval_loss,
     explain,
+    export,
     generate,
     init,
     jobs,
@@ -63,6 +64,7 @@ app.command("doctor", cls=ConfigCommand)(doctor.doctor)
 app.command("report")(report.report)
 app.command("dashboard")(dashboard.dashboard)
 app.command("quickstart")(quickstart.quickstart)
+app.command("export")(export.export)
 app.command("submit", cls=JobCommand)(submit.submit)
 app.command("jobs")(jobs.jobs)
 app.command("status")(jobs.status)
