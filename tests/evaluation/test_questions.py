@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from conftest import fake_run
+from evaluated_run import fake_run
 from toys import toy_chat_llama, toy_llama, toy_rows
 
 from shardtune.data.tokens import IGNORED
