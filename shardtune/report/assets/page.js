@@ -45,7 +45,31 @@
         ? element("div", { class: "progress", role: "progressbar", "aria-valuenow": String(Math.round(100 * view.progress)) }, bar) : null,
       element("dl", { class: "facts" }, view.facts.map((fact) => [element("dt", {}, fact.name),
         element("dd", { class: fact.name === "Command" ? "mono" : null }, fact.value)])),
+      asking(view),
       element("div", { class: "tiles" }, tiles),
+    ];
+  }
+
+  function copyButton(text) {
+    const button = element("button", { class: "small", "data-key": "copy", "aria-label": "Copy the command" }, "Copy");
+    button.addEventListener("click", async () => {
+      try { await navigator.clipboard.writeText(text); } catch { // not allowed here: it is selected, to be copied by hand
+        getSelection().selectAllChildren(button.previousElementSibling);
+        return;
+      }
+      button.textContent = "Copied";
+      setTimeout(() => { button.textContent = "Copy"; }, 1500);
+    });
+    return button;
+  }
+
+  // The dashboard loads no model: it names the command that does, and links to a chat that is being served.
+  function asking(view) {
+    const { chat } = view;
+    return [
+      view.ask ? element("p", { class: "ask" }, element("span", { class: "name" }, "Try the model"), element("code", {}, view.ask), copyButton(view.ask)) : null,
+      chat ? element("p", { class: "ask" }, chat.address
+        ? element("a", { href: chat.address, target: "_blank", rel: "noopener noreferrer", "data-key": "chat" }, chat.text) : chat.text) : null,
     ];
   }
 
@@ -114,7 +138,7 @@
     nameSteps(view);
     const absent = (text) => (view.is_script ? null : text); // a script need not have any
     return (view) => {
-      fill(part.summary, [view.facts, view.tiles, view.status, view.why, view.advice, view.left, view.progress], () => summary(view));
+      fill(part.summary, [view.facts, view.tiles, view.status, view.why, view.advice, view.left, view.progress, view.ask, view.chat], () => summary(view));
       fill(part.notes, view.notes, notes);
       fill(part.problems, view.problems, (t) => card(table(t, "Warnings and failures")));
       fill(part.log, view.logs, (ends) => ends.map((end) => card(element("h3", {}, `The last lines of ${end.file}`), element("div", { class: "said mono tail", tabindex: "0" }, element("div", {}, end.lines)))));
