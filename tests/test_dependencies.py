@@ -35,7 +35,13 @@ PRIVATE = {
 }  # fmt: skip
 STANDARD_LIBRARY = {"_current_frames", "_exit", "_run_exitfuncs"}
 # Modules whose distribution has another name, or that come with a dependency.
-DISTRIBUTIONS = {"websocket": "websocket-client", "yaml": "PyYAML", "jinja2": "Jinja2", "pynvml": "nvidia-ml-py"}
+DISTRIBUTIONS = {
+    "lm_eval": "lm-eval",
+    "websocket": "websocket-client",
+    "yaml": "PyYAML",
+    "jinja2": "Jinja2",
+    "pynvml": "nvidia-ml-py",
+}
 BROUGHT = {
     "annotated_types": "pydantic", "fsspec": "datasets", "huggingface_hub": "transformers", "packaging": "transformers",
     "pyarrow": "datasets", "pydantic_core": "pydantic", "tokenizers": "transformers", "triton": "torch",
@@ -46,7 +52,7 @@ BROUGHT = {
 def test_whatever_is_imported_is_a_dependency() -> None:
     imported = {name for tree in _trees().values() for node in ast.walk(tree) for name in _names_imported(node)}
     foreign = imported - set(sys.stdlib_module_names) - {"shardtune"}
-    wanted = {re.split(r"[<>=]", one)[0] for one in _dependencies() + _extra("cluster")}
+    wanted = {re.split(r"[<>=]", one)[0] for one in _dependencies() + _extra("cluster") + _extra("eval")}
     assert {name for name in foreign if _distribution(name) not in wanted} == set()
 
 
