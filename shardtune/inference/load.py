@@ -123,7 +123,9 @@ def build_adapted(tuned: TunedModel, *, fp8: bool | None = None) -> MetaAdapter:
     return MetaAdapter(tuned, meta_model, model, tensors, folder, stored_rows)
 
 
-def load_tuned(tuned: TunedModel, device: torch.device | None = None) -> LoadedModel:
+def load_tuned(
+    tuned: TunedModel, device: torch.device | None = None, tokenizer: PreTrainedTokenizerBase | None = None
+) -> LoadedModel:
     """Read base and adapter into this process.
 
     The base is held as training held it (in FP8 where it was), except on a CPU without bf16 units: there in float32.
@@ -131,6 +133,7 @@ def load_tuned(tuned: TunedModel, device: torch.device | None = None) -> LoadedM
 
     Args:
         device: None: the first GPU, or the CPU where there is none.
+        tokenizer: Where it is loaded already.
 
     Raises:
         UserInputError: files are missing or do not fit each other, or there is too little memory.
@@ -141,11 +144,11 @@ def load_tuned(tuned: TunedModel, device: torch.device | None = None) -> LoadedM
     adapted = build_adapted(tuned)
     model, base = adapted.model, adapted.meta_model.model
     _refuse_too_large(model, device)
-    tokenizer = load_tuned_tokenizer(tuned, adapted.folder)
+    tokenizer = tokenizer or load_tuned_tokenizer(tuned, adapted.folder)
     materialize(model, base, device)
     with ShardReader(adapted.meta_model.mapping) as reader:
         load_shards(local_shards(model, adapted.meta_model.mapping), reader)
-    _zero_added_rows(base, adapted.stored_rows)
+    zero_added_rows(base, adapted.stored_rows)
     own_biases = {name: p.data.clone() for name, p in model.named_parameters() if p.requires_grad and _is_bias(name)}
     load_adapter(model, adapted.tensors)
     dtype = base.dtype if base.dtype.itemsize > 1 else torch.bfloat16
@@ -235,7 +238,7 @@ def _is_bias(name: str) -> bool:
     return name.endswith(".bias") and "modules_to_save" not in name
 
 
-def _zero_added_rows(base: PreTrainedModel, stored_rows: int) -> None:
+def zero_added_rows(base: PreTrainedModel, stored_rows: int) -> None:
     """Rows that no file holds belong to the adapter; without it they must at least be numbers."""
     for module in (base.get_input_embeddings(), base.get_output_embeddings()):
         for name, parameter in module.named_parameters() if module is not None else ():
