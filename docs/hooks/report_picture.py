@@ -74,7 +74,9 @@ def _picture(window: Page) -> bytes:
         sys.exit(f"The report has no chart {_LAST}.")
     shot = window.screenshot(clip={"x": 0, "y": 0, "width": _WIDTH, "height": box["y"] + box["height"] + 12})
     out = io.BytesIO()
-    Image.open(io.BytesIO(shot)).convert("RGB").quantize(_COLOURS, Image.Quantize.MAXCOVERAGE).save(out, "PNG", optimize=True)
+    Image.open(io.BytesIO(shot)).convert("RGB").quantize(_COLOURS, Image.Quantize.MAXCOVERAGE).save(
+        out, "PNG", optimize=True
+    )
     return out.getvalue()
 
 

@@ -78,7 +78,9 @@ def _content(uri: str, target: str) -> str:
     path = REPOSITORY / target
     if path.is_dir():
         entries = sorted(entry.name for entry in path.iterdir() if entry.is_file())
-        return "\n".join([f"# {target}/", "", *(f"- [{name}]({posixpath.basename(target)}/{name})" for name in entries)])
+        return "\n".join(
+            [f"# {target}/", "", *(f"- [{name}]({posixpath.basename(target)}/{name})" for name in entries)]
+        )
     if not path.is_file():
         raise PluginError(f"{uri} links to {target}, which is not in the repository")
     text = path.read_text(encoding="utf-8")
