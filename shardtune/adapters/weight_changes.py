@@ -25,6 +25,14 @@ class WeightChange(Protocol):
     def apply(self, weight: Tensor) -> Tensor:
         """The parameter's new values, from its old ones in float32."""
 
+    def apply_rows(self, weight: Tensor, first: int, expert: int | None = None) -> Tensor:
+        """The same for some rows, so that nothing of the parameter's size is needed.
+
+        Args:
+            weight: Rows `first`, `first + 1`, ... of the parameter, or of the matrix of one expert.
+            expert: Of a parameter with three dimensions, the index of the first.
+        """
+
 
 @dataclass(frozen=True)
 class LowRank:
@@ -48,6 +56,11 @@ class LowRank:
     def apply(self, weight: Tensor) -> Tensor:
         return weight + self.delta()
 
+    def apply_rows(self, weight: Tensor, first: int, expert: int | None = None) -> Tensor:
+        a, b = (self.a, self.b) if expert is None else (self.a[expert], self.b[expert])
+        left, right = (a.T, b.T) if self.transposed else (b, a)
+        return weight.addmm(left[first : first + len(weight)].float(), right.float(), alpha=self.scale)
+
 
 @dataclass(frozen=True)
 class Dora:
@@ -57,9 +70,16 @@ class Dora:
     magnitude: Tensor
 
     def apply(self, weight: Tensor) -> Tensor:
-        moved = self.low_rank.apply(weight)
+        return self._scaled(self.low_rank.apply(weight), self.magnitude)
+
+    def apply_rows(self, weight: Tensor, first: int, expert: int | None = None) -> Tensor:
+        moved = self.low_rank.apply_rows(weight, first, expert)
+        return self._scaled(moved, self.magnitude[first : first + len(weight)])
+
+    @staticmethod
+    def _scaled(moved: Tensor, magnitude: Tensor) -> Tensor:
         length: Tensor = moved.norm(dim=1)
-        return moved * (self.magnitude.float() / length).unsqueeze(1)
+        return moved * (magnitude.float() / length).unsqueeze(1)
 
 
 @dataclass(frozen=True)
@@ -70,6 +90,10 @@ class Replaced:
 
     def apply(self, weight: Tensor) -> Tensor:
         return self.value.float()
+
+    def apply_rows(self, weight: Tensor, first: int, expert: int | None = None) -> Tensor:
+        own = self.value if expert is None else self.value[expert]
+        return own[first : first + len(weight)].float()
 
 
 @dataclass(frozen=True)
@@ -85,6 +109,13 @@ class Rows:
         grown[: len(weight)] = weight
         grown[list(self.ids)] = self.values.float()
         return grown
+
+    def apply_rows(self, weight: Tensor, first: int, expert: int | None = None) -> Tensor:
+        """`weight` has rows of zeros where the parameter grows."""
+        here = [place for place, row in enumerate(self.ids) if first <= row < first + len(weight)]
+        changed = weight.clone()
+        changed[[self.ids[place] - first for place in here]] = self.values[here].float()
+        return changed
 
 
 def weight_changes(model: PeftModel, tensors: Mapping[str, Tensor]) -> dict[str, WeightChange]:
@@ -109,7 +140,7 @@ def weight_changes(model: PeftModel, tensors: Mapping[str, Tensor]) -> dict[str,
             changes[f"{unwrapped_name(name)}.weight"] = _of_linear(name, module, values)
         elif isinstance(module, TrainableTokensLayer):
             rows = values.get(id(module.trainable_tokens_delta[_ADAPTER]))
-            if rows is not None:  # a tied head has the embedding's
+            if rows is not None and module.tied_adapter is None:  # a tied head has the embedding's
                 changes[f"{unwrapped_name(name)}.weight"] = Rows(tuple(module.token_indices[_ADAPTER]), rows)
     for name, parameter in trainable.items():
         if not is_adapter(name):

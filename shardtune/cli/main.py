@@ -9,6 +9,7 @@ import typer
 
 from shardtune import __version__
 from shardtune.cli import (
+    best,
     cancel,
     chat,
     checkpoints,
@@ -21,6 +22,7 @@ from shardtune.cli import (
     env,
     eval_loss,
     explain,
+    export,
     generate,
     init,
     jobs,
@@ -33,6 +35,7 @@ from shardtune.cli import (
     submit,
     train,
 )
+from shardtune.cli import eval as eval_
 from shardtune.cli.options import ConfigCommand, JobCommand, WithSettings
 from shardtune.errors import ShardtuneError
 from shardtune.run.failure import render
@@ -48,17 +51,20 @@ app = typer.Typer(
 app.command("init")(init.init)
 app.command("train", cls=WithSettings)(train.train)
 app.command("run", cls=run.ScriptCommandLine)(run.run)
+app.command("eval")(eval_.evaluate)
 app.command("eval-loss", cls=WithSettings)(eval_loss.eval_loss)
 app.command("generate")(generate.generate)
 app.command("chat")(chat.chat)
 app.command("plan", cls=ConfigCommand)(plan.plan)
 app.command("explain")(explain.explain)
 app.command("checkpoints")(checkpoints.checkpoints)
+app.command("best")(best.best)
 app.command("env")(env.env)
 app.command("doctor", cls=ConfigCommand)(doctor.doctor)
 app.command("report")(report.report)
 app.command("dashboard")(dashboard.dashboard)
 app.command("quickstart")(quickstart.quickstart)
+app.command("export")(export.export)
 app.command("submit", cls=JobCommand)(submit.submit)
 app.command("jobs")(jobs.jobs)
 app.command("status")(jobs.status)

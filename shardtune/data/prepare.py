@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -15,7 +16,7 @@ from shardtune import __version__
 from shardtune.data.cache import cache_folder, fingerprint, prepared_once, settings_of, tokenizer_identity
 from shardtune.data.chunks import Chunk, Row, count_rows, location
 from shardtune.data.concatenate import Concatenation, choose_concatenation, concatenation_note, document_edges
-from shardtune.data.formats import FormatChoice, choose_format, renderer, space_before_answer
+from shardtune.data.formats import FormatChoice, RowProblem, choose_format, renderer, space_before_answer
 from shardtune.data.output import Document, Output, taken_rows
 from shardtune.data.prepared import SCHEMA, Prepared, PreparedWriter
 from shardtune.data.source import FileSplit, Split, bad_row_error, has_split, location_of, open_split, sources_of
@@ -133,6 +134,31 @@ def prepare(
     job = _Job(section, seed, tokenizer, train, val, samples, choices, about, workers, report)
     from_cache = prepared_once(folder, job.fill, _is_whole, lambda: report(ProgressInfo("waiting")))
     return PreparedSet.open(folder, from_cache=from_cache).with_formats(choices)
+
+
+def sample_rows(section: DataSection, tokenizer: PreTrainedTokenizerBase, count: int) -> list[list[int]]:
+    """Token ids of the first rows that validation reads, or training where it has no split of its own.
+
+    Only the beginning of the data is read, and nothing is cached.
+
+    Raises:
+        UserInputError: the data cannot be read.
+    """
+    given = _given_set(section, tokenizer)
+    if given is not None:
+        rows = given.val if given.val is not None else given.train
+        return [rows.row(number)[0].tolist() for number in range(min(count, len(rows)))]
+    train, val = _open_splits(section)
+    split = (val or train)[0]
+    sample = split.sample(_SAMPLE)
+    choice = choose_format(section, list(dict.fromkeys(name for row in sample for name in row)), sample)
+    render, encoder = renderer(section, choice, tokenizer), Encoder(section, tokenizer, choice)
+    rendered = []
+    for row in sample:
+        with suppress(RowProblem):  # training skips it, or has stopped at it
+            rendered.append(render({**dict.fromkeys(choice.columns), **row}))
+    encoded = encoder.encode([one for one in rendered if one.text.strip()][:count])
+    return [one.ids for one in encoded]
 
 
 def _is_whole(folder: Path) -> bool:

@@ -148,7 +148,7 @@ def load_tuned(
     materialize(model, base, device)
     with ShardReader(adapted.meta_model.mapping) as reader:
         load_shards(local_shards(model, adapted.meta_model.mapping), reader)
-    _zero_added_rows(base, adapted.stored_rows)
+    zero_added_rows(base, adapted.stored_rows)
     own_biases = {name: p.data.clone() for name, p in model.named_parameters() if p.requires_grad and _is_bias(name)}
     load_adapter(model, adapted.tensors)
     dtype = base.dtype if base.dtype.itemsize > 1 else torch.bfloat16
@@ -238,7 +238,7 @@ def _is_bias(name: str) -> bool:
     return name.endswith(".bias") and "modules_to_save" not in name
 
 
-def _zero_added_rows(base: PreTrainedModel, stored_rows: int) -> None:
+def zero_added_rows(base: PreTrainedModel, stored_rows: int) -> None:
     """Rows that no file holds belong to the adapter; without it they must at least be numbers."""
     for module in (base.get_input_embeddings(), base.get_output_embeddings()):
         for name, parameter in module.named_parameters() if module is not None else ():

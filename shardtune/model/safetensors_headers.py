@@ -32,6 +32,7 @@ _DTYPES = {
     "I64": ("int64", 8), "I32": ("int32", 4), "I16": ("int16", 2), "I8": ("int8", 1), "U8": ("uint8", 1),
     "BOOL": ("bool", 1),
 }  # fmt: skip
+DTYPE_CODES = {name: code for code, (name, _) in _DTYPES.items()}  # the other way round: for writing
 
 
 @dataclass(frozen=True)

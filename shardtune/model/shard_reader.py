@@ -6,7 +6,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -146,10 +146,10 @@ class ShardReader:
         for piece in self.mapping.pieces[name]:
             if len(piece.start) > len(piece.stored.shape):
                 if rows[0] <= piece.start[0] < rows[1]:
-                    values, first = self._grid(piece), piece.start[1] // block[0]
+                    values, first = self.grid(piece), piece.start[1] // block[0]
                     into[piece.start[0] - rows[0], first : first + values.shape[0]].copy_(values)
                 continue
-            values, lead = self._grid(piece), piece.stored.shape[:-2]
+            values, lead = self.grid(piece), piece.stored.shape[:-2]
             values = values.expand(*lead, *values.shape[-2:]) if lead else values
             into.copy_(values[rows[0] : rows[1]])
 
@@ -160,8 +160,23 @@ class ShardReader:
             self._read(stored, 0, _bytes_of(tensor))
         return tensor
 
-    def _grid(self, piece: Piece) -> torch.Tensor:
-        """A piece's scales as a grid over its weight."""
+    def rows(self, stored: StoredTensor, first: int, end: int) -> torch.Tensor:
+        """Some of a stored tensor's rows, counted over all dimensions but the last: (end - first, columns)."""
+        columns = stored.shape[-1] if stored.shape else 1
+        tensor = torch.empty((end - first, columns), dtype=stored.torch_dtype)
+        if tensor.numel():
+            self._read(stored, first * columns * tensor.element_size(), _bytes_of(tensor))
+        return tensor
+
+    def pieces(self, stored: StoredTensor, nbytes: int) -> Iterator[torch.Tensor]:
+        """A stored tensor's bytes as they are, at most `nbytes` at a time."""
+        for first in range(0, stored.nbytes, nbytes):
+            piece = torch.empty(min(nbytes, stored.nbytes - first), dtype=torch.uint8)
+            self._read(stored, first, piece)
+            yield piece
+
+    def grid(self, piece: Piece) -> torch.Tensor:
+        """A piece's scales as a grid over its weight, in float32."""
         assert piece.scale is not None
         if piece.scale.name not in self._scales:
             self._scales[piece.scale.name] = self.whole(piece.scale).float().reshape(scale_grid(piece))
@@ -184,7 +199,7 @@ class ShardReader:
             into.copy_(value)
 
     def _dequantized(self, codes: torch.Tensor, piece: Piece, job: ReadJob) -> torch.Tensor:
-        scale, block = self._grid(piece).to(codes.device), piece.block(self.mapping.declared_block)
+        scale, block = self.grid(piece).to(codes.device), piece.block(self.mapping.declared_block)
         if codes.dim() == 2:
             return fp8.dequantize_rows(codes, scale, block, job.rows[0], job.into.dtype)
         experts = scale.expand(job.stored.shape[0], *scale.shape[1:])[job.rows[0] : job.rows[1]]

@@ -49,13 +49,18 @@ def text_tensors(
     scales: dict[str, StoredTensor] = {}
     unused = 0
     for name, tensor in names.items():
-        if _ACTIVATION_SCALE.search(name) and name not in parameters:
+        if is_activation_scale(name) and name not in parameters:
             unused += 1
         elif name.endswith(SCALE) and name.removesuffix(SCALE) in names:
             scales[name.removesuffix(SCALE)] = tensor
         else:
             weights[name] = tensor
     return TextTensors(weights, scales, tuple(left_out), unused)
+
+
+def is_activation_scale(name: str) -> bool:
+    """By its name: of activations, which nothing here quantises."""
+    return _ACTIVATION_SCALE.search(name) is not None
 
 
 def _unwrapped(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -41,7 +41,12 @@ class LocalShard:
 
 
 def materialize(
-    model: nn.Module, base: PreTrainedModel, device: torch.device, *, buffers: torch.device | None = None
+    model: nn.Module,
+    base: PreTrainedModel,
+    device: torch.device,
+    *,
+    buffers: torch.device | None = None,
+    left_out: Collection[nn.Parameter] = (),
 ) -> None:
     """Give a model that was built on the meta device its memory, and its buffers their values.
 
@@ -51,18 +56,20 @@ def materialize(
     Args:
         device: Where parameters live.
         buffers: Where layers compute, if that is elsewhere: sharding brings parameters there, and no buffer.
+        left_out: Parameters that stay on the meta device.
     """
     computed = set(_buffers_without_file(base))
     tied = tied_parameters(base)
-    model.to_empty(device=device)
+    kept = {id(parameter) for parameter in left_out}
+    model._apply(lambda tensor: tensor if id(tensor) in kept else torch.empty_like(tensor, device=device))
     if buffers is not None and buffers != device:
         for module in model.modules():
             for name, buffer in module._buffers.items():
                 if buffer is not None:
                     module._buffers[name] = torch.empty_like(buffer, device=buffers)
-    for name, kept in tied.items():  # each name got memory of its own
+    for name, same in tied.items():  # each name got memory of its own
         owner, _, attribute = name.rpartition(".")
-        base.get_submodule(owner)._parameters[attribute] = base.get_parameter(kept)
+        base.get_submodule(owner)._parameters[attribute] = base.get_parameter(same)
     for parameter in model.parameters():
         parameter._is_hf_initialized = True  # type: ignore[attr-defined]  # else _init_weights draws them at random
     poisoned = {name: buffer for name, buffer in base.named_buffers() if name in computed}
@@ -109,6 +116,8 @@ def local_shards(model: nn.Module, mapping: WeightMapping) -> list[LocalShard]:
             if weight in mapping.quantised:  # otherwise filled together with the weight it belongs to
                 found.append(LocalShard(name, *local_rows(tensor), scales_of=weight))
             continue
+        if name not in mapping.pieces and mapping.same.get(name) in mapping.pieces:
+            name = mapping.same[name]  # a head that an adapter has untied begins as the embedding
         if name not in mapping.pieces:
             raise ShardtuneError(f"No checkpoint tensor is mapped to '{name}'.", fix="Please report this.")
         (first, end), into = local_rows(tensor)

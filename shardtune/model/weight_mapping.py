@@ -81,6 +81,7 @@ class WeightMapping:
     unused_scales: int = 0  # of activations: nothing here quantises activations with them
     declared_block: Block | None = None
     same: Mapping[str, str] = field(default_factory=dict)  # tied parameter → the one that is read
+    twins: Mapping[str, tuple[Piece, ...]] = field(default_factory=dict)  # tied parameters that are stored as well
 
     @property
     def bytes(self) -> int:
@@ -156,6 +157,7 @@ def map_weights(
         text.unused_scales,
         declared_block,
         same,
+        {name: tuple(whole[name]) for name, kept in same.items() if name in whole and kept in whole},
     )
 
 

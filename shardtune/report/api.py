@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from shardtune.report import formatting
+from shardtune.report import evaluations, formatting
 from shardtune.report.chat_servers import chat_server
 from shardtune.report.compare import compare_view
 from shardtune.report.history import RunHistory
@@ -107,7 +107,7 @@ class RunsApi:
 
 def _beside(folder: Path) -> list[int]:
     found = []
-    for name in ("config.yaml", "environment.json", "checkpoints"):
+    for name in ("config.yaml", "environment.json", "checkpoints", evaluations.FOLDER):
         try:
             found.append((folder / name).stat().st_mtime_ns)
         except OSError:

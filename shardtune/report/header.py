@@ -6,6 +6,7 @@ import shlex
 from collections import Counter
 from typing import Any
 
+from shardtune.checkpoint.final import FINAL, read_source
 from shardtune.checkpoint.store import CheckpointStore
 from shardtune.report import formatting
 from shardtune.report.history import RunHistory
@@ -15,7 +16,7 @@ from shardtune.report.settings import Setting
 from shardtune.report.status import State
 from shardtune.report.tables import spans
 
-FINAL, CHECKPOINTS, ADAPTER_WEIGHTS = "final", "checkpoints", "adapter_model.safetensors"  # a test compares
+CHECKPOINTS, ADAPTER_WEIGHTS = "checkpoints", "adapter_model.safetensors"  # a test compares
 _MOST_META, _MOST_SCORES, _MOST_LOGS = 40, 12, 4
 
 
@@ -29,6 +30,7 @@ def facts(run: RunHistory, settings: list[Setting]) -> list[dict[str, str]]:
         ("Trains", _trained(run, values)),
         ("Data", ": ".join(filter(None, (values.get("data.dataset_name_or_path"), _rows(run, "train"))))),
         ("Validation", _rows(run, "validation")),
+        ("Published", _published(run)),
         ("Hardware", _hardware(run)),
         ("Started", _when(run)),
         ("Script", text(start.get("script")) or (run.script.name if run.script is not None else "")),
@@ -114,6 +116,19 @@ def _rows(run: RunHistory, part: str) -> str:
         return ""
     share = f", {supervised:,} supervised ({100 * supervised / tokens:.0f} %)" if supervised is not None else ""
     return f"{rows:,} rows, {tokens:,} tokens{share}"
+
+
+def _published(run: RunHistory) -> str:
+    """Which step `final/` is of, and by what it was chosen afterwards (`shardtune best --to-final`)."""
+    source = read_source(run.folder / FINAL)
+    if source is None:
+        return ""
+    parts = [f"step {source.step:,}"]
+    if source.eval_loss is not None:
+        parts.append(f"eval loss {formatting.loss(source.eval_loss)}")
+    if source.metric:
+        parts.append(f"chosen by {source.metric}")
+    return f"{FINAL}/ is {', '.join(parts)}"
 
 
 def _hardware(run: RunHistory) -> str:

@@ -9,6 +9,7 @@ import numpy as np
 from shardtune import __version__
 from shardtune.report import formatting, tables
 from shardtune.report.charts import Chart, charts_of
+from shardtune.report.evaluations import evaluations
 from shardtune.report.header import ask_command, facts, scores
 from shardtune.report.history import Mark, RunHistory
 from shardtune.report.results import remaining, results_of, tiles
@@ -51,6 +52,7 @@ def run_view(run: RunHistory, now: float) -> View:
         "planned": tables.planned(run, results),
         "rank_table": tables.ranks(run),
         "checkpoints": tables.checkpoints(run),
+        "evaluations": evaluations(run.folder),
         "samples": tables.samples(run),
         "data": tables.data(run),
         "adapters": tables.adapters(run),

@@ -77,9 +77,17 @@
     return element("ul", { class: "notes" }, list.map((text) => element("li", {}, text)));
   }
 
+  const said = (name, text) => (text === undefined ? null
+    : element("div", {}, element("div", { class: "name" }, name), element("p", { class: "said", tabindex: "0" }, text)));
+
+  function evaluation(given) {
+    const wrong = given.wrong.map((row) => element("article", { class: "sample" }, said(`${row.row} · prompt`, row.prompt),
+      element("div", { class: "answers" }, said("base", row.base), said("tuned", row.tuned), said("expected", row.expected))));
+    return card(element("h3", {}, given.title), table(given, given.title), !wrong.length ? null
+      : element("details", { "data-key": `wrong-${given.title}` }, element("summary", {}, "Rows that the tuned model answers otherwise than expected"), wrong));
+  }
+
   function sample(given) {
-    const said = (name, text) => (text === undefined ? null
-      : element("div", {}, element("div", { class: "name" }, name), element("p", { class: "said", tabindex: "0" }, text)));
     return element("article", { class: "card sample" }, said(`${given.row} · prompt`, given.prompt),
       element("div", { class: "answers" }, said("before training", given.before), said("after training", given.after), said("expected", given.expected)));
   }
@@ -119,7 +127,7 @@
       log: section(page, "log", "Log"), metrics: section(page, "metrics", "Results"),
       memory: section(page, "out-of-memory", "Out of memory"), charts: section(page, "charts", "Charts"),
       planned: section(page, "planned", "Planned and actual"), ranks: section(page, "ranks", "Ranks"), checkpoints: section(page, "checkpoints", "Checkpoints"),
-      samples: section(page, "samples", "Samples"), data: section(page, "data", "Data"), adapters: section(page, "adapters", "Adapters"),
+      evaluations: section(page, "evaluations", "Evaluations"), samples: section(page, "samples", "Samples"), data: section(page, "data", "Data"), adapters: section(page, "adapters", "Adapters"),
       config: section(page, "config", "Config"), environment: section(page, "environment", "Environment"),
     };
     const footer = element("footer");
@@ -143,6 +151,7 @@
       fill(part.planned, view.planned, (t) => card(table(t, "Planned and actual")));
       fill(part.ranks, view.rank_table, (t) => card(table(t, "Ranks")), absent("No step was profiled."));
       fill(part.checkpoints, view.checkpoints, (t) => card(table(t, "Checkpoints")), absent("No checkpoints."));
+      fill(part.evaluations, view.evaluations, (all) => all.map(evaluation));
       fill(part.samples, view.samples, (all) => all.map(sample));
       fill(part.data, view.data, (t) => card(table(t, "Data")));
       fill(part.adapters, view.adapters, (t) => card(table(t, "Adapters")));

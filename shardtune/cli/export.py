@@ -1,0 +1,92 @@
+"""`shardtune export RUN|ADAPTER --to …`: writes a trained model in the form its next user needs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from shardtune.cli.options import RunsDir, complete_run
+from shardtune.export.request import Dtype, TargetName
+
+
+def export(
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN|ADAPTER",
+            help="Id (or a unique prefix) or folder of a run, or the folder of an adapter.",
+            show_default=False,
+            autocompletion=complete_run,
+        ),
+    ],
+    to: Annotated[
+        TargetName,
+        typer.Option("--to", help="merged: one checkpoint; adapter: a PEFT folder; gguf; vllm, sglang: an adapter."),
+    ],
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FOLDER", help="New folder; default: RUN/export/TARGET.")
+    ] = None,
+    checkpoint: Annotated[
+        str | None, typer.Option("--checkpoint", metavar="final|best|latest|STEP", help="Of a run; default: final.")
+    ] = None,
+    base: Annotated[
+        str | None,
+        typer.Option("--model", metavar="PATH", help="Where the base model is now, if not where the run had it."),
+    ] = None,
+    dtype: Annotated[
+        Dtype | None,
+        typer.Option("--dtype", help="Of merged weights; default: the base's own, bf16 where that is FP8."),
+    ] = None,
+    quantization: Annotated[
+        str | None, typer.Option("--quantization", metavar="TYPE", help="Of a GGUF file, e.g. q8_0; default: none.")
+    ] = None,
+    max_shard_size: Annotated[
+        str, typer.Option("--max-shard-size", metavar="SIZE", help="Of each safetensors file.")
+    ] = "5GB",
+    min_surviving_delta: Annotated[
+        float | None,
+        typer.Option(
+            "--min-surviving-delta",
+            metavar="SHARE",
+            min=0.0,
+            max=1.0,
+            help="Refuse where rounding leaves less of a layer's change; default: 0.9 for fp8.",
+        ),
+    ] = None,
+    base_name: Annotated[
+        str | None,
+        typer.Option(
+            "--base-name",
+            metavar="OWNER/NAME",
+            help="The base model's name on the Hub, for the model card, where the run had it in a local folder.",
+        ),
+    ] = None,
+    runs_dir: RunsDir = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object on stdout.")] = False,
+) -> None:
+    """Write RUN's model for its next user; verified before the folder appears.
+
+    Exit codes: 0 written and verified; 1 it could not be; 2 it cannot be exported so.
+    """
+    from shardtune.export.log import ConsoleLog
+    from shardtune.export.request import ExportRequest, default_out, parse_size
+    from shardtune.export.run import export_model
+    from shardtune.inference.source import find_tuned
+
+    tuned = find_tuned(model, runs_dir, checkpoint=checkpoint, base=base)
+    request = ExportRequest(
+        tuned,
+        to,
+        out if out is not None else default_out(tuned, to),
+        dtype,
+        parse_size(max_shard_size),
+        min_surviving_delta,
+        quantization,
+        base_name,
+    )
+    done = export_model(request, ConsoleLog(to_stderr=as_json))
+    if as_json:
+        print(json.dumps(done.as_json(), indent=1))

@@ -1,0 +1,216 @@
+"""Does the merged model do what adapter and base do? The difference to the base, of every layer and of the logits.
+
+Logits alone would say little: those of merged model and base are nearly the same. What is compared is what the
+fine-tuning changed. Everything computes in float32 on weights as they are written, a layer at a time, so that what
+remains is the rounding of the changed weights, whose size is known (`survival`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from shardtune.checkpoint.adapter import load_adapter
+from shardtune.errors import ShardtuneError
+from shardtune.export.samples import Samples
+from shardtune.export.survival import Survival, together
+from shardtune.inference.layerwise import LayerwiseModel
+from shardtune.inference.load import MetaAdapter, build_adapted, zero_added_rows
+from shardtune.inference.source import TunedModel
+from shardtune.machine import free_memory
+from shardtune.model.meta_model import MetaModel, build_meta_model
+from shardtune.model.safetensors_headers import read_headers
+from shardtune.terminal import percent
+
+_SLACK = 1.2  # activations, buffers of readers
+_NOTHING = 1e-6  # of a token's output: what the adapter moves less than this, it does not move
+# Of a layer (on the inputs it has with the adapter), and of the logits, where the errors of all layers meet.
+_LAYER_BARS, _LOGIT_BARS = (0.02, 4.0), (0.05, 6.0)
+_MOST_SHARE_ERROR = 0.2
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """(merged − base) against (tuned − base), medians over tokens.
+
+    Attributes:
+        share: Projection of the one on the other: 1 if they are the same.
+        error: Size of their difference relative to the second.
+        tokens: That the adapter moves at all.
+    """
+
+    share: float
+    error: float
+    tokens: int
+
+
+@dataclass(frozen=True)
+class LogitsCheck:
+    """What was found; None of `logits`: the adapter does not move them on these samples."""
+
+    logits: Agreement | None
+    layers: Mapping[str, Agreement]
+    source: str
+
+
+def described(found: LogitsCheck) -> tuple[str, dict[str, Any]]:
+    """For people, and the figures."""
+    layers = [agreement.share for agreement in found.layers.values()]
+    parts: list[str] = []
+    figures: dict[str, Any] = {"samples": found.source}
+    if found.logits is None:
+        parts.append("the adapter does not move the logits of the samples")
+    else:
+        parts.append(
+            f"the logits' difference to the base is {percent(found.logits.share)} of that of adapter + base, with an "
+            f"error of {percent(found.logits.error)}"
+        )
+        figures |= {"logits_share": found.logits.share, "logits_error": found.logits.error}
+    if layers:
+        parts.append(f"that of each of {len(layers)} layers is {percent(min(layers))} to {percent(max(layers))}")
+        figures |= {"layers": len(layers), "layers_share": [min(layers), max(layers)]}
+    return f"{', '.join(parts)} (medians over {found.source})", figures
+
+
+@dataclass(frozen=True)
+class _Turn:
+    """What a layer was given and made of it."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    output: Tensor
+
+
+class LogitsComparison:
+    """Compares a merged checkpoint with the adapter and base it was made of.
+
+    Args:
+        rounded_to: By parameter, the dtype it is written in.
+        survival: By changed parameter: how large the errors of rounding may be.
+    """
+
+    def __init__(
+        self, tuned: TunedModel, rounded_to: Mapping[str, torch.dtype], survival: Mapping[str, Survival]
+    ) -> None:
+        exact = tuned.base.model_copy(update={"torch_dtype": "float32", "base_precision": "bf16"})
+        self.tuned = replace(tuned, base=exact)
+        self.rounded_to, self.survival = rounded_to, survival
+        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+    def needs(self) -> int:
+        """Bytes of memory."""
+        return round(self._layerwise(build_adapted(self.tuned, fp8=False)).nbytes * _SLACK)
+
+    def free(self) -> int | None:
+        return torch.cuda.mem_get_info(self.device)[0] if self.device.type == "cuda" else free_memory()
+
+    def check(self, merged: Path, samples: Samples) -> LogitsCheck:
+        """Raises:
+        ShardtuneError: the merged model is not what adapter and base are.
+        """
+        turns: list[_Turn] = []
+
+        def record(number: int, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+            turns.append(_Turn(args, kwargs, _first(output).clone()))
+
+        adapted = build_adapted(self.tuned, fp8=False)
+        tuned = self._layerwise(adapted)
+        names = [name for name, _ in tuned.layers]
+        tuned.load()
+        zero_added_rows(adapted.meta_model.model, adapted.stored_rows)
+        load_adapter(adapted.model, adapted.tensors)
+        tuned_logits = tuned.logits(samples.ids, record)
+        del tuned
+        rows = len(adapted.meta_model.model.get_input_embeddings().weight)  # type: ignore[arg-type]
+        base = build_meta_model(self.tuned.base, adapted.folder, read_headers(adapted.folder))
+        base_logits, base_outputs = self._replay(base, rows, adapted.stored_rows, samples, turns)
+        del adapted
+        section = self.tuned.base.model_copy(update={"model_name_or_path": str(merged), "revision": None})
+        made = build_meta_model(section, merged, read_headers(merged))
+        merged_logits, merged_outputs = self._replay(made, rows, rows, samples, turns)
+        layers = {}
+        for name, turn, before, after in zip(names, turns, base_outputs, merged_outputs, strict=True):
+            found = _agreement(before, turn.output, after, samples.real)
+            self._judge_layer(name, found, before, after, samples.real)
+            if found is not None:
+                layers[name] = found
+        logits = _agreement(base_logits, tuned_logits, merged_logits, samples.real)
+        if logits is not None:
+            self._judge("the logits", logits, dict(self.survival), _LOGIT_BARS)
+        return LogitsCheck(logits, layers, samples.source)
+
+    def _layerwise(self, adapted: MetaAdapter) -> LayerwiseModel:
+        meta = adapted.meta_model
+        return LayerwiseModel(adapted.model, meta.model, meta.mapping, self.device, self.rounded_to)
+
+    def _replay(
+        self, meta: MetaModel, rows: int, stored_rows: int, samples: Samples, turns: list[_Turn]
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Another model's logits, and what its layers make of the same inputs."""
+        if rows > stored_rows:
+            meta.model.resize_token_embeddings(rows, mean_resizing=False)
+        outputs: list[Tensor] = []
+
+        def replay(number: int, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+            outputs.append(_first(layer.forward(*turns[number].args, **turns[number].kwargs)).clone())
+
+        model = LayerwiseModel(meta.model, meta.model, meta.mapping, self.device, self.rounded_to)
+        model.load()
+        zero_added_rows(meta.model, stored_rows)
+        return model.logits(samples.ids, replay), outputs
+
+    def _judge_layer(self, name: str, found: Agreement | None, before: Tensor, after: Tensor, real: Tensor) -> None:
+        own = {parameter: part for parameter, part in self.survival.items() if parameter.startswith(f"{name}.")}
+        if found is not None:
+            self._judge(f"layer {name}", found, own, _LAYER_BARS)
+            return
+        moved = (after - before)[real.to(after.device)]
+        if moved.norm() > 1e-5 * before.norm():
+            raise _differs(f"layer {name}", "The adapter does not change what it computes, and the merged weights do.")
+
+    def _judge(self, what: str, found: Agreement, parts: dict[str, Survival], bars: tuple[float, float]) -> None:
+        floor, factor = bars
+        shares = [part.share for part in parts.values() if part.delta] or [1.0]
+        noise = together(parts).noise
+        slack = floor + min(_MOST_SHARE_ERROR, noise)
+        low, high = min(shares) - slack, max(shares) + slack
+        most = floor + factor * noise
+        if not (low <= found.share <= high) or not found.error <= most:
+            raise _differs(
+                what,
+                f"Of the change that adapter and base make, the merged model makes {percent(found.share)} "
+                f"(expected {low:.2f} to {high:.2f}), with an error of {percent(found.error)} of its size "
+                f"(at most {percent(most)}, by the rounding of its weights).",
+            )
+
+
+def _differs(what: str, why: str) -> ShardtuneError:
+    return ShardtuneError(
+        f"The merged model does not do what adapter and base do: {what} differs.",
+        why=why,
+        fix="Nothing was published. Please report this with the model's name; the adapter itself can be served.",
+    )
+
+
+def _agreement(base: Tensor, tuned: Tensor, merged: Tensor, real: Tensor) -> Agreement | None:
+    """Medians over tokens: a token that another expert takes after rounding says nothing about the others."""
+    keep = real.to(base.device)
+    change, made = (tuned - base)[keep].float(), (merged - base)[keep].float()
+    size = change.norm(dim=-1)
+    moved = size > _NOTHING * base[keep].float().norm(dim=-1)
+    if not bool(moved.any()):
+        return None
+    change, made, size = change[moved], made[moved], size[moved]
+    share = (made * change).sum(-1) / size.square()
+    error = (made - change).norm(dim=-1) / size
+    return Agreement(float(share.median()), float(error.median()), int(moved.sum()))
+
+
+def _first(output: Any) -> Tensor:
+    found: Tensor = output[0] if isinstance(output, tuple) else output
+    return found

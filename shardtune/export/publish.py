@@ -1,0 +1,121 @@
+"""How does an export appear? Whole or not at all: written beside its place, verified there, renamed."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from shardtune import terminal
+from shardtune.durable import fsync
+from shardtune.errors import ShardtuneError, UserInputError
+from shardtune.lease import Lease, is_held
+
+_RESERVE = 64 << 20  # for the small files: tokenizer, config, model card
+
+
+def check_out(out: Path, nbytes: int, sources: tuple[Path, ...] = ()) -> None:
+    """Raise unless a folder of `nbytes` can appear at `out`.
+
+    Args:
+        sources: Folders that are read: none may be the same folder.
+
+    Raises:
+        UserInputError: there is something already, or it cannot be written, or the disk has too little space.
+    """
+    for source in sources:
+        if out.resolve() == source.resolve():
+            raise UserInputError(
+                f"--out {out} is the folder that is read.", fix="Give a folder that does not exist yet."
+            )
+    if out.is_symlink() or (out.exists() and (not out.is_dir() or any(out.iterdir()))):
+        raise UserInputError(
+            f"--out {out} exists already{' and is not empty' if out.is_dir() else ''}.",
+            why="An export is written whole into a folder of its own; nothing is overwritten.",
+            fix="Give another --out, or remove it.",
+        )
+    above = next(folder for folder in out.absolute().parents if folder.exists())
+    if not above.is_dir() or not os.access(above, os.W_OK):
+        raise UserInputError(
+            f"--out {out} cannot be written: {above} {'is read-only' if above.is_dir() else 'is not a folder'}.",
+            fix="Give --out FOLDER on a disk that can be written.",
+        )
+    free = shutil.disk_usage(above).free
+    if nbytes + _RESERVE > free:
+        raise UserInputError(
+            f"--out {out}: the export takes {terminal.size(nbytes + _RESERVE)}, and its disk has "
+            f"{terminal.size(free)} free.",
+            fix="Free disk space, or give --out FOLDER on another disk.",
+        )
+
+
+@contextmanager
+def staged(out: Path) -> Iterator[Path]:
+    """A folder to write into, which becomes `out` when the block ends without an error; otherwise nothing stays.
+
+    A process that is killed leaves a hidden folder beside `out`, which the next export to the same `out` removes.
+    """
+    made = _make_parents(out)
+    _remove_leftovers(out)
+    staging = out.parent / f".exporting-{out.name}-{secrets.token_hex(4)}"
+    lease = Lease.take(staging.with_name(staging.name + ".owner"))
+    assert lease is not None, "a name just drawn is nobody else's"
+    try:
+        staging.mkdir()
+        yield staging
+        for file in staging.rglob("*"):
+            if file.is_file():
+                file.chmod(0o644)  # safetensors 0.8 writes 0600: other users of a shared volume could not read it
+            fsync(file)
+        fsync(staging)
+        if out.is_dir():
+            out.rmdir()  # empty; if it no longer is, somebody else has written there
+        staging.rename(out)
+        fsync(out.parent)
+    except OSError as error:
+        _discard(staging, made)
+        raise ShardtuneError(
+            f"The export to {out} could not be written: {error.strerror or error}.",
+            why="Nothing of it is left.",
+            fix="Free disk space or check the disk, and export again.",
+        ) from error
+    except BaseException:
+        _discard(staging, made)
+        raise
+    finally:
+        lease.release()
+
+
+def _make_parents(out: Path) -> list[Path]:
+    """Creates the folders above `out`; returns the new ones, the deepest first."""
+    missing = [folder for folder in out.absolute().parents if not folder.exists()]
+    try:
+        out.absolute().parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserInputError(
+            f"{out.parent} cannot be created: {error.strerror}.", fix="Give --out FOLDER on a disk that can be written."
+        ) from error
+    return missing
+
+
+def _discard(staging: Path, made: list[Path]) -> None:
+    shutil.rmtree(staging, ignore_errors=True)
+    staging.with_name(staging.name + ".owner").unlink(missing_ok=True)
+    for folder in made:
+        try:
+            folder.rmdir()
+        except OSError:  # somebody else has written there
+            return
+
+
+def _remove_leftovers(out: Path) -> None:
+    for left in out.parent.glob(f".exporting-{out.name}-*"):
+        owner = left if left.suffix == ".owner" else left.with_name(left.name + ".owner")
+        if not is_held(owner):
+            if left.is_dir():
+                shutil.rmtree(left, ignore_errors=True)
+            else:
+                left.unlink(missing_ok=True)
