@@ -60,7 +60,7 @@ def train(journey: Journey, model: Path, rows: Sequence[dict[str, object]], **da
         model={"model_name_or_path": str(model), "torch_dtype": "float32"},
         lora={"r": 16, "lora_alpha": 32, "lora_dropout": 0.0, "target_modules": "all-linear"},
         data={"dataset_name_or_path": "data.jsonl", "max_length": 128, **data},
-        train={"max_steps": 120, "per_device_train_batch_size": 2, "learning_rate": 2e-2, "logging_steps": 40,
+        train={"max_steps": 300, "per_device_train_batch_size": 2, "learning_rate": 1e-2, "logging_steps": 100,
                "save_strategy": "no", "warmup_ratio": 0.0},
         parallel={"device": "cpu"},
     )  # fmt: skip
