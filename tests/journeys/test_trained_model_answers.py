@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from journey import Journey
 
-SAID = {"ping": "pong 日本語 👩‍👩‍👧", "Which one?": "That one."}
+SAID = {"ping": "pong 日本 👩", "Which one?": "That one."}
 
 
 @contextmanager
@@ -26,7 +26,7 @@ def terminal(journey: Journey, *words: object) -> Iterator[tuple[subprocess.Pope
     master, slave = pty.openpty()
     process = subprocess.Popen(
         [str(word) for word in words], stdin=slave, stdout=slave, stderr=slave, cwd=journey.folder,
-        env={**journey.environment, "TERM": "xterm", "COLUMNS": "100"}, start_new_session=True, preexec_fn=_take_terminal,
+        env={**journey.environment, "TERM": "dumb", "COLUMNS": "100"}, start_new_session=True, preexec_fn=_take_terminal,
     )  # fmt: skip
     os.close(slave)
     try:
@@ -60,7 +60,7 @@ def train(journey: Journey, model: Path, rows: Sequence[dict[str, object]], **da
         model={"model_name_or_path": str(model), "torch_dtype": "float32"},
         lora={"r": 16, "lora_alpha": 32, "lora_dropout": 0.0, "target_modules": "all-linear"},
         data={"dataset_name_or_path": "data.jsonl", "max_length": 128, **data},
-        train={"max_steps": 300, "per_device_train_batch_size": 2, "learning_rate": 1e-2, "logging_steps": 100,
+        train={"max_steps": 500, "per_device_train_batch_size": 2, "learning_rate": 1e-2, "logging_steps": 100,
                "save_strategy": "no", "warmup_ratio": 0.0},
         parallel={"device": "cpu"},
     )  # fmt: skip
@@ -84,9 +84,9 @@ def test_a_conversation_that_was_learnt_is_answered_everywhere(journey: Journey,
     with terminal(journey, "shardtune", "chat", run.name) as (process, master):
         until(master, "\n> ")
         os.write(master, b"ping\n")
-        assert f"{SAID['ping']}\r\n> " in until(master, "> ", 60) + until(master, "> ", 60)
+        until(master, f"{SAID['ping']}\r\n> ")
         os.write(master, b"/nothing\n")
-        assert "/reset" in until(master, "space before it.")
+        assert "/reset" in until(master, "space before it.\r\n> ")
         os.write(master, b"\x03")
         until(master, "leaves.")
         os.write(master, b"/quit\n")
