@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -13,12 +14,14 @@ from toy_run import toy_run
 from toys import toy_chat_llama
 from web_chat import Served, served
 
+from shardtune.errors import UserInputError
 from shardtune.inference.answers import AnsweringModel, load_answering, prepare_questions
 from shardtune.inference.chat import ChatOptions
 from shardtune.inference.decoding import Decoder
 from shardtune.inference.sampling import Sampling
 from shardtune.inference.source import find_tuned
 from shardtune.inference.trained_format import trained_format
+from shardtune.inference.web import Listening, open_port
 from shardtune.report.access import _name
 
 QUESTION = [{"role": "user", "content": "Hello"}]
@@ -240,3 +243,16 @@ def test_a_server_that_is_told_to_end_ends_its_answer_too(model: AnsweringModel,
     done = len(slow)
     time.sleep(0.3)
     assert len(slow) == done < 200
+
+
+def test_without_a_port_a_free_one_is_taken_where_the_usual_one_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        monkeypatch.setattr("shardtune.inference.web.DEFAULT_PORT", port)
+        address = open_port(Listening())
+        assert address.listening.getsockname()[1] not in (0, port)
+        address.listening.close()
+        with pytest.raises(UserInputError, match=f"port {port}"):
+            open_port(Listening(port=port))
+        with pytest.raises(UserInputError, match=f"192.0.2.1, port {port}"):
+            open_port(Listening(host="192.0.2.1"))
