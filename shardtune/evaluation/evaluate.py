@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -109,7 +110,7 @@ def evaluate(tuned: TunedModel, request: Request, console: Console) -> Evaluatio
     losses: dict[Side, NDArray[np.float64]] = {}
     said: dict[Side, _Said] = {}
     limit = None
-    with EvaluationProgress(console) as shown:
+    with EvaluationProgress(console) as shown, _memory(loaded):
         if rows is not None and chosen is not None:
             if "perplexity" in chosen.groups:
                 losses = _losses(loaded, rows, request, shown)
@@ -125,7 +126,8 @@ def evaluate(tuned: TunedModel, request: Request, console: Console) -> Evaluatio
                     metrics += json_metrics(expected, texts)
     tasks: list[TaskScore] = []
     if request.tasks is not None:
-        tasks = run_tasks(loaded, request.tasks, request.sides, batch_size=_batch_size(loaded, request))
+        with _memory(loaded):
+            tasks = run_tasks(loaded, request.tasks, request.sides, batch_size=_batch_size(loaded, request))
     return Evaluation(
         about=_about(loaded, request, rows, limit, said, time.time() - began),
         metrics=tuple(metrics),
@@ -191,6 +193,19 @@ def _refuse_unknown_tokens(loaded: LoadedModel, rows: Rows) -> None:
             why=f"It has {loaded.stored_rows:,} tokens; those of model.new_tokens were learnt with the adapter.",
             fix="Evaluate the tuned model alone: --no-base.",
         )
+
+
+@contextmanager
+def _memory(loaded: LoadedModel) -> Iterator[None]:
+    """Batches are halved until they fit; what is raised then is one row that does not."""
+    try:
+        yield
+    except torch.cuda.OutOfMemoryError as error:
+        raise UserInputError(
+            "One row alone does not fit into the GPU's memory beside the model.",
+            why=f"{_device(loaded)}: {str(error).splitlines()[0]}",
+            fix="Free the GPU's memory, use a larger one, or shorten rows: -o data.max_length=…, --max-new-tokens N.",
+        ) from error
 
 
 def _vocabulary(loaded: LoadedModel, side: Side) -> int:
