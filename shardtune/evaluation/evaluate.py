@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 _BATCH_TOKENS = {"cpu": 2048, "cuda": 16384}
 _BATCH_SIZE = {"cpu": 8, "cuda": 32}
 _SHORTEST_LIMIT, _LONGEST_LIMIT = 16, 1024  # of the default for --max-new-tokens
-_FEW = 30  # rows, below which a bootstrap's interval is too narrow
+_FEW = 30  # rows, below which a bootstrap's interval is rough
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,8 @@ def evaluate(tuned: TunedModel, request: Request, console: Console) -> Evaluatio
     expected: list[str] = []
     if request.data is not None:
         tokenizer = load_tuned_tokenizer(tuned, model_folder(tuned.base))
-        with PreparingProgress(console) as progress:
+        given = request.data.data is not None or request.data.split is not None
+        with PreparingProgress(console, labels={"train": "rows"} if given else {}) as progress:
             rows = read_rows(tuned, request.data, tokenizer, progress=progress)
         expected = [_text(tokenizer, question.expected) for question in rows.questions]
         chosen = choose(request.metrics, rows.no_answers, expected)
@@ -284,7 +285,7 @@ def _notes(rows: Rows | None, limit: int | None, said: Mapping[Side, _Said]) -> 
     if len(rows.chosen) < len(rows.prepared):
         found.append(f"A seeded sample: {len(rows.chosen):,} of {len(rows.prepared):,} rows.")
     if len(rows.chosen) < _FEW:
-        found.append(f"{terminal.count(len(rows.chosen), 'row')}: too few for bootstrap intervals to be trusted.")
+        found.append(f"{terminal.count(len(rows.chosen), 'row')}: with so few, intervals are rough.")
     if rows.is_own and rows.prepared_set.overlap:
         found.append(
             f"{terminal.count(rows.prepared_set.overlap, 'validation row')} stand among the training rows, too."

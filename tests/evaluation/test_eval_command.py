@@ -55,7 +55,7 @@ def test_json_answers_are_scored_by_field(tmp_path: Path) -> None:
     found = json.loads(evaluate(run, "--metrics", "json", "--max-new-tokens", 5, "--json").stdout)
     assert [metric["name"] for metric in found["metrics"]] == ["json_valid", "json_precision", "json_recall", "json_f1"]
     assert found["metrics"][0]["rows"] == 6 and found["metrics"][0]["tuned"]["value"] == 0
-    assert "too few" in " ".join(found["notes"])
+    assert "with so few" in " ".join(found["notes"])
 
 
 def test_a_sample_says_of_how_many_rows_it_is(toy_run: Path) -> None:
