@@ -1,7 +1,8 @@
-"""How does the site show files that lie outside docs/? MkDocs calls these functions while it builds (mkdocs.yml, `hooks`).
+"""How do links work on the site as they do on a git forge? MkDocs calls these functions while it builds (mkdocs.yml, `hooks`).
 
-Pages link to `../configs/x.yaml` or `../CONTRIBUTING.md`, as a git forge wants it. No address of a repository is known, so each
-such file becomes a page of the site (`repository/…`), and links to it lead there.
+Pages link to `../configs/x.yaml` or `../CONTRIBUTING.md`. No address of a repository is known, so each such file becomes a page of
+the site (`repository/…`), and links to it lead there. A link that is called by its file (`[data.md](data.md)`) is called by the
+page's name in the menu.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from mkdocs.structure.pages import Page
 REPOSITORY = Path(__file__).parents[2]
 FOLDER = "repository"
 _LINK = re.compile(r"(?<=\]\()([^)\s:#]+)(?=[)#])")
+_NAMED = re.compile(r"\[(?P<text>[\w/.-]+\.md)\]\((?P<target>[^)\s:]+)\)")
 _LANGUAGES = {".yaml": "yaml", ".py": "python", ".txt": "text", ".toml": "toml"}
 
 
@@ -39,12 +41,18 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Let links to files outside docs/ lead to their pages."""
 
+    names = {file.src_uri: file.page.title for file in files.documentation_pages() if file.page and file.page.title}
+
+    def named(link: re.Match[str]) -> str:
+        target = _target(page.file.src_uri, link["target"].partition("#")[0])
+        return f"[{names.get(target.removeprefix('docs/'), link['text'])}]({link['target']})"
+
     def moved(link: re.Match[str]) -> str:
         target = _target(page.file.src_uri, link[1])
         inside = target.removeprefix("docs/") if target.startswith("docs/") else _page_uri(target)
         return posixpath.relpath(inside, posixpath.dirname(page.file.src_uri) or ".")
 
-    return _in_prose(markdown, lambda prose: _LINK.sub(moved, prose))
+    return _in_prose(markdown, lambda prose: _LINK.sub(moved, _NAMED.sub(named, prose)))
 
 
 def _outside(uri: str, text: str) -> set[str]:

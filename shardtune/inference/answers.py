@@ -186,7 +186,7 @@ def prepare_questions(tuned: TunedModel, trained: TrainedFormat) -> Questions:
         asked = prompt_format(trained, used)
         sides[name] = Side(name, used, asked, _ends(used, asked, ids))  # type: ignore[index, arg-type]
     section = trained.section
-    told = asked.kind == "chat" or section.append_eos or bool(asked.tail)
+    told = bool(asked.end) if asked.kind == "chat" else section.append_eos or bool(asked.tail)
     return Questions(tuned, trained, sides, told, ignored)
 
 
