@@ -20,7 +20,7 @@ from shardtune.export.request import Exported, ExportRequest
 from shardtune.export.run import export_model
 from shardtune.inference.source import find_tuned
 
-gguf = pytest.importorskip("gguf", reason="the package gguf is not installed")
+gguf = pytest.importorskip("gguf")
 from shardtune.export import gguf_file, gguf_tensors  # noqa: E402
 from shardtune.export.gguf_export import GgufExport  # noqa: E402
 from shardtune.export.gguf_models import rope_factors  # noqa: E402
