@@ -15,7 +15,6 @@ from shardtune.export.request import CardParts, Dtype, Export, ExportLog, Export
 from shardtune.export.safetensors_writer import check_shards, write_shards
 from shardtune.export.samples import samples_for
 from shardtune.export.survival import Survival, by_share, together
-from shardtune.inference.load import load_tuned_tokenizer
 from shardtune.model.safetensors_headers import FLOAT8
 from shardtune.model.stored_names import SCALE
 from shardtune.terminal import percent, size
@@ -80,6 +79,8 @@ class MergedExport:
             self.base, dequantised=merged.dequantised, untied=merged.untied, dtype=merged.dtype, rows=merged.rows
         )
         write_config(config, folder)
+        if not any(any(folder.glob(pattern)) for pattern in ("token*", "tekken.json")):
+            log.warn("Neither base nor adapter has a tokenizer: none is written.")
 
     def verify(self, folder: Path, log: ExportLog) -> Verification:
         log.say("checking", "reading everything back")
@@ -101,8 +102,8 @@ class MergedExport:
             )
             return Verification("weights", read_back, figures)
         log.say("checking", "what each layer and the logits change, against adapter + base")
-        tokenizer = load_tuned_tokenizer(self.request.tuned, self.base)
-        found = comparison.check(folder, samples_for(self.request.tuned, tokenizer, self.merged.adapted.stored_rows))
+        samples = samples_for(self.request.tuned, self.base, self.merged.adapted.stored_rows)
+        found = comparison.check(folder, samples)
         text, own = described(found)
         return Verification("logits", f"{text}; {read_back}", figures | own)
 
