@@ -5,7 +5,6 @@ from __future__ import annotations
 # Beginnings of commands that are not ours.
 OTHERS: dict[str, str] = {
     "make quickstart": "tests/quickstart/test_run.py runs what it starts",
-    "make test": "that is this test, among others",
     "make speed-table": "needs the numbers of a GPU; tests/benchmarks/test_speed_table.py has some",
     "make": "a target of the Makefile, which must have it",
     "pip ": "needs a package index",

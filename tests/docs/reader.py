@@ -1,7 +1,7 @@
 """Where are the commands of the pages typed? A folder with every file they name, small enough to train in seconds.
 
 What a page says stays what is typed, but for these: a model's path becomes that of a toy, placeholders (RUN, NAME, R) become
-real ones, eight processes become two, and what would train for hours gets two steps.
+real ones, eight processes and three nodes become two, and what would train for hours gets two steps.
 """
 
 from __future__ import annotations
@@ -51,8 +51,9 @@ def words_to_type(command: ShownCommand) -> list[str]:
         text = re.sub(pattern, there, text)
     words = ShownCommand(command.page, text).words
     words = words[words.index("shardtune") + 1 :]
-    if "--nproc" in words and words[0] in ("run", "train", "eval-loss"):
-        words[words.index("--nproc") + 1] = "2"
+    for option in ("--nproc", "--nnodes"):
+        if option in words and words[0] in ("run", "train", "eval-loss", "doctor"):
+            words[words.index(option) + 1] = "2"
     end = words.index("--") if "--" in words else len(words)
     return [*words[:end], *_added(words), *words[end:]]
 
