@@ -140,7 +140,7 @@ def weight_changes(model: PeftModel, tensors: Mapping[str, Tensor]) -> dict[str,
             changes[f"{unwrapped_name(name)}.weight"] = _of_linear(name, module, values)
         elif isinstance(module, TrainableTokensLayer):
             rows = values.get(id(module.trainable_tokens_delta[_ADAPTER]))
-            if rows is not None:  # a tied head has the embedding's
+            if rows is not None and module.tied_adapter is None:  # a tied head has the embedding's
                 changes[f"{unwrapped_name(name)}.weight"] = Rows(tuple(module.token_indices[_ADAPTER]), rows)
     for name, parameter in trainable.items():
         if not is_adapter(name):

@@ -197,7 +197,7 @@ def _vocabulary(loaded: LoadedModel, side: Side) -> int:
     """Rows of the embedding that a side has weights for."""
     if side == "base":
         return loaded.stored_rows
-    return len(loaded.model.get_base_model().get_input_embeddings().weight)  # type: ignore[operator,arg-type]
+    return len(loaded.model.get_base_model().get_input_embeddings().weight)
 
 
 def _cut(answers: Sequence[Answer]) -> int:

@@ -88,7 +88,7 @@ def _batch_losses(
     def supervised_only(_module: Any, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
         return inputs[0].flatten(0, 1)[here][None], *inputs[1:]
 
-    head = model.get_base_model().get_output_embeddings()  # type: ignore[operator]
+    head = model.get_base_model().get_output_embeddings()
     hook = head.register_forward_pre_hook(supervised_only)
     try:
         with torch.no_grad():

@@ -104,7 +104,7 @@ def choose(asked: str | None, no_answers: str, expected: Sequence[str]) -> Chose
                 why=f"{refused[name][:1].upper()}{refused[name][1:]}.",
                 fix=f"Ask for {', '.join(possible)}.",
             )
-    left_out = {name: why for name, why in refused.items() if name in wanted}
+    left_out: dict[str, str] = {name: why for name, why in refused.items() if name in wanted}
     return Chosen(tuple(name for name in wanted if name not in refused), left_out)
 
 
@@ -202,7 +202,8 @@ def _f1(first: int) -> Statistic:
 
 
 def _divided(above: Numbers, below: Numbers) -> Numbers:
-    return np.divide(above, below, out=np.full(len(above), np.nan), where=below > 0)
+    found: Numbers = np.divide(above, below, out=np.full(len(above), np.nan), where=below > 0)
+    return found
 
 
 def _then(statistic: Statistic, map_: Callable[[Numbers], Numbers]) -> Statistic:

@@ -15,10 +15,11 @@ from shardtune.data.formats import loss_on
 from shardtune.data.prepare import prepare
 from shardtune.data.show_rows import special_ids
 from shardtune.data.source import Source, check_dataset_path, has_split
-from shardtune.data.stages import end_ids
 from shardtune.data.tokens import IGNORED
 from shardtune.errors import UserInputError
 from shardtune.evaluation.intervals import SEED
+from shardtune.inference.sampling import answer_ends, generation_defaults
+from shardtune.model.load import model_folder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -143,7 +144,8 @@ def read_rows(
     assert prepared is not None
     chosen = sample(len(prepared), choice.max_rows)
     no_answers = _no_answers(section, found)
-    ends = answer_ends(prepared, chosen, tokenizer)
+    defaults, _ = generation_defaults(model_folder(tuned.base))
+    ends = ends_of(prepared, chosen, tokenizer, defaults)
     questions, without = ([], {}) if no_answers else _questions(prepared, chosen, section.max_length, ends)
     if not no_answers and not questions:
         no_answers = "no row has an answer within data.max_length"
@@ -163,16 +165,17 @@ def sample(rows: int, most: int | None) -> tuple[int, ...]:
     return tuple(sorted(drawn.tolist()))
 
 
-def answer_ends(prepared: Prepared, chosen: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
-    """Tokens that end an answer: those that do so anywhere, and the special tokens that end these rows' answers."""
-    special = special_ids(tokenizer)
-    found = set(end_ids(tokenizer))
+def ends_of(
+    prepared: Prepared, chosen: Sequence[int], tokenizer: PreTrainedTokenizerBase, defaults: Sequence[int]
+) -> tuple[int, ...]:
+    """Tokens that end an answer; the format's are the special tokens that end the answers of these rows."""
+    special, by_format = special_ids(tokenizer), set()
     for number in chosen[:_LOOKED_AT]:
         ids, labels = prepared.row(number)
         learnt = np.flatnonzero(labels != IGNORED)
         if len(learnt) and int(ids[learnt[-1]]) in special:
-            found.add(int(ids[learnt[-1]]))
-    return tuple(sorted(found))
+            by_format.add(int(ids[learnt[-1]]))
+    return tuple(sorted(answer_ends(tokenizer, defaults, by_format)))
 
 
 def question(
@@ -221,6 +224,8 @@ def _no_answers(section: DataSection, found: PreparedSet) -> str:
         return "plain text has no answers"
     if loss_on(section, found.choice) == "all":
         return "every token is supervised (data.train_on: all), so no part of a row is known to be the answer"
+    if found.choice.name != "chat" and not section.append_eos:
+        return "nothing ends an answer (data.append_eos: false), so the model has not learnt where to stop"
     if (found.val is not None and found.val.counts.split) or found.train.counts.split:
         return "long rows were split (data.long_rows: split), so some parts have no prompt; -o data.long_rows=truncate"
     return ""

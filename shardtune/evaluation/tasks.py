@@ -185,7 +185,7 @@ def _per_document(result: Mapping[str, Any], task: str, name: str, filter_: str)
 
 def _effective(result: Mapping[str, Any], task: str) -> int | None:
     count = (result.get("n-samples", {}).get(task) or {}).get("effective")
-    return int(count) if _is_number(count) else None
+    return int(count) if count is not None and _is_number(count) else None
 
 
 def _is_binary(values: np.ndarray) -> bool:

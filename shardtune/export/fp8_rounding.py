@@ -28,7 +28,10 @@ class BlockScales:
         rows, columns = values.shape
         padding = -columns % self.block[1]
         blocks = torch.nn.functional.pad(values.abs(), (0, padding)).unflatten(1, (-1, self.block[1])).amax(-1)
-        self._largest(matrix).index_reduce_(0, self._row_blocks(first_row, rows), blocks, "amax")
+        largest, height = self._largest(matrix), self.block[0]
+        for number in range(first_row // height, (first_row + rows - 1) // height + 1):
+            part = blocks[max(0, number * height - first_row) : (number + 1) * height - first_row].amax(0)
+            largest[number] = torch.maximum(largest[number], part)
 
     @property
     def new(self) -> Tensor:

@@ -11,12 +11,11 @@ import torch
 
 from shardtune.data.checks import model_positions
 from shardtune.data.messages import Message
-from shardtune.data.stages import end_ids
 from shardtune.errors import UserInputError
 from shardtune.inference.decoding import Decoder
 from shardtune.inference.load import LoadedModel, load_tuned, load_tuned_tokenizer
 from shardtune.inference.prompts import Prompt, PromptFormat, prompt_format
-from shardtune.inference.sampling import Sampling, generation_defaults
+from shardtune.inference.sampling import Sampling, answer_ends, generation_defaults
 from shardtune.inference.source import TunedModel
 from shardtune.inference.text_stream import AnswerText, TokenText
 from shardtune.inference.trained_format import TrainedFormat
@@ -187,14 +186,13 @@ def prepare_questions(tuned: TunedModel, trained: TrainedFormat) -> Questions:
         asked = prompt_format(trained, used)
         sides[name] = Side(name, used, asked, _ends(used, asked, ids))  # type: ignore[index, arg-type]
     section = trained.section
-    told = asked.kind == "chat" or section.append_eos or bool(asked.tail)
+    told = bool(asked.end) if asked.kind == "chat" else section.append_eos or bool(asked.tail)
     return Questions(tuned, trained, sides, told, ignored)
 
 
 def _ends(tokenizer: PreTrainedTokenizerBase, asked: PromptFormat, defaults: Sequence[int]) -> frozenset[int]:
     """All that says that an answer is over: the tokenizer's, the model's, and what training took for an end."""
-    by_format = tokenizer.get_vocab().get(asked.end) if asked.end else None
-    return frozenset({*end_ids(tokenizer), *defaults, *([by_format] if by_format is not None else [])})
+    return answer_ends(tokenizer, defaults, [tokenizer.get_vocab().get(asked.end)] if asked.end else [])
 
 
 def load_answering(questions: Questions, device: torch.device | None = None) -> AnsweringModel:

@@ -119,4 +119,6 @@ def _write_json(prompt: GivenPrompt, replies: Sequence[Reply], sampling: Samplin
     answers = {reply.side.name: {"text": reply.text, "tokens": reply.tokens, "ended": reply.ended} for reply in replies}
     asked = {"prompt": prompt, "asked": replies[-1].prompt.text, "prompt_tokens": len(replies[-1].prompt.ids)}
     choice = {"temperature": sampling.temperature, "top_p": sampling.top_p, "seed": sampling.seed}
-    print(json.dumps({**asked, **answers, "sampling": choice}, ensure_ascii=False), flush=True)
+    line = json.dumps({**asked, **answers, "sampling": choice}, ensure_ascii=False)
+    # JSON allows these as they are, but to many readers of lines they end one.
+    print(line.translate({number: f"\\u{number:04x}" for number in (0x85, 0x2028, 0x2029)}), flush=True)

@@ -85,12 +85,7 @@ def prompt_format(trained: TrainedFormat, tokenizer: PreTrainedTokenizerBase) ->
         return TextFormat(choice, _encoder(section, tokenizer, choice))
     if choice.name == "chat":
         return _chat_format(trained, tokenizer)
-    return TemplateFormat(
-        template_of(section, choice),
-        choice,
-        _encoder(section, tokenizer, choice, masked=tokenizer.is_fast),
-        _encoder(section, tokenizer, FormatChoice("text", "", ("text",))),
-    )
+    return TemplateFormat(template_of(section, choice), choice, _encoder(section, tokenizer, choice))
 
 
 @dataclass(frozen=True)
@@ -113,7 +108,7 @@ class TextFormat:
 
     def encode(self, messages: Sequence[Message]) -> Prompt:
         asked = _only_question(messages, "This model continues texts", has_system=False)
-        return Prompt(asked, _tokens(self.encoder, asked))
+        return Prompt(asked, _tokens(self.encoder, asked, special=False))
 
     def messages_of(self, row: Mapping[str, Any]) -> list[Message]:
         names = dict.fromkeys((*self.choice.columns, "prompt", "text"))
@@ -125,17 +120,11 @@ class TextFormat:
 
 @dataclass(frozen=True)
 class TemplateFormat:
-    """`data.prompt_template` (or the columns prompt and completion) up to the answer.
-
-    Attributes:
-        encoder: Of whole rows.
-        plain: Of texts without an answer.
-    """
+    """`data.prompt_template` (or the columns prompt and completion) up to the answer."""
 
     template: Template
     choice: FormatChoice
     encoder: Encoder
-    plain: Encoder
     kind: ClassVar[Kind] = "template"
     has_turns: ClassVar[bool] = False
     end: ClassVar[str] = ""
@@ -176,17 +165,7 @@ class TemplateFormat:
         if takes_system:
             cells[SYSTEM] = messages[0]["content"] if messages[0]["role"] == SYSTEM else ""
         rendered = PromptRenderer(self.template, whole=False)({**cells, self.template.answer: _ANSWER})
-        text = rendered.text[: rendered.spans[0][0]]
-        alone = _tokens(self.plain, text)
-        if not self.encoder.masks:
-            return Prompt(text, alone)
-        whole = self.encoder.encode([rendered])[0]
-        before = whole.ids[: next(i for i, label in enumerate(whole.labels) if label != IGNORED)]
-        # A space before the answer may belong to the answer's first token. Whatever else is joined with it depends on
-        # the answer, which is not known.
-        if before != alone and before == _tokens(self.plain, text.rstrip(" \t")):
-            return Prompt(text.rstrip(" \t"), before)
-        return Prompt(text, alone)
+        return _up_to_answer(self.encoder, rendered.text[: rendered.spans[0][0]], special=False)
 
     def _cells(self, asked: str) -> dict[str, Any]:
         if not self.asked:
@@ -257,7 +236,7 @@ class ChatFormat:
                 if messages[0]["role"] == SYSTEM
                 else "Change the message.",
             ) from problem
-        return Prompt(text, self.encoder.encode([Rendered(text, ((0, len(text)),), special=True)])[0].ids)
+        return _up_to_answer(self.encoder, text, special=True)
 
     def _render(self, messages: Sequence[Message]) -> str:
         finder = self.renderer.finder
@@ -303,18 +282,42 @@ def _chat_format(trained: TrainedFormat, tokenizer: PreTrainedTokenizerBase) -> 
     )
 
 
-def _encoder(
-    section: DataSection, tokenizer: PreTrainedTokenizerBase, choice: FormatChoice, *, masked: bool = False
-) -> Encoder:
-    """The one of training, which appends no end here."""
-    wanted = section.model_copy(update={"append_eos": False, "train_on": "completion" if masked else "all"})
-    return Encoder(wanted, tokenizer, choice)
+def _encoder(section: DataSection, tokenizer: PreTrainedTokenizerBase, choice: FormatChoice) -> Encoder:
+    """The one of training, which appends no end here, and tells where the answer begins if the tokenizer can."""
+    answer = "assistant" if choice.name == "chat" else "completion"
+    learnt = answer if tokenizer.is_fast and choice.name != "text" else "all"
+    return Encoder(section.model_copy(update={"append_eos": False, "train_on": learnt}), tokenizer, choice)
 
 
-def _tokens(encoder: Encoder, text: str) -> list[int]:
+def _up_to_answer(encoder: Encoder, text: str, *, special: bool) -> Prompt:
+    """The tokens that training has before an answer to `text`.
+
+    They are not those of the text alone where its end is joined with the answer: a space may be part of the answer's
+    first token, and of two line breaks GPT-2's tokenizer makes one token at the end of a text, and two before a word.
+
+    Args:
+        special: The text has its special tokens already.
+    """
+    alone = Prompt(text, _tokens(encoder, text, special=special))
+    if not encoder.masks:
+        return alone
+    whole = text + _ANSWER
+    encoded = encoder.encode([Rendered(whole, ((len(text), len(whole)),), special=special)])[0]
+    first = next(i for i, label in enumerate(encoded.labels) if label != IGNORED)
+    places = encoder.tokenizer(whole, add_special_tokens=not special, return_offsets_mapping=True, verbose=False)
+    ends = [end for _, end in places["offset_mapping"]]
+    # Counted from the end: at the beginning the encoder may have left out a second begin token.
+    last = len(ends) - (len(encoded.ids) - first) - 1
+    covered = ends[last] if last >= 0 else 0
+    if text[covered:].strip():
+        return alone  # joined with a word, which depends on the answer, and that is not known
+    return Prompt(text[:covered], encoded.ids[:first])
+
+
+def _tokens(encoder: Encoder, text: str, *, special: bool) -> list[int]:
     """Of a text that goes on: without the end token that some tokenizers add."""
-    ids = encoder.encode([Rendered(text, ((0, len(text)),))])[0].ids
-    if not encoder.append_eos and encoder.eos is not None and encoder.eos != encoder.bos:
+    ids = encoder.encode([Rendered(text, ((0, len(text)),), special=special)])[0].ids
+    if not special and encoder.eos is not None and encoder.eos != encoder.bos:
         while ids and ids[-1] == encoder.eos and not text.endswith(str(encoder.tokenizer.eos_token)):
             ids = ids[:-1]
     return ids

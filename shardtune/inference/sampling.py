@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import json
 import secrets
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from shardtune.data.stages import end_ids
 from shardtune.errors import UserInputError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 # Settings of generation_config.json that change which tokens are chosen, with the values that change nothing.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -58,6 +63,18 @@ class Sampling:
             return "greedy (temperature 0)"
         top = f", top-p {self.top_p:g}" if self.top_p < 1 else ""
         return f"temperature {self.temperature:g}{top}" + (f", seed {self.seed}" if self.seed is not None else "")
+
+
+def answer_ends(
+    tokenizer: PreTrainedTokenizerBase, defaults: Iterable[int], by_format: Iterable[int | None]
+) -> frozenset[int]:
+    """All that says that an answer is over, wherever one is generated.
+
+    Args:
+        defaults: Ids by the model's generation_config.json (`generation_defaults`).
+        by_format: What training took for an end.
+    """
+    return frozenset({*end_ids(tokenizer), *defaults, *by_format} - {None})
 
 
 def generation_defaults(folder: Path) -> tuple[list[int], dict[str, Any]]:

@@ -18,6 +18,7 @@ from shardtune.inference.sampling import Sampling
 
 _LABEL = 10  # columns, as `terminal.say` has them
 _NARROW = 60  # below this, two columns are no longer read easily
+NO_END = "training had no end token after an answer: answers may go on to the maximum of new tokens"
 # What could move the cursor or change the terminal: a model writes what it likes.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
@@ -42,9 +43,7 @@ def announce(console: Console, questions: Questions, *, compare: bool, system: s
         names = ", ".join(f"{name} {value}" for name, value in questions.ignored.items())
         terminal.say(console, "notice", f"generation_config.json of the base is not applied: {names}")
     if not questions.ends_told:
-        terminal.say(
-            console, "notice", "training had no end token (data.append_eos: false): answers go on to the maximum"
-        )
+        terminal.say(console, "notice", NO_END)
 
 
 def announce_choice(console: Console, model: AnsweringModel, sampling: Sampling, limit: str) -> None:

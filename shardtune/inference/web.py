@@ -40,7 +40,7 @@ from shardtune.inference.answers import (
 )
 from shardtune.inference.chat import ChatOptions
 from shardtune.inference.sampling import Sampling
-from shardtune.inference.screen import announce, announce_choice, interleaved, stderr_console
+from shardtune.inference.screen import NO_END, announce, announce_choice, interleaved, stderr_console
 from shardtune.inference.source import TunedModel
 from shardtune.inference.trained_format import TrainedFormat
 from shardtune.report.access import AccessMiddleware, Site
@@ -136,7 +136,7 @@ class ChatApi:
         if questions.sides["base"].tokenizer is not questions.sides["tuned"].tokenizer:
             found.append("The base is asked with its own tokenizer: it does not know the new tokens.")
         if not questions.ends_told:
-            found.append("Training had no end token (data.append_eos: false): answers go on to the maximum.")
+            found.append(f"{NO_END[0].upper()}{NO_END[1:]}.")
         return found
 
     async def answer(self, request: Request) -> Response:

@@ -89,7 +89,7 @@ class RunsApi:
             return {"text": "A chat with this model is running: open the address that it printed."}
         if not self.local:
             return {"text": f"A chat with this model is running, for this machine alone: {server.address}"}
-        return {"text": "Chat with this model", "address": server.address}
+        return {"text": "Open the chat that is running", "address": server.address}
 
     def _cursor(self, histories: list[RunHistory], now: float) -> str:
         """Changes with the events, the other files, and the status, which also depends on the time."""

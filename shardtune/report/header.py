@@ -16,7 +16,7 @@ from shardtune.report.settings import Setting
 from shardtune.report.status import State
 from shardtune.report.tables import spans
 
-FINAL, CHECKPOINTS, ADAPTER_WEIGHTS = "final", "checkpoints", "adapter_model.safetensors"  # a test compares
+CHECKPOINTS, ADAPTER_WEIGHTS = "checkpoints", "adapter_model.safetensors"  # a test compares
 _MOST_META, _MOST_SCORES, _MOST_LOGS = 40, 12, 4
 
 

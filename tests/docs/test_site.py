@@ -50,7 +50,7 @@ def test_every_page_is_in_a_menu_and_there_is_no_other(site: Path) -> None:
 
 
 def test_files_outside_docs_have_a_page_and_links_lead_there(site: Path) -> None:
-    recipe = (site / "repository" / "configs" / "dense-lora.yaml.html").read_text(encoding="utf-8")
+    recipe = (site / "repository" / "configs" / "dense-8b-one-gpu.yaml.html").read_text(encoding="utf-8")
     assert "learning_rate" in recipe and "target_modules" in recipe
     assert 'href="repository/CONTRIBUTING.html' in (site / "design.html").read_text(encoding="utf-8")
     assert 'href="../docs/' not in (site / "repository" / "CONTRIBUTING.html").read_text(encoding="utf-8")

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from conftest import fake_run
+from evaluated_run import fake_run
 from toys import toy_chat_llama, toy_llama, toy_rows
 
 from shardtune.data.tokens import IGNORED
@@ -78,6 +78,7 @@ def test_plain_text_and_whole_rows_have_no_answers(toy_run: Path, tmp_path: Path
     file = jsonl(tmp_path / "rows.jsonl", [{"question": "w01", "answer": "w02", "text": "w03 w04"}])
     assert "train_on: all" in read(toy_run, "data.train_on=all", data=file).no_answers
     assert "plain text" in read(toy_run, "data.format=text", "data.prompt_template=null", data=file).no_answers
+    assert "append_eos" in read(toy_run, "data.append_eos=false", data=file).no_answers
     assert "long_rows" in read(toy_run, "data.long_rows=split", "data.max_length=3", data=file).no_answers
 
 

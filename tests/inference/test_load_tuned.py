@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 from fp8_toys import to_fp8
-from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict
-from toys import mistral4_config, save_toy, toy_text_config, toy_wrapper
+from peft import LoraConfig, PeftModel, get_peft_model_state_dict
+from toys import mistral4_config, save_toy, toy_wrapper
+from tuned_toys import CASES, IDS, tuned_toy
 
 from shardtune.adapters.weight_changes import weight_changes
 from shardtune.checkpoint.adapter import write_adapter_files
@@ -21,50 +22,12 @@ from shardtune.inference.source import find_tuned
 from shardtune.model.meta_model import build_meta_model
 from shardtune.model.safetensors_headers import read_headers
 
-IDS = torch.tensor([[1, 5, 9, 20, 33, 41, 7, 12]])
-CASES = {
-    "dense": ("llama", "LlamaForCausalLM", {"target_modules": ["q_proj", "down_proj"]}),
-    "rsLoRA, patterns": (
-        "llama", "LlamaForCausalLM",
-        {"target_modules": ["q_proj", "v_proj"], "use_rslora": True, "rank_pattern": {"v_proj": 2},
-         "alpha_pattern": {"v_proj": 5}},
-    ),
-    "DoRA": ("llama", "LlamaForCausalLM", {"target_modules": ["q_proj", "o_proj"], "use_dora": True}),
-    "head in full": ("llama", "LlamaForCausalLM", {"target_modules": ["q_proj"], "modules_to_save": ["lm_head"]}),
-    "biases": ("qwen2", "Qwen2ForCausalLM", {"target_modules": ["q_proj"], "bias": "all"}),
-    "experts": (
-        "mixtral", "MixtralForCausalLM",
-        {"target_modules": ["q_proj"], "target_parameters": ["experts.gate_up_proj", "experts.down_proj"]},
-    ),
-    "MLA and experts": (
-        "mistral4", "Mistral4ForCausalLM",
-        {"target_modules": ["q_a_proj", "kv_b_proj"], "target_parameters": ["experts.gate_up_proj"]},
-    ),
-    "new tokens": (
-        "llama", "LlamaForCausalLM",
-        {"target_modules": ["q_proj"], "trainable_token_indices": {"embed_tokens": [5, 33], "lm_head": [5, 33]}},
-    ),
-}  # fmt: skip
-
 
 @pytest.fixture(scope="module", params=CASES, ids=list(CASES))
 def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[PeftModel, Path]:
     """An adapter that PEFT itself made, with random values, and its folder."""
-    import transformers
-
-    kind, name, settings = CASES[request.param]
     folder = tmp_path_factory.mktemp("inference")
-    cls = getattr(transformers, name)
-    save_toy(cls, toy_text_config(kind), folder / "base")
-    base = cls.from_pretrained(folder / "base", dtype=torch.float32)
-    model = get_peft_model(base, LoraConfig(r=4, lora_alpha=8, task_type="CAUSAL_LM", **settings))
-    torch.manual_seed(1)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.requires_grad:
-                parameter.add_(torch.randn_like(parameter) * 0.5)
-    model.save_pretrained(folder / "adapter")
-    return model.eval(), folder / "adapter"
+    return tuned_toy(request.param, folder), folder / "adapter"
 
 
 def test_it_computes_what_peft_does(trained: tuple[PeftModel, Path]) -> None:

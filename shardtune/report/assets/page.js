@@ -65,12 +65,12 @@
 
   // The dashboard loads no model: it names the command that does, and links to a chat that is being served.
   function asking(view) {
-    const { chat } = view;
-    return [
-      view.ask ? element("p", { class: "ask" }, element("span", { class: "name" }, "Try the model"), element("code", {}, view.ask), copyButton(view.ask)) : null,
-      chat ? element("p", { class: "ask" }, chat.address
-        ? element("a", { href: chat.address, target: "_blank", rel: "noopener noreferrer", "data-key": "chat" }, chat.text) : chat.text) : null,
-    ];
+    const { ask, chat } = view;
+    if (!ask && !chat) return null;
+    return element("p", { class: "ask" }, element("span", { class: "name" }, "Try the model"),
+      ask ? [element("code", {}, ask), copyButton(ask)] : null,
+      chat?.address ? element("a", { href: chat.address, target: "_blank", rel: "noopener noreferrer", "data-key": "chat" }, chat.text)
+        : chat ? element("span", {}, chat.text) : null);
   }
 
   function notes(list) {
