@@ -1,8 +1,8 @@
-"""How do links work on the site as they do on a git forge? MkDocs calls these functions while it builds (mkdocs.yml, `hooks`).
+"""How do links work on the site as they do on a git forge? MkDocs calls these functions (mkdocs.yml, `hooks`).
 
-Pages link to `../configs/x.yaml` or `../CONTRIBUTING.md`. No address of a repository is known, so each such file becomes a page of
-the site (`repository/…`), and links to it lead there. A link that is called by its file (`[data.md](data.md)`) is called by the
-page's name in the menu.
+Pages link to `../configs/x.yaml` or `../CONTRIBUTING.md`. No address of a repository is known, so each such file becomes
+a page of the site (`repository/…`), and links to it lead there. A link that is called by its file
+(`[data.md](data.md)`) is called by the page's name in the menu.
 """
 
 from __future__ import annotations
@@ -78,7 +78,9 @@ def _content(uri: str, target: str) -> str:
     path = REPOSITORY / target
     if path.is_dir():
         entries = sorted(entry.name for entry in path.iterdir() if entry.is_file())
-        return "\n".join([f"# {target}/", "", *(f"- [{name}]({posixpath.basename(target)}/{name})" for name in entries)])
+        return "\n".join(
+            [f"# {target}/", "", *(f"- [{name}]({posixpath.basename(target)}/{name})" for name in entries)]
+        )
     if not path.is_file():
         raise PluginError(f"{uri} links to {target}, which is not in the repository")
     text = path.read_text(encoding="utf-8")

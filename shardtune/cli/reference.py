@@ -1,4 +1,4 @@
-"""What does docs/commands.md say? Every command and option, from the command line itself: `python -m shardtune.cli.reference docs`."""
+"""What does docs/commands.md say? Every command and option: `python -m shardtune.cli.reference docs`."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _HEAD = """# Commands
 
 <!-- Generated: python -m shardtune.cli.reference docs > docs/commands.md -->
 
-`shardtune COMMAND --help` prints the same. `CONFIG` is a run's YAML file; `--config FILE` says the same. `RUN` is a run's folder,
-or its id under `runs` or another folder of runs here (`--runs-dir`); a unique prefix is enough. `-o KEY=VALUE` sets any
-[setting](config-reference.md) and may be repeated; such values are typed and checked like those of the file. Exit codes:
-[exit-codes.md](exit-codes.md).
+`shardtune COMMAND --help` prints the same. `CONFIG` is a run's YAML file; `--config FILE` says the same. `RUN` is a
+run's folder, or its id under `runs` or another folder of runs here (`--runs-dir`); a unique prefix is enough.
+`-o KEY=VALUE` sets any [setting](config-reference.md) and may be repeated; such values are typed and checked like those
+of the file. Exit codes: [exit-codes.md](exit-codes.md).
 
-`shardtune --install-completion` installs completion (bash, zsh, fish) of commands, options, settings after `-o` and `explain`, and ids
-of runs."""
+`shardtune --install-completion` installs completion (bash, zsh, fish) of commands, options, settings after `-o` and
+`explain`, and ids of runs."""
 
 
 def page(docs: Path) -> str:
@@ -43,7 +43,7 @@ def _linked(text: str, docs: Path) -> str:
 
 
 def every_command() -> Iterator[tuple[str, Any]]:
-    """The commands that do something, in the order of `shardtune --help`: `shardtune config show`, not `shardtune config`."""
+    """Those that do something, in the order of `shardtune --help`: `config show`, not `config`."""
     yield from _commands("shardtune", typer.main.get_command(app))
 
 

@@ -12,7 +12,7 @@ import yaml
 from api_server import ApiServer
 from cluster.conftest import Kube
 from cluster.test_local_pods import needs_root
-from running import REPOSITORY, Command, events
+from running import Command, events
 from sample_jobs import AWKWARD, KINDS, script_job
 
 from shardtune.cluster.controllers import expand

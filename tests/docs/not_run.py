@@ -13,12 +13,12 @@ OTHERS: dict[str, str] = {
     "python examples/retinanet/": "needs torchvision; tests/examples runs it",
     "podman ": "needs a container engine; tests/cluster/test_containerfile.py reads the Containerfile",
     "kubectl ": "needs a cluster",
-    "hf download": "needs the hub",
     "openssl rand": "not ours",
     "export SHARDTUNE_SECRET": "a variable for the command after it, which is given one",
 }
 # Commands of ours, by the test that runs them instead. Each is still parsed.
 ELSEWHERE: dict[str, str] = {
+    "shardtune eval RUN --tasks": "tests/evaluation/test_harness_tasks.py",
     "shardtune checkpoints outputs/": "tests/journeys/test_from_trl.py",
     "shardtune report outputs/": "tests/journeys/test_from_trl.py",
     "shardtune run --nproc 2 --name shapes -- examples/retinanet/": "tests/examples/test_detection_runs.py",

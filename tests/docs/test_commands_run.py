@@ -139,7 +139,8 @@ def test_a_command_of_a_page_works(
     there = tmp_path / "here"
     shutil.copytree(with_runs / "here", there)
     if words[0] == "train":
-        shutil.rmtree(there / "runs")  # or the command would be about resuming
+        for name in RUN_IDS:  # or the command would be about resuming one
+            shutil.rmtree(there / "runs" / name)
     python = [sys.executable, "-m", "shardtune", *words]
     environment = {**shared_environment, "SHARDTUNE_SECRET": SECRET, "COLUMNS": "120"}
     if command.words[0] != "shardtune":
@@ -212,5 +213,3 @@ def wait_for(read: Callable[[], str], text: str) -> str:
         assert line, f"ended without {text}: {seen}"
         seen += line
     return seen
-
-
