@@ -171,7 +171,7 @@ def _write_data(folder: Path) -> None:
     turns = ("user", "assistant")
     chats = [[{"role": role, "content": text} for role, text in zip(turns, row, strict=True)] for row in _pairs(600)]
     _write_rows(folder / "chat.jsonl", [{"messages": chat} for chat in chats])
-    (folder / "my-corpus.txt").write_text("".join(f"{a} {b}\n" for a, b in _pairs(400)), encoding="utf-8")
+    (folder / "my-corpus.txt").write_text("".join(f"{a} {b}\n" for a, b in _pairs(2000)), encoding="utf-8")
 
 
 def _pairs(count: int) -> list[tuple[str, str]]:
