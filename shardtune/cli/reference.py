@@ -87,7 +87,8 @@ def _prose(text: str) -> str:
 
 
 def _cell(text: str) -> str:
-    return _prose(" ".join(text.split())).replace("|", r"\|")
+    text = re.sub(r"\[default: \(([^()]*)\)", r"[default: \1", " ".join(text.split()))
+    return _prose(text).replace("|", r"\|")
 
 
 def _anchor(name: str) -> str:
