@@ -43,7 +43,7 @@ WORKERS ?= 2
 PYTEST = $(OFFLINE) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS)
 VISION = PYTHONPATH=$(abspath $(VENV)/vision):$(abspath examples/retinanet) $(PYTEST) tests/examples
 
-test: lint types docs $(VENV)/.vision namespaces browser
+test: lint types $(VENV)/.vision namespaces browser
 	$(PYTEST) -m "not slow and not gpu"
 	$(VISION) -m "not slow and not gpu"
 
