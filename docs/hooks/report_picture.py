@@ -1,6 +1,6 @@
 """How does a report look? The pictures of the README and of docs/index.md: a run's report in a headless Chromium.
 
-python docs/hooks/report_picture.py runs/quickstart/ID     (`make picture`; renews docs/assets/report-light.png and -dark.png)
+python docs/hooks/report_picture.py runs/quickstart/ID     renews docs/assets/report-*.png (`make picture`)
 """
 
 from __future__ import annotations

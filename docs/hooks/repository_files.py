@@ -1,8 +1,8 @@
-"""How do links work on the site as they do on a git forge? MkDocs calls these functions while it builds (mkdocs.yml, `hooks`).
+"""How do links work on the site as they do on a git forge? MkDocs calls these functions (mkdocs.yml, `hooks`).
 
-Pages link to `../configs/x.yaml` or `../CONTRIBUTING.md`. No address of a repository is known, so each such file becomes a page of
-the site (`repository/…`), and links to it lead there. A link that is called by its file (`[data.md](data.md)`) is called by the
-page's name in the menu.
+Pages link to `../configs/x.yaml` or `../CONTRIBUTING.md`. No address of a repository is known, so each such file
+becomes a page of the site (`repository/…`), and links to it lead there. A link that is called by its file
+(`[data.md](data.md)`) is called by the page's name in the menu.
 """
 
 from __future__ import annotations
@@ -53,6 +53,11 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         return posixpath.relpath(inside, posixpath.dirname(page.file.src_uri) or ".")
 
     return _in_prose(markdown, lambda prose: _LINK.sub(moved, _NAMED.sub(named, prose)))
+
+
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """A bar in the code of a table is written with a backslash, which a forge takes away and Python-Markdown leaves."""
+    return re.sub(r"<td[^>]*>.*?</td>", lambda cell: cell[0].replace("\\|", "|"), html, flags=re.DOTALL)
 
 
 def _outside(uri: str, text: str) -> set[str]:
