@@ -13,7 +13,6 @@ OTHERS: dict[str, str] = {
     "python examples/retinanet/": "needs torchvision; tests/examples runs it",
     "podman ": "needs a container engine; tests/cluster/test_containerfile.py reads the Containerfile",
     "kubectl ": "needs a cluster",
-    "hf download": "needs the hub",
     "vllm serve": "needs vLLM; the flags were read in its source, and a test loads the adapter where it is installed",
     "python -m sglang": "needs SGLang; the flags were read in its source",
     "openssl rand": "not ours",
