@@ -52,7 +52,8 @@ BROUGHT = {
 def test_whatever_is_imported_is_a_dependency() -> None:
     imported = {name for tree in _trees().values() for node in ast.walk(tree) for name in _names_imported(node)}
     foreign = imported - set(sys.stdlib_module_names) - {"shardtune"}
-    wanted = {re.split(r"[<>=]", one)[0] for one in _dependencies() + _extra("cluster") + _extra("eval")}
+    extras = _extra("cluster") + _extra("eval") + _extra("gguf")
+    wanted = {re.split(r"[<>=]", one)[0] for one in _dependencies() + extras}
     assert {name for name in foreign if _distribution(name) not in wanted} == set()
 
 

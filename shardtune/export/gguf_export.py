@@ -82,7 +82,8 @@ class GgufExport:
 
         if self.wrapper is not None:
             log.warn(f"{self.wrapper.class_name}: the text model alone is written; the file has no vision part.")
-        log.say("merging", f"{len(self.plan.merged.changes)} parameters change; {len(self.plan.tensors)} are written")
+        changes = len(self.plan.merged.changes)
+        log.say("merging", f"{changes} parameters change; {len(self.plan.tensors)} tensors are written")
         stated = dict(keys_of(settings(self.config, self.model, self.rows), self.model.arch))
         with self.plan.merged:
             self.checksums = write_file(
@@ -132,7 +133,7 @@ class GgufExport:
             raise self._lost(f"of its effect on the logits, {percent(answers.share)} is left")
         text = (
             f"{read}; what the fine-tuning changes in the logits is there to {percent(answers.share)} "
-            f"(difference {percent(answers.error)} of it; {answers.tokens} tokens, read by transformers)"
+            f"(difference {percent(answers.error)} of it; {answers.source}; read by transformers)"
         )
         return Verification("logits", text, figures)
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from shardtune.export.gguf_file import damaged, rounded
 from shardtune.export.gguf_tensors import GgufTensors
+from shardtune.export.samples import Samples, samples_for
 from shardtune.inference.load import load_tuned
 from shardtune.model.load import load_model
 
@@ -25,13 +26,12 @@ if TYPE_CHECKING:
     from shardtune.export.gguf_tokenizer import GgufTokenizer
     from shardtune.inference.source import TunedModel
 
-SAMPLES = (
+_TEXTS = (
     "The quick brown fox jumps over the lazy dog.",
     "Wie wird das Wetter morgen in Zürich? 北京今天下雨吗？",
     'def area(r):\n    return 3.14159 * r ** 2\n\n{"intent": "set_timer", "minutes": 15}',
     "I'VE told 2024 people they'll pay $1,234.56 on 03/11 — don't you agree?",
 )
-_LENGTH = 48  # tokens of each sample
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,7 @@ class Answers:
     error: float
     apart: float
     tokens: int
+    source: str
 
 
 def compare_answers(path: Path, plan: GgufTensors, tuned: TunedModel) -> Answers:
@@ -59,17 +60,18 @@ def compare_answers(path: Path, plan: GgufTensors, tuned: TunedModel) -> Answers
     effect, there = wanted - wanted_base, found - found_base
     size = effect.norm()
     if not float(size):
-        return Answers(1.0, float(there.norm()), _apart(found, wanted), len(wanted))
+        return Answers(1.0, float(there.norm()), _apart(found, wanted), len(wanted), samples.source)
     return Answers(
         float((there * effect).sum() / size.square()),
         float((there - effect).norm() / size),
         _apart(found, wanted),
         len(wanted),
+        samples.source,
     )
 
 
 def check_tokenizer(path: Path, meant: GgufTokenizer, tokenizer: PreTrainedTokenizerBase) -> int:
-    """Read the tokenizer back and encode the samples; returns how many tokens were compared.
+    """Read the tokenizer back and encode some texts; returns how many tokens were compared.
 
     Raises:
         ShardtuneError: other ids, or another chat template.
@@ -85,7 +87,7 @@ def check_tokenizer(path: Path, meant: GgufTokenizer, tokenizer: PreTrainedToken
     stated["normalizer"], stated["post_processor"] = own["normalizer"], own["post_processor"]  # no file states them
     backend = Tokenizer.from_str(json.dumps(stated))
     count = 0
-    for text in (*SAMPLES, *_special_texts(tokenizer)):
+    for text in (*_TEXTS, *_special_texts(tokenizer)):
         wanted, found = tokenizer(text)["input_ids"], backend.encode(text).ids
         if wanted != found:
             raise damaged(f"the tokenizer gives {found[:8]} for {text[:24]!r}, not {wanted[:8]}")
@@ -100,26 +102,19 @@ def _special_texts(tokenizer: PreTrainedTokenizerBase) -> list[str]:
     return [f"{token}hello{token}\n" for token in special]
 
 
-def _adapter_logits(tuned: TunedModel) -> tuple[Tensor, Tensor, list[list[int]]]:
+def _adapter_logits(tuned: TunedModel) -> tuple[Tensor, Tensor, Samples]:
     loaded = load_tuned(tuned, torch.device("cpu"))
-    # The base has nothing to say about tokens that it does not know.
-    samples = [ids for text in SAMPLES if (ids := _ids(loaded.tokenizer, text, loaded.stored_rows))]
+    samples = samples_for(tuned, loaded.folder, loaded.stored_rows)
     with loaded.side(tuned=True) as model:
         wanted = _logits(model, samples)
     with loaded.side(tuned=False) as model:
         return wanted, _logits(model, samples), samples
 
 
-def _ids(tokenizer: PreTrainedTokenizerBase, text: str, rows: int) -> list[int]:
-    ids = [int(index) for index in tokenizer(text)["input_ids"]][:_LENGTH]
-    return [index for index in ids if index < rows]
-
-
-def _logits(model: Any, samples: list[list[int]]) -> Tensor:
-    """Centred, so that what adds the same to all tokens counts for nothing."""
+def _logits(model: Any, samples: Samples) -> Tensor:
+    """Of the tokens that count, centred: what adds the same to all of the vocabulary counts for nothing."""
     with torch.no_grad():
-        parts = [model(input_ids=torch.tensor([ids]), use_cache=False).logits[0].float() for ids in samples]
-    logits = torch.cat(parts)
+        logits: Tensor = model(input_ids=samples.ids, use_cache=False).logits[samples.real].float()
     return logits - logits.mean(dim=-1, keepdim=True)
 
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from shardtune.checkpoint.adapter import load_adapter
+from shardtune.config.schema import ModelSection
 from shardtune.errors import ShardtuneError
 from shardtune.export.samples import Samples
 from shardtune.export.survival import Survival, together
@@ -23,7 +24,7 @@ from shardtune.inference.layerwise import LayerwiseModel
 from shardtune.inference.load import MetaAdapter, build_adapted, zero_added_rows
 from shardtune.inference.source import TunedModel
 from shardtune.machine import free_memory
-from shardtune.model.meta_model import MetaModel, build_meta_model
+from shardtune.model.meta_model import build_meta_model
 from shardtune.model.safetensors_headers import read_headers
 from shardtune.terminal import percent
 
@@ -86,6 +87,25 @@ class _Turn:
     output: Tensor
 
 
+@dataclass(frozen=True)
+class _TunedPass:
+    """What is kept of base and adapter.
+
+    Attributes:
+        folder: Of the base model's files.
+        names: Of its layers.
+        rows: Of the embedding, with those of new tokens.
+        stored_rows: That the base has.
+    """
+
+    folder: Path
+    names: tuple[str, ...]
+    rows: int
+    stored_rows: int
+    logits: Tensor
+    turns: list[_Turn]
+
+
 class LogitsComparison:
     """Compares a merged checkpoint with the adapter and base it was made of.
 
@@ -113,33 +133,18 @@ class LogitsComparison:
         """Raises:
         ShardtuneError: the merged model is not what adapter and base are.
         """
-        turns: list[_Turn] = []
-
-        def record(number: int, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-            turns.append(_Turn(args, kwargs, _first(output).clone()))
-
-        adapted = build_adapted(self.tuned, fp8=False)
-        tuned = self._layerwise(adapted)
-        names = [name for name, _ in tuned.layers]
-        tuned.load()
-        zero_added_rows(adapted.meta_model.model, adapted.stored_rows)
-        load_adapter(adapted.model, adapted.tensors)
-        tuned_logits = tuned.logits(samples.ids, record)
-        del tuned
-        rows = len(adapted.meta_model.model.get_input_embeddings().weight)  # type: ignore[arg-type]
-        base = build_meta_model(self.tuned.base, adapted.folder, read_headers(adapted.folder))
-        base_logits, base_outputs = self._replay(base, rows, adapted.stored_rows, samples, turns)
-        del adapted
+        # Each pass forgets its model: embedding and head of three would be in memory at the end.
+        tuned = self._tuned_pass(samples)
+        base_logits, base_outputs = self._replay(tuned.folder, self.tuned.base, tuned, tuned.stored_rows, samples)
         section = self.tuned.base.model_copy(update={"model_name_or_path": str(merged), "revision": None})
-        made = build_meta_model(section, merged, read_headers(merged))
-        merged_logits, merged_outputs = self._replay(made, rows, rows, samples, turns)
+        merged_logits, merged_outputs = self._replay(merged, section, tuned, tuned.rows, samples)
         layers = {}
-        for name, turn, before, after in zip(names, turns, base_outputs, merged_outputs, strict=True):
+        for name, turn, before, after in zip(tuned.names, tuned.turns, base_outputs, merged_outputs, strict=True):
             found = _agreement(before, turn.output, after, samples.real)
             self._judge_layer(name, found, before, after, samples.real)
             if found is not None:
                 layers[name] = found
-        logits = _agreement(base_logits, tuned_logits, merged_logits, samples.real)
+        logits = _agreement(base_logits, tuned.logits, merged_logits, samples.real)
         if logits is not None:
             self._judge("the logits", logits, dict(self.survival), _LOGIT_BARS)
         return LogitsCheck(logits, layers, samples.source)
@@ -148,16 +153,39 @@ class LogitsComparison:
         meta = adapted.meta_model
         return LayerwiseModel(adapted.model, meta.model, meta.mapping, self.device, self.rounded_to)
 
+    def _tuned_pass(self, samples: Samples) -> _TunedPass:
+        adapted = build_adapted(self.tuned, fp8=False)
+        model = self._layerwise(adapted)
+        turns: list[_Turn] = []
+
+        def record(number: int, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+            turns.append(_Turn(args, kwargs, _first(output).clone()))
+
+        model.load()
+        zero_added_rows(adapted.meta_model.model, adapted.stored_rows)
+        load_adapter(adapted.model, adapted.tensors)
+        rows = len(adapted.meta_model.model.get_input_embeddings().weight)  # type: ignore[arg-type]
+        return _TunedPass(
+            folder=adapted.folder,
+            names=tuple(name for name, _ in model.layers),
+            rows=rows,
+            stored_rows=adapted.stored_rows,
+            logits=model.logits(samples.ids, record),
+            turns=turns,
+        )
+
     def _replay(
-        self, meta: MetaModel, rows: int, stored_rows: int, samples: Samples, turns: list[_Turn]
+        self, folder: Path, section: ModelSection, tuned: _TunedPass, stored_rows: int, samples: Samples
     ) -> tuple[Tensor, list[Tensor]]:
-        """Another model's logits, and what its layers make of the same inputs."""
-        if rows > stored_rows:
-            meta.model.resize_token_embeddings(rows, mean_resizing=False)
+        """Another model's logits, and what its layers make of the inputs that they have with the adapter."""
+        meta = build_meta_model(section, folder, read_headers(folder))
+        if tuned.rows > stored_rows:
+            meta.model.resize_token_embeddings(tuned.rows, mean_resizing=False)
         outputs: list[Tensor] = []
 
         def replay(number: int, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-            outputs.append(_first(layer.forward(*turns[number].args, **turns[number].kwargs)).clone())
+            turn = tuned.turns[number]
+            outputs.append(_first(layer.forward(*turn.args, **turn.kwargs)).clone())
 
         model = LayerwiseModel(meta.model, meta.model, meta.mapping, self.device, self.rounded_to)
         model.load()

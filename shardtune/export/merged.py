@@ -8,14 +8,19 @@ from pathlib import Path
 from transformers import AutoModelForCausalLM
 
 from shardtune.errors import UserInputError
-from shardtune.export.base_files import copy_base_files, merged_config, write_config, write_tokenizer
+from shardtune.export.base_files import (
+    copy_base_files,
+    merged_config,
+    write_chat_template,
+    write_config,
+    write_tokenizer,
+)
 from shardtune.export.logits_check import LogitsComparison, described
 from shardtune.export.merged_tensors import plan_merge
 from shardtune.export.request import CardParts, Dtype, Export, ExportLog, ExportRequest, Verification
 from shardtune.export.safetensors_writer import check_shards, write_shards
 from shardtune.export.samples import samples_for
 from shardtune.export.survival import Survival, by_share, together
-from shardtune.inference.load import load_tuned_tokenizer
 from shardtune.model.safetensors_headers import FLOAT8
 from shardtune.model.stored_names import SCALE
 from shardtune.terminal import percent, size
@@ -76,10 +81,13 @@ class MergedExport:
         self._report_survival(log)
         copy_base_files(self.base, folder, dequantised=merged.dequantised)
         write_tokenizer(request.tuned, self.base, folder, grown=merged.rows is not None)
+        write_chat_template(request.tuned, folder, log)
         config = merged_config(
             self.base, dequantised=merged.dequantised, untied=merged.untied, dtype=merged.dtype, rows=merged.rows
         )
         write_config(config, folder)
+        if not any(any(folder.glob(pattern)) for pattern in ("token*", "tekken.json")):
+            log.warn("Neither base nor adapter has a tokenizer: none is written.")
 
     def verify(self, folder: Path, log: ExportLog) -> Verification:
         log.say("checking", "reading everything back")
@@ -101,8 +109,8 @@ class MergedExport:
             )
             return Verification("weights", read_back, figures)
         log.say("checking", "what each layer and the logits change, against adapter + base")
-        tokenizer = load_tuned_tokenizer(self.request.tuned, self.base)
-        found = comparison.check(folder, samples_for(self.request.tuned, tokenizer, self.merged.adapted.stored_rows))
+        samples = samples_for(self.request.tuned, self.base, self.merged.adapted.stored_rows)
+        found = comparison.check(folder, samples)
         text, own = described(found)
         return Verification("logits", f"{text}; {read_back}", figures | own)
 

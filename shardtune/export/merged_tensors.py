@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from shardtune.inference.source import TunedModel
 
-_AT_ONCE = 1 << 22  # elements: 16 MB in float32, of which half a dozen exist at a time
+_AT_ONCE = 1 << 21  # elements: 8 MB in float32, of which a dozen exist at a time
 _COPY_BYTES = 16 << 20
 _NARROW = ("float16", "bfloat16")
 

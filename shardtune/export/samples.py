@@ -12,6 +12,7 @@ from torch import Tensor
 from shardtune.data.prepare import sample_rows
 from shardtune.data.source import sources_of
 from shardtune.errors import UserInputError
+from shardtune.inference.load import load_tuned_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -37,27 +38,43 @@ class Samples:
     source: str
 
 
-def samples_for(tuned: TunedModel, tokenizer: PreTrainedTokenizerBase, known: int) -> Samples:
+def samples_for(tuned: TunedModel, folder: Path, known: int) -> Samples:
     """A few rows of tokens.
 
     Args:
+        folder: Of the base model's files.
         known: Ids below this one are rows of the base's embedding. The others (new tokens) are left out: the base
             knows nothing of them, so that there is no difference to it.
     """
-    if tuned.config is not None and all(_is_here(source.path) for source in sources_of(tuned.config.data)):
-        try:
-            rows = sample_rows(tuned.config.data, tokenizer, _ROWS)
-        except (UserInputError, OSError):  # moved, or changed since then
-            rows = []
-        rows = [[number for number in row if number < known][:_TOKENS] for row in rows]
-        rows = [row for row in rows if len(row) > 1]
-        if rows:
-            where = "training" if tuned.config.data.val_split is None else "validation"
-            return _batch(rows, f"{sum(map(len, rows))} tokens of the run's {where} data")
-    special = set(tokenizer.all_special_ids)
-    usable = torch.tensor([number for number in range(min(known, len(tokenizer))) if number not in special])
+    tokenizer = _tokenizer(tuned, folder)
+    rows = _own_rows(tuned, tokenizer, known) if tokenizer is not None else []
+    if rows:
+        assert tuned.config is not None
+        where = "training" if tuned.config.data.val_split is None else "validation"
+        return _batch(rows, f"{sum(map(len, rows))} tokens of the run's {where} data")
+    special = set(tokenizer.all_special_ids) if tokenizer is not None else set()
+    words = min(known, len(tokenizer)) if tokenizer is not None else known
+    usable = torch.tensor([number for number in range(words) if number not in special])
     drawn = torch.randint(len(usable), (_ROWS, _MADE_UP), generator=torch.Generator().manual_seed(0))
     return _batch(usable[drawn].tolist(), f"{_ROWS * _MADE_UP} random tokens (the run's data is not at hand)")
+
+
+def _tokenizer(tuned: TunedModel, folder: Path) -> PreTrainedTokenizerBase | None:
+    try:
+        return load_tuned_tokenizer(tuned, folder)
+    except UserInputError:  # the base has none; its weights are what is exported
+        return None
+
+
+def _own_rows(tuned: TunedModel, tokenizer: PreTrainedTokenizerBase, known: int) -> list[list[int]]:
+    if tuned.config is None or not all(_is_here(source.path) for source in sources_of(tuned.config.data)):
+        return []
+    try:
+        rows = sample_rows(tuned.config.data, tokenizer, _ROWS)
+    except (UserInputError, OSError):  # moved, or changed since then
+        return []
+    rows = [[number for number in row if number < known][:_TOKENS] for row in rows]
+    return [row for row in rows if len(row) > 1]
 
 
 def _is_here(path: str) -> bool:

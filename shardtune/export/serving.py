@@ -110,7 +110,7 @@ class ServedAdapter:
             "`shardtune export --to adapter` writes"
             + ("; PEFT does not load this one, because transformers keeps experts fused." if self._experts else ".")
         )
-        return CardParts("peft", usage, ("lora", self.server.package), contents)
+        return CardParts("peft", usage, (self.server.package,), contents)
 
     @property
     def adapter_name(self) -> str:

@@ -49,6 +49,8 @@ class LayerwiseModel:
     ) -> None:
         self.model, self.base, self.mapping, self.device = model, base, mapping, device
         self.rounded_to = rounded_to or {}
+        if model is base:
+            base.requires_grad_(False)  # what trains comes with the adapter and stays in memory
         self.layers = decoder_layers(base)
         names = {id(p): unwrapped_name(name) for name, p in model.named_parameters() if not is_adapter(name)}
         self.places = [_places(layer, names, mapping) for _, layer in self.layers]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import transformers
 from chat_tokenizers import chat_tokenizer
 from peft import LoraConfig, PeftModel, get_peft_model
 from tokenizers import Regex, pre_tokenizers
-from toys import save_toy, toy_text_config
+from toys import save_toy, toy_text_config, toy_wrapper
 
 from shardtune.errors import ShardtuneError, UserInputError
 from shardtune.export.log import ConsoleLog
@@ -20,12 +21,16 @@ from shardtune.export.request import Exported, ExportRequest
 from shardtune.export.run import export_model
 from shardtune.inference.source import find_tuned
 
-gguf = pytest.importorskip("gguf", reason="the package gguf is not installed")
+gguf = pytest.importorskip("gguf")
 from shardtune.export import gguf_file, gguf_tensors  # noqa: E402
 from shardtune.export.gguf_export import GgufExport  # noqa: E402
 from shardtune.export.gguf_models import rope_factors  # noqa: E402
 from shardtune.export.gguf_tokenizer import gguf_tokenizer  # noqa: E402
 
+_LLAMA3 = {
+    "rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 128,
+}  # fmt: skip
 _EXPERTS = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
 # Rows of 32 values, so that every tensor can be quantised.
 _WIDE: dict[str, Any] = {"hidden_size": 64, "head_dim": 16, "intermediate_size": 96}
@@ -46,8 +51,15 @@ MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 }  # fmt: skip
 
 
-def _trained(kind: str, folder: Path, size: float = 0.1, **changes: Any) -> Path:
-    """A random model with a byte-level tokenizer and a chat template, and an adapter that PEFT itself made."""
+def _trained(
+    kind: str, folder: Path, size: float = 0.1, lora: dict[str, Any] | None = None, tokens: int = 0, **changes: Any
+) -> Path:
+    """A random model with a byte-level tokenizer and a chat template, and an adapter that PEFT itself made.
+
+    Args:
+        lora: Its settings; None: those of the model type.
+        tokens: That are added to the tokenizer after it; they are known with the adapter alone.
+    """
     name, config, settings = MODELS[kind]
     cls = getattr(transformers, name)
     tokenizer = chat_tokenizer("chatml")
@@ -55,16 +67,22 @@ def _trained(kind: str, folder: Path, size: float = 0.1, **changes: Any) -> Path
     values = {**_WIDE, **config, "vocab_size": len(tokenizer) + 5, **ids, **changes}
     save_toy(cls, toy_text_config(kind, **values), folder / "base")
     tokenizer.save_pretrained(folder / "base")
+    if tokens:
+        lora = {**(lora or {}), "trainable_token_indices": [len(tokenizer) + index for index in range(tokens)]}
     model = get_peft_model(
         cls.from_pretrained(folder / "base", dtype=torch.float32),
-        LoraConfig(r=4, lora_alpha=8, task_type="CAUSAL_LM", **settings),
+        LoraConfig(r=4, lora_alpha=8, task_type="CAUSAL_LM", **(lora or settings)),
     )
     torch.manual_seed(1)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.requires_grad:
                 parameter.add_(torch.randn_like(parameter) * size)
-    model.save_pretrained(folder / "adapter")
+    model.save_pretrained(folder / "adapter", save_embedding_layers=False)
+    if tokens:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder / "base")
+        tokenizer.add_tokens([f"<new{index}>" for index in range(tokens)])
+        tokenizer.save_pretrained(folder / "adapter")
     return folder / "adapter"
 
 
@@ -84,6 +102,40 @@ def test_the_file_is_published_when_its_answers_are_those_of_adapter_and_base(ki
     assert done.verification.figures["logits_error"] < 1e-3  # float32 throughout
     assert abs(done.verification.figures["logits_share"] - 1) < 1e-3
     assert _file(tmp_path / "out").name.endswith("-F32.gguf")
+
+
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "DoRA and biases": ("qwen2", {"lora": {"target_modules": ["q_proj"], "use_dora": True, "bias": "all"}}),
+    "a head of its own": (
+        "llama", {"lora": {"target_modules": ["q_proj"], "modules_to_save": ["lm_head"]}, "tie_word_embeddings": True},
+    ),
+    "new tokens": (
+        "llama",
+        {"lora": {"target_modules": ["q_proj"]}, "tokens": 2, "tie_word_embeddings": True},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_whatever_can_be_merged_is_in_the_file(kind: str, tmp_path: Path) -> None:
+    model, options = KINDS[kind]
+    figures = _export(_trained(model, tmp_path, **options), tmp_path / "out").verification.figures
+    assert figures["logits_error"] < 1e-3
+    names = {tensor.name for tensor in gguf.GGUFReader(_file(tmp_path / "out")).tensors}
+    assert ("output.weight" in names) == (kind != "new tokens")
+
+
+def test_the_text_part_of_a_wrapper_is_written_and_that_is_said(tmp_path: Path) -> None:
+    tokenizer = chat_tokenizer("chatml")
+    text = toy_text_config("mistral", sliding_window=None, vocab_size=len(tokenizer))
+    tokenizer.save_pretrained(toy_wrapper(tmp_path / "base", text))
+    model = transformers.MistralForCausalLM(text)
+    model.config._name_or_path = model.name_or_path = str(tmp_path / "base")
+    adapted = get_peft_model(model, LoraConfig(r=4, target_modules=["up_proj"], init_lora_weights=False))
+    adapted.save_pretrained(tmp_path / "adapter")
+    done = _export(tmp_path / "adapter", tmp_path / "out")
+    assert done.verification.figures["logits_error"] < 1e-3
+    assert "has no vision part" in done.warnings[0]
 
 
 def test_bf16_and_q8_keep_most_of_the_change(tmp_path: Path) -> None:
@@ -144,7 +196,7 @@ def _split(expression: str) -> Any:
 
 
 def test_how_text_is_split_is_named_or_refused() -> None:
-    tokenizer = chat_tokenizer("chatml")
+    tokenizer = copy.deepcopy(chat_tokenizer("chatml"))
     backend = tokenizer.backend_tokenizer
     assert gguf_tokenizer(tokenizer, 500).pre == "gpt-2"
     backend.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(True), pre_tokenizers.ByteLevel(False)])
@@ -174,9 +226,7 @@ def test_what_llama_cpp_computes_otherwise_is_refused(case: str, tmp_path: Path)
 
 
 def test_llama_3_s_stretched_frequencies_are_those_of_transformers() -> None:
-    rope = {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-            "original_max_position_embeddings": 128}  # fmt: skip
-    config = toy_text_config("llama", head_dim=64, max_position_embeddings=1024, rope_parameters=rope)
+    config = toy_text_config("llama", head_dim=64, max_position_embeddings=1024, rope_parameters=_LLAMA3)
     inv_freq = transformers.models.llama.modeling_llama.LlamaRotaryEmbedding(config).inv_freq
     plain = 1.0 / 5e5 ** (torch.arange(0, 64, 2) / 64)
     factors = rope_factors(config)
@@ -196,12 +246,14 @@ def test_options_that_no_type_has_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("llama_cpp") is None, reason="llama-cpp-python is not installed")
-@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("kind", [*MODELS, "llama with stretched frequencies"])
 def test_llama_cpp_computes_what_peft_does(kind: str, tmp_path: Path) -> None:
     import llama_cpp
     import numpy as np
 
-    adapter = _trained(kind, tmp_path)
+    rope = {"rope_parameters": {**_LLAMA3, "original_max_position_embeddings": 16}}
+    kind, *stretched = kind.split(" with ")
+    adapter = _trained(kind, tmp_path, **(rope if stretched else {}))
     _export(adapter, tmp_path / "out")
     tokenizer = chat_tokenizer("chatml")
     text = "The weather in Zürich: 3.14 <|im_start|>user\n"
@@ -210,8 +262,9 @@ def test_llama_cpp_computes_what_peft_does(kind: str, tmp_path: Path) -> None:
     assert llama.tokenize(text.encode(), add_bos=False, special=True) == ids
     llama.eval(ids)
     found = np.array(llama.scores[: len(ids)])
+    llama.close()
     cls = getattr(transformers, MODELS[kind][0])
     base = cls.from_pretrained(tmp_path / "base", dtype=torch.float32)
     with torch.no_grad():
         wanted = PeftModel.from_pretrained(base, adapter)(input_ids=torch.tensor([ids])).logits[0].numpy()
-    assert np.abs(found - wanted).max() < 0.02 * np.abs(wanted).max()
+    assert np.abs(found - wanted).max() < 0.01 * np.abs(wanted).max()  # keys and values are float16

@@ -191,6 +191,38 @@ def test_what_servers_do_not_load_is_refused_before_anything_is_written(case: st
         assert not (tmp_path / target).exists()
 
 
+def test_dense_layers_that_peft_addresses_by_their_weight_are_modules_again(tmp_path: Path) -> None:
+    """PEFT takes gate_proj of a mixture for the experts', so dense layers are adapted through target_parameters."""
+    adapter = _trained(
+        "qwen3_moe", "Qwen3MoeForCausalLM", tmp_path, {"mlp_only_layers": [0]}, target_modules=["o_proj"],
+        target_parameters=["mlp.gate_proj.weight"], rank_pattern={}, alpha_pattern={},
+    )  # fmt: skip
+    linear = {"qkv_proj", "o_proj", "gate_up_proj", "down_proj"}
+    deltas = vllm_deltas(_export(adapter, "vllm", tmp_path / "v"), linear, ["qkv_proj", "gate_up_proj"])
+    base = transformers.Qwen3MoeForCausalLM.from_pretrained(tmp_path / "base", dtype=torch.float32)
+    before = base.model.layers[0].mlp.gate_proj.weight.detach().clone()
+    merged = PeftModel.from_pretrained(base, adapter).merge_and_unload().model.layers[0].mlp.gate_proj.weight
+    torch.testing.assert_close(deltas["model.layers.0.mlp.gate_proj"], merged.detach() - before, rtol=1e-4, atol=1e-4)
+
+
+def test_a_rank_that_vllm_does_not_take_is_refused(tmp_path: Path) -> None:
+    adapter = _trained("llama", "LlamaForCausalLM", tmp_path, target_modules=["q_proj"], r=513, rank_pattern={})
+    with pytest.raises(UserInputError, match="rank 513, and vLLM takes up to 512"):
+        _export(adapter, "vllm", tmp_path / "v")
+
+
+def test_the_text_model_of_a_wrapper_is_refused_where_its_vision_part_has_the_same_names(tmp_path: Path) -> None:
+    text = toy_text_config("mistral", sliding_window=None)
+    base = toy_wrapper(tmp_path / "base", text)
+    model = transformers.MistralForCausalLM(text)
+    model.config._name_or_path = model.name_or_path = str(base)
+    adapter = _train(model, tmp_path / "adapter", target_modules=["o_proj"], rank_pattern={}, alpha_pattern={})
+    out = _export(adapter, "vllm", tmp_path / "v")
+    assert all("model.language_model.layers" in name for name in load_file(out / "adapter_model.safetensors"))
+    with pytest.raises(UserInputError, match="not known to be right in SGLang"):
+        _export(adapter, "sglang", tmp_path / "s")
+
+
 def test_a_model_type_that_nobody_looked_up_is_refused(tmp_path: Path) -> None:
     adapter = _trained(
         "gpt_oss", "GptOssForCausalLM", tmp_path, target_modules=["q_proj"], rank_pattern={}, alpha_pattern={}
