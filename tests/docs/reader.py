@@ -35,7 +35,12 @@ _PLACES = {
     r"(?<![\w.])/data/": "data/", r"mistralai/Mistral-Small-4-119B-2603": "models/mistral-small-4",
     r"HuggingFaceTB/SmolLM2-135M-Instruct": "models/llama-3.1-8b",
 }  # fmt: skip
-_PLACEHOLDERS = {r"\bRUN\b": RUN, r"\bNAME\b": JOB, r"step-000200": f"step-{STEPS:06d}", r"report shapes": f"report {RUN}"}
+_PLACEHOLDERS = {
+    r"\bRUN\b": RUN,
+    r"\bNAME\b": JOB,
+    r"step-000200": f"step-{STEPS:06d}",
+    r"report shapes": f"report {RUN}",
+}
 # Nobody waits for hours here, and this machine has no GPU.
 _SMALL = {
     "train.max_steps": 2, "parallel.device": "cpu", "model.torch_dtype": "float32", "train.fp8_compute": "false",
@@ -69,7 +74,13 @@ def _added(words: list[str]) -> list[str]:
         case "dashboard":
             return ["--port", "0"]
         case "submit" if "slurm" in words:
-            return ["-o", "cluster.image=null", "-o", "cluster.volumes=[]", *([] if "--print" in words else ["--print"])]
+            return [
+                "-o",
+                "cluster.image=null",
+                "-o",
+                "cluster.volumes=[]",
+                *([] if "--print" in words else ["--print"]),
+            ]
         case "submit" if "--print" not in words and "--dry-run" not in words and "--output" not in words:
             # These start programs that are not here, or pods that tests/cluster/test_local_pods.py starts.
             there = next((word for word in ("podman", "docker", "runai") if word in words), None)
@@ -146,7 +157,7 @@ def _write_models(folder: Path) -> None:
 
 def _write_data(folder: Path) -> None:
     pairs = _pairs(40)
-    splits = {"train": pairs[:32], "validation": pairs[32:]}
+    splits = {"train": pairs[:32], "validation": pairs[32:], "test": pairs[32:]}
     for place, keys in ((folder, ("prompt", "completion")), (folder / "instructions", ("instruction", "response"))):
         place.mkdir(parents=True)
         for split, rows in splits.items():

@@ -212,5 +212,3 @@ def wait_for(read: Callable[[], str], text: str) -> str:
         assert line, f"ended without {text}: {seen}"
         seen += line
     return seen
-
-

@@ -72,9 +72,7 @@ def test_make_has_the_targets_and_pip_the_extras_that_are_shown() -> None:
 
 
 def test_commands_are_found_as_they_would_be_typed() -> None:
-    page = (
-        "text\n\n```console\n$ shardtune train \\\n    run.yaml   # here\noutput\n$ pip x\n```\n\n**`a.sh`**\n\n```bash\npip y\n```\n"
-    )
+    page = "text\n\n```console\n$ shardtune train \\\n    run.yaml   # here\noutput\n$ pip x\n```\n\n**`a.sh`**\n\n```bash\npip y\n```\n"
     found = [ShownCommand("p", text).words for text in commands_of(page)]
     assert found == [["shardtune", "train", "run.yaml"], ["pip", "x"]]
     assert hidden_commands(page) == []
