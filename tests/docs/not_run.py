@@ -20,7 +20,7 @@ OTHERS: dict[str, str] = {
 }
 # Commands of ours, by the test that runs them instead. Each is still parsed.
 ELSEWHERE: dict[str, str] = {
-    "shardtune eval RUN --tasks": "tests/evaluation/test_harness_tasks.py",
+    "shardtune eval RUN --tasks": "tests/evaluation/test_harness_tasks.py, where lm-evaluation-harness is installed",
     "shardtune checkpoints outputs/": "tests/journeys/test_from_trl.py",
     "shardtune report outputs/": "tests/journeys/test_from_trl.py",
     "shardtune run --nproc 2 --name shapes -- examples/retinanet/": "tests/examples/test_detection_runs.py",
