@@ -43,7 +43,7 @@ WORKERS ?= 2
 PYTEST = $(OFFLINE) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS)
 VISION = PYTHONPATH=$(abspath $(VENV)/vision):$(abspath examples/retinanet) $(PYTEST) tests/examples
 
-test: lint types docs $(VENV)/.vision namespaces browser
+test: lint types $(VENV)/.vision namespaces browser
 	$(PYTEST) -m "not slow and not gpu"
 	$(VISION) -m "not slow and not gpu"
 
@@ -69,7 +69,7 @@ types: install
 # The pages that are generated from the settings and the family files themselves; a test fails when they are out of date.
 reference: install
 	$(BIN)/shardtune config reference > docs/config-reference.md
-	$(BIN)/python -m shardtune.cli.reference > docs/commands.md
+	$(BIN)/python -m shardtune.cli.reference docs > docs/commands.md
 	$(BIN)/python -m shardtune.config.accelerate_file > docs/accelerate-files.md
 	$(BIN)/python -m shardtune.model.families.config_defaults
 	$(BIN)/python -m shardtune.model.families.page > docs/families.md

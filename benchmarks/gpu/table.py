@@ -1,4 +1,4 @@
-"""How is it told? `table.py speed.json` prints the bars; with `--page` and `--readme` it writes the tables of those pages."""
+"""How is it told? `table.py speed.json` prints the bars; `--page` and `--readme` write its tables."""
 
 from __future__ import annotations
 

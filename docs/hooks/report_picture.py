@@ -1,6 +1,6 @@
 """How does a report look? The pictures of the README and of docs/index.md: a run's report in a headless Chromium.
 
-python docs/hooks/report_picture.py runs/quickstart/ID     (`make picture`; renews docs/assets/report-light.png and -dark.png)
+python docs/hooks/report_picture.py runs/quickstart/ID     renews docs/assets/report-*.png (`make picture`)
 """
 
 from __future__ import annotations
@@ -74,7 +74,9 @@ def _picture(window: Page) -> bytes:
         sys.exit(f"The report has no chart {_LAST}.")
     shot = window.screenshot(clip={"x": 0, "y": 0, "width": _WIDTH, "height": box["y"] + box["height"] + 12})
     out = io.BytesIO()
-    Image.open(io.BytesIO(shot)).convert("RGB").quantize(_COLOURS, Image.Quantize.MAXCOVERAGE).save(out, "PNG", optimize=True)
+    Image.open(io.BytesIO(shot)).convert("RGB").quantize(_COLOURS, Image.Quantize.MAXCOVERAGE).save(
+        out, "PNG", optimize=True
+    )
     return out.getvalue()
 
 

@@ -1,8 +1,8 @@
-"""How do links work on the site as they do on a git forge? MkDocs calls these functions while it builds (mkdocs.yml, `hooks`).
+"""How do links work on the site as they do on a git forge? MkDocs calls these functions (mkdocs.yml, `hooks`).
 
-Pages link to `../configs/x.yaml` or `../CONTRIBUTING.md`. No address of a repository is known, so each such file becomes a page of
-the site (`repository/…`), and links to it lead there. A link that is called by its file (`[data.md](data.md)`) is called by the
-page's name in the menu.
+Pages link to `../configs/x.yaml` or `../CONTRIBUTING.md`. No address of a repository is known, so each such file
+becomes a page of the site (`repository/…`), and links to it lead there. A link that is called by its file
+(`[data.md](data.md)`) is called by the page's name in the menu.
 """
 
 from __future__ import annotations
@@ -55,6 +55,11 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     return _in_prose(markdown, lambda prose: _LINK.sub(moved, _NAMED.sub(named, prose)))
 
 
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """A bar in the code of a table is written with a backslash, which a forge takes away and Python-Markdown leaves."""
+    return re.sub(r"<td[^>]*>.*?</td>", lambda cell: cell[0].replace("\\|", "|"), html, flags=re.DOTALL)
+
+
 def _outside(uri: str, text: str) -> set[str]:
     """The files of the repository outside docs/ that a page links to."""
     targets: set[str] = set()
@@ -78,7 +83,9 @@ def _content(uri: str, target: str) -> str:
     path = REPOSITORY / target
     if path.is_dir():
         entries = sorted(entry.name for entry in path.iterdir() if entry.is_file())
-        return "\n".join([f"# {target}/", "", *(f"- [{name}]({posixpath.basename(target)}/{name})" for name in entries)])
+        return "\n".join(
+            [f"# {target}/", "", *(f"- [{name}]({posixpath.basename(target)}/{name})" for name in entries)]
+        )
     if not path.is_file():
         raise PluginError(f"{uri} links to {target}, which is not in the repository")
     text = path.read_text(encoding="utf-8")

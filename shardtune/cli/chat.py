@@ -23,6 +23,7 @@ from shardtune.cli.options import (
 
 
 def chat(
+    ctx: typer.Context,
     run: Trained,
     system: System = None,
     max_new_tokens: MaxNewTokens = None,
@@ -85,9 +86,10 @@ def chat(
 
     sampling = Sampling.checked(temperature, top_p, seed)
     if not web:
-        for name, given in (("--host", host), ("--port", port)):
-            if given is not None:
-                raise UserInputError(f"{name} has no effect without --web.", fix="Leave it out, or add --web.")
+        for name in ("host", "port", "token"):  # a token may also stand in the environment, for when it is needed
+            source = ctx.get_parameter_source(name)
+            if source is not None and source.name == "COMMANDLINE":
+                raise UserInputError(f"--{name} has no effect without --web.", fix="Leave it out, or add --web.")
     tuned = find_tuned(run, runs_dir, checkpoint=checkpoint, base=model)
     trained = trained_format(tuned, raw=raw)
     from shardtune.inference.chat import ChatOptions

@@ -1,10 +1,12 @@
-"""What does docs/commands.md say? Every command and option, from the command line itself: `python -m shardtune.cli.reference`."""
+"""What does docs/commands.md say? Every command and option: `python -m shardtune.cli.reference docs`."""
 
 from __future__ import annotations
 
 import inspect
 import re
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -13,28 +15,35 @@ from shardtune.cli.main import app
 
 _HEAD = """# Commands
 
-<!-- Generated: python -m shardtune.cli.reference > docs/commands.md -->
+<!-- Generated: python -m shardtune.cli.reference docs > docs/commands.md -->
 
-`shardtune COMMAND --help` prints the same. `CONFIG` is a run's YAML file; `--config FILE` says the same. `RUN` is a run's folder,
-or its id under `runs` or another folder of runs here (`--runs-dir`); a unique prefix is enough. `-o KEY=VALUE` sets any
-[setting](config-reference.md) and may be repeated; such values are typed and checked like those of the file. Exit codes:
-[exit-codes.md](exit-codes.md).
+`shardtune COMMAND --help` prints the same. `CONFIG` is a run's YAML file; `--config FILE` says the same. `RUN` is a
+run's folder, or its id under `runs` or another folder of runs here (`--runs-dir`); a unique prefix is enough.
+`-o KEY=VALUE` sets any [setting](config-reference.md) and may be repeated; such values are typed and checked like those
+of the file. Exit codes: [exit-codes.md](exit-codes.md).
 
-`shardtune --install-completion` installs completion (bash, zsh, fish) of commands, options, settings after `-o` and `explain`, and ids
-of runs."""
+`shardtune --install-completion` installs completion (bash, zsh, fish) of commands, options, settings after `-o` and
+`explain`, and ids of runs."""
 
 
-def page() -> str:
-    """docs/commands.md."""
+def page(docs: Path) -> str:
+    """docs/commands.md. Pages that help texts name, such as docs/run.md, become links where that folder has them."""
     commands = list(every_command())
     overview = [f"| [`{name}`](#{_anchor(name)}) | {_cell(_first(command))} |" for name, command in commands]
-    parts = [_HEAD, "\n".join(["| command | what it does |", "|---|---|", *overview])]
+    parts = ["\n".join(["| command | what it does |", "|---|---|", *overview])]
     parts += [_section(name, command) for name, command in commands]
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join([_HEAD, *(_linked(part, docs) for part in parts)]) + "\n"
+
+
+def _linked(text: str, docs: Path) -> str:
+    def link(name: re.Match[str]) -> str:
+        return f"[{name[1]}]({name[1]})" if (docs / name[1]).is_file() else name[0]
+
+    return re.sub(r"docs/([\w-]+\.md)", link, text)
 
 
 def every_command() -> Iterator[tuple[str, Any]]:
-    """The commands that do something, in the order of `shardtune --help`: `shardtune config show`, not `shardtune config`."""
+    """Those that do something, in the order of `shardtune --help`: `config show`, not `config`."""
     yield from _commands("shardtune", typer.main.get_command(app))
 
 
@@ -73,13 +82,13 @@ def _first(command: Any) -> str:
 
 
 def _prose(text: str) -> str:
-    """Names of pages become links; what Markdown would take for HTML stays text."""
-    linked = re.sub(r"docs/([\w-]+\.md)", r"[\1](\1)", text)
-    return linked.replace("<", "&lt;").replace("*", r"\*")
+    """What Markdown would take for HTML or emphasis stays text."""
+    return text.replace("<", "&lt;").replace("*", r"\*")
 
 
 def _cell(text: str) -> str:
-    return _prose(" ".join(text.split())).replace("|", r"\|")
+    text = re.sub(r"\[default: \(([^()]*)\)", r"[default: \1", " ".join(text.split()))
+    return _prose(text).replace("|", r"\|")
 
 
 def _anchor(name: str) -> str:
@@ -87,4 +96,4 @@ def _anchor(name: str) -> str:
 
 
 if __name__ == "__main__":
-    print(page(), end="")
+    print(page(Path(sys.argv[1])), end="")

@@ -276,7 +276,7 @@ def load_template(section: DataSection, tokenizer: PreTrainedTokenizerBase) -> C
     """
     asked = section.chat_template
     if asked is not None:
-        source = tool_source = _read_template(asked)
+        source = tool_source = read_template(asked)
         name = f"the chat template '{asked}'"
     elif tokenizer.chat_template:
         source = tokenizer.get_chat_template(None)
@@ -292,7 +292,12 @@ def load_template(section: DataSection, tokenizer: PreTrainedTokenizerBase) -> C
     return ChatTemplate(source, tool_source, dict(tokenizer.special_tokens_map), name)
 
 
-def _read_template(asked: str) -> str:
+def read_template(asked: str) -> str:
+    """The source of `data.chat_template`.
+
+    Raises:
+        UserInputError: it is neither a built-in name nor a file that can be read.
+    """
     if asked in BUILT_IN:
         return (resources.files("shardtune.data") / "chat_templates" / f"{asked}.jinja").read_text(encoding="utf-8")
     path = Path(asked).expanduser()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-from transformers import GenerationConfig
+from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaList
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -29,7 +29,8 @@ def greedy_answers(
     ends: Sequence[int],
     never: Sequence[int] = (),
     batch_size: int,
-    done: Callable[[int], None],
+    done: Callable[[int], None] = lambda done: None,
+    stopping: Callable[[int], StoppingCriteria] | None = None,
 ) -> list[Answer]:
     """The likeliest continuation of each prompt, token by token.
 
@@ -42,6 +43,7 @@ def greedy_answers(
         ends: Tokens that end an answer; must not be empty.
         never: Tokens that are not answered (the base's, of those it has no weights for).
         done: Called with the number of prompts that are answered.
+        stopping: Makes what else stops an answer, for the length that a batch's prompts are padded to.
 
     Raises:
         torch.cuda.OutOfMemoryError: one prompt alone does not fit.
@@ -52,7 +54,7 @@ def greedy_answers(
     while pending:
         places = pending.pop()
         try:
-            answers = _batch(model, [prompts[place] for place in places], max_new_tokens, ends, never)
+            answers = _batch(model, [prompts[place] for place in places], max_new_tokens, ends, never, stopping)
         except torch.cuda.OutOfMemoryError:
             if len(places) == 1:
                 raise
@@ -71,6 +73,7 @@ def _batch(
     max_new_tokens: int,
     ends: Sequence[int],
     never: Sequence[int],
+    stopping: Callable[[int], StoppingCriteria] | None,
 ) -> list[Answer]:
     device = next(model.parameters()).device
     longest = max(map(len, prompts))
@@ -87,7 +90,12 @@ def _batch(
         use_cache=True,
     )
     with torch.no_grad():
-        output = model.generate(input_ids=ids, attention_mask=mask, generation_config=config)
+        output = model.generate(
+            input_ids=ids,
+            attention_mask=mask,
+            generation_config=config,
+            stopping_criteria=StoppingCriteriaList([stopping(longest)] if stopping is not None else []),
+        )
     return [_answer(row, ends) for row in output[:, longest:].tolist()]
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
 _BATCH_TOKENS = {"cpu": 2048, "cuda": 16384}
 _BATCH_SIZE = {"cpu": 8, "cuda": 32}
 _SHORTEST_LIMIT, _LONGEST_LIMIT = 16, 1024  # of the default for --max-new-tokens
-_FEW = 30  # rows, below which a bootstrap's interval is too narrow
+_FEW = 30  # rows, below which a bootstrap's interval is rough
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,8 @@ def evaluate(tuned: TunedModel, request: Request, console: Console) -> Evaluatio
     expected: list[str] = []
     if request.data is not None:
         tokenizer = load_tuned_tokenizer(tuned, model_folder(tuned.base))
-        with PreparingProgress(console) as progress:
+        given = request.data.data is not None or request.data.split is not None
+        with PreparingProgress(console, labels={"train": "rows"} if given else {}) as progress:
             rows = read_rows(tuned, request.data, tokenizer, progress=progress)
         expected = [_text(tokenizer, question.expected) for question in rows.questions]
         chosen = choose(request.metrics, rows.no_answers, expected)
@@ -109,7 +111,7 @@ def evaluate(tuned: TunedModel, request: Request, console: Console) -> Evaluatio
     losses: dict[Side, NDArray[np.float64]] = {}
     said: dict[Side, _Said] = {}
     limit = None
-    with EvaluationProgress(console) as shown:
+    with EvaluationProgress(console) as shown, _memory(loaded):
         if rows is not None and chosen is not None:
             if "perplexity" in chosen.groups:
                 losses = _losses(loaded, rows, request, shown)
@@ -125,7 +127,8 @@ def evaluate(tuned: TunedModel, request: Request, console: Console) -> Evaluatio
                     metrics += json_metrics(expected, texts)
     tasks: list[TaskScore] = []
     if request.tasks is not None:
-        tasks = run_tasks(loaded, request.tasks, request.sides, batch_size=_batch_size(loaded, request))
+        with _memory(loaded):
+            tasks = run_tasks(loaded, request.tasks, request.sides, batch_size=_batch_size(loaded, request))
     return Evaluation(
         about=_about(loaded, request, rows, limit, said, time.time() - began),
         metrics=tuple(metrics),
@@ -191,6 +194,19 @@ def _refuse_unknown_tokens(loaded: LoadedModel, rows: Rows) -> None:
             why=f"It has {loaded.stored_rows:,} tokens; those of model.new_tokens were learnt with the adapter.",
             fix="Evaluate the tuned model alone: --no-base.",
         )
+
+
+@contextmanager
+def _memory(loaded: LoadedModel) -> Iterator[None]:
+    """Batches are halved until they fit; what is raised then is one row that does not."""
+    try:
+        yield
+    except torch.cuda.OutOfMemoryError as error:
+        raise UserInputError(
+            "One row alone does not fit into the GPU's memory beside the model.",
+            why=f"{_device(loaded)}: {str(error).splitlines()[0]}",
+            fix="Free the GPU's memory, use a larger one, or shorten rows: -o data.max_length=…, --max-new-tokens N.",
+        ) from error
 
 
 def _vocabulary(loaded: LoadedModel, side: Side) -> int:
@@ -269,7 +285,7 @@ def _notes(rows: Rows | None, limit: int | None, said: Mapping[Side, _Said]) -> 
     if len(rows.chosen) < len(rows.prepared):
         found.append(f"A seeded sample: {len(rows.chosen):,} of {len(rows.prepared):,} rows.")
     if len(rows.chosen) < _FEW:
-        found.append(f"{terminal.count(len(rows.chosen), 'row')}: too few for bootstrap intervals to be trusted.")
+        found.append(f"{terminal.count(len(rows.chosen), 'row')}: with so few, intervals are rough.")
     if rows.is_own and rows.prepared_set.overlap:
         found.append(
             f"{terminal.count(rows.prepared_set.overlap, 'validation row')} stand among the training rows, too."

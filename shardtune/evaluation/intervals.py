@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from shardtune.report.noise import STUDENT_T
+
 Z = 1.959963984540054  # the normal distribution's 97.5 % quantile
 SEED = 0  # of the bootstrap and of samples of rows
 RESAMPLES = 2000
@@ -83,7 +85,7 @@ def _phi(both: int, won: int, lost: int, neither: int) -> float:
 
 
 def bootstrap(sums: Numbers, statistic: Callable[[Numbers], Numbers]) -> Estimate:
-    """A statistic of sums over rows, with the percentile interval of rows drawn again with replacement.
+    """A statistic of sums over rows, with an interval from the percentiles of rows drawn again with replacement.
 
     A ratio of sums (loss per token) is resampled as such: rows bring their own weights. Draws depend on the number of
     rows alone, so that two statistics of the same rows see the same resamples.
@@ -101,8 +103,19 @@ def bootstrap(sums: Numbers, statistic: Callable[[Numbers], Numbers]) -> Estimat
     drawn = drawn[~np.isnan(drawn)]
     if not len(drawn) or np.ptp(drawn) <= _ROUNDING * abs(value):
         return Estimate(value)  # one row, or rows that say the same: resamples know no spread
-    low, high = np.quantile(drawn, [0.025, 0.975])
+    tail = _tail(len(sums))
+    low, high = np.quantile(drawn, [tail, 1 - tail])
     return Estimate(value, float(low), float(high))
+
+
+def _tail(rows: int) -> float:
+    """The share of resamples beyond each end: 2.5 % of many rows, less of few (Hesterberg's expanded percentiles).
+
+    Resamples of few rows spread too little, by √((n−1)/n) and as the normal distribution does beside Student's t.
+    """
+    freedom = rows - 1
+    wide = STUDENT_T[freedom - 1] if freedom <= len(STUDENT_T) else Z + (Z**3 + Z) / (4 * freedom)
+    return math.erfc(math.sqrt(rows / freedom) * wide / math.sqrt(2)) / 2
 
 
 def resampled(sums: Numbers) -> Numbers:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -116,8 +117,10 @@ def data_section(tuned: TunedModel, choice: DataChoice) -> tuple[DataSection, bo
                 "dataset_config_name": section.dataset_config_name if "data.dataset_config_name" in given else None,
             }
         )
-        check_dataset_path(section)
-    split = choice.split or _default_split(section)
+        with _said_by_options(tuned):
+            check_dataset_path(section)
+    with _said_by_options(tuned):
+        split = choice.split or _default_split(section)
     return section.model_copy(update={"train_split": split, "val_split": None}), False
 
 
@@ -136,10 +139,8 @@ def read_rows(
     section, is_own = data_section(tuned, choice)
     seed = tuned.config.train.seed if tuned.config is not None else SEED
     name = tuned.base.tokenizer_name_or_path or tuned.base.model_name_or_path
-    try:
+    with _said_by_options(tuned):
         found = prepare(section, seed, tokenizer, name, progress=progress)
-    except UserInputError as error:
-        raise UserInputError(error.what, why=error.why, fix=_with_option(error.fix, tuned)) from error
     prepared = found.val if is_own else found.train
     assert prepared is not None
     chosen = sample(len(prepared), choice.max_rows)
@@ -265,10 +266,23 @@ def _default_split(section: DataSection) -> str:
     return _DEFAULT_SPLITS[-1]
 
 
-def _with_option(fix: str, tuned: TunedModel) -> str:
-    of = f"those of the run {tuned.run.name}" if tuned.run is not None else "yours"
-    hint = f"(The data settings are {of}; change one with -o, such as -o data.prompt_template=…)"
-    return f"{fix} {hint}".strip()
+@contextmanager
+def _said_by_options(tuned: TunedModel) -> Iterator[None]:
+    """What the reading of data says about a config's settings, as one changes them here."""
+    try:
+        yield
+    except UserInputError as error:
+        what, why, fix = (_with_options(text) for text in (error.what, error.why, error.fix))
+        if "data." in fix:
+            of = f"those of the run {tuned.run.name}" if tuned.run is not None else "given with -o"
+            fix += f" (The data settings are {of}; change one with -o, such as -o data.prompt_template=…)"
+        raise UserInputError(what, why=why, fix=fix) from error
+
+
+def _with_options(text: str) -> str:
+    for setting, option in (("data.dataset_name_or_path", "--data"), ("data.train_split", "--split")):
+        text = text.replace(setting, option)
+    return text.replace(" is left to train on", " is left")
 
 
 def _shown(section: DataSection) -> str:

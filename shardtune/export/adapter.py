@@ -17,7 +17,7 @@ from shardtune.checkpoint.adapter import WEIGHTS, write_adapter
 from shardtune.checkpoint.wrapper import FOLDER as ON_WRAPPER
 from shardtune.checkpoint.wrapper import write_for_wrapper
 from shardtune.errors import ShardtuneError, UserInputError
-from shardtune.export.base_files import copy_licences, copy_tokenizer, write_tokenizer
+from shardtune.export.base_files import copy_licences, copy_tokenizer, write_chat_template, write_tokenizer
 from shardtune.export.base_name import hub_name
 from shardtune.export.request import CardParts, Export, ExportLog, ExportRequest, Verification
 from shardtune.inference.load import build_adapted
@@ -86,6 +86,7 @@ class AdapterExport:
             )
         copy_tokenizer(adapted.folder, folder)
         write_tokenizer(tuned, adapted.folder, folder, grown=False)
+        write_chat_template(tuned, folder, log)
         copy_licences(adapted.folder, folder)
 
     def verify(self, folder: Path, log: ExportLog) -> Verification:

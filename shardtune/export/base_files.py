@@ -8,9 +8,12 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from shardtune.data.chat import read_template
+from shardtune.errors import UserInputError
 from shardtune.inference.load import load_tuned_tokenizer
 
 if TYPE_CHECKING:
+    from shardtune.export.request import ExportLog
     from shardtune.inference.source import TunedModel
 
 BASE_CARD = "README-base.md"
@@ -69,6 +72,22 @@ def write_tokenizer(tuned: TunedModel, base: Path, folder: Path, *, grown: bool)
         for name in _OTHER_VOCABULARIES:
             if name not in {file.name for file in own}:
                 (folder / name).unlink(missing_ok=True)
+
+
+def write_chat_template(tuned: TunedModel, folder: Path, log: ExportLog) -> None:
+    """That of training, where `data.chat_template` named another than the tokenizer's."""
+    asked = tuned.config.data.chat_template if tuned.config is not None else None
+    if asked is None:
+        return
+    try:
+        source = read_template(asked)
+    except UserInputError as error:
+        log.warn(
+            f"The chat template of training is not written: {error.what} {error.why} The tokenizer has the base's."
+        )
+        return
+    (folder / "chat_template.jinja").write_text(source, encoding="utf-8")  # goes before that in tokenizer_config.json
+    shutil.rmtree(folder / _TEMPLATES, ignore_errors=True)
 
 
 def merged_config(

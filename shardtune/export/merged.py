@@ -8,7 +8,13 @@ from pathlib import Path
 from transformers import AutoModelForCausalLM
 
 from shardtune.errors import UserInputError
-from shardtune.export.base_files import copy_base_files, merged_config, write_config, write_tokenizer
+from shardtune.export.base_files import (
+    copy_base_files,
+    merged_config,
+    write_chat_template,
+    write_config,
+    write_tokenizer,
+)
 from shardtune.export.logits_check import LogitsComparison, described
 from shardtune.export.merged_tensors import plan_merge
 from shardtune.export.request import CardParts, Dtype, Export, ExportLog, ExportRequest, Verification
@@ -75,6 +81,7 @@ class MergedExport:
         self._report_survival(log)
         copy_base_files(self.base, folder, dequantised=merged.dequantised)
         write_tokenizer(request.tuned, self.base, folder, grown=merged.rows is not None)
+        write_chat_template(request.tuned, folder, log)
         config = merged_config(
             self.base, dequantised=merged.dequantised, untied=merged.untied, dtype=merged.dtype, rows=merged.rows
         )

@@ -74,7 +74,7 @@ def answer_ends(
         defaults: Ids by the model's generation_config.json (`generation_defaults`).
         by_format: What training took for an end.
     """
-    return frozenset({*end_ids(tokenizer), *defaults, *by_format} - {None})
+    return frozenset({*end_ids(tokenizer), *defaults, *(token for token in by_format if token is not None)})
 
 
 def generation_defaults(folder: Path) -> tuple[list[int], dict[str, Any]]:

@@ -7,6 +7,7 @@ model share their weights; whoever asks meanwhile is told so.
 from __future__ import annotations
 
 import asyncio
+import errno
 import hashlib
 import json
 import threading
@@ -291,7 +292,7 @@ def open_port(where: Listening) -> Address:
     try:
         return listen(host, DEFAULT_PORT, where.token, what)
     except UserInputError as error:
-        if not isinstance(error.__cause__, OSError):
+        if not isinstance(error.__cause__, OSError) or error.__cause__.errno != errno.EADDRINUSE:
             raise
         return listen(host, 0, where.token, what)
 

@@ -1,4 +1,6 @@
-"""Which models fit on which GPUs? The tables of the README and of docs/, and the example of docs/plan.md, from shapes of public models.
+"""Which models fit on which GPUs? The tables of the README and of docs/, and the example of docs/plan.md.
+
+From shapes of public models:
 
 python -m shardtune.plan.readme_table README.md docs/plan.md docs/what-fits.md docs/mistral-small-4.md
 """
@@ -55,17 +57,23 @@ def short_table() -> str:
 
 def mistral_table() -> str:
     """Mistral Small 4 on one, two and three H200, in one machine or each in its own."""
-    lines = [
-        "| H200 | adapters on | each GPU holds | micro-batch, recomputation | GiB at the peak | tokens/s | with `fp8_compute` |",
-        "|---|---|---|---|---:|---:|---:|",
-    ]
+    heads = (
+        "H200",
+        "adapters on",
+        "each GPU holds",
+        "micro-batch, recomputation",
+        "GiB",
+        "tokens/s",
+        "with `fp8_compute`",
+    )
+    lines = [f"| {' | '.join(heads)} |", "|---|---|---|---|---:|---:|---:|"]
     for gpus, nodes in ((1, 1), (2, 1), (3, 1), (1, 2), (1, 3)):
         for words, lora in _ADAPTERS.items():
             plan, fast = (
                 plan_of("Mistral Small 4", f"{gpus}xH200", nodes, rows=12, lora=lora, train=train)
                 for train in ({}, {"fp8_compute": True})
             )
-            where = f"{gpus} in one machine" if nodes == 1 else f"{nodes} machines with {gpus} each"
+            where = f"{nodes} machines with {gpus} each" if nodes > 1 else f"{gpus} in one machine" if gpus > 1 else "1"
             lines.append(
                 f"| {where} | {words} | {_held(plan)} | {plan.work.tokens:,} tokens, {plan.work.checkpointing} | "
                 f"{plan.memory.total / 2**30:.0f} | {plan.time.tokens_per_second:,.0f} | "

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 # Student's t, two-sided 95 %, for 1 … 31 degrees of freedom.
-_T = (
+STUDENT_T = (
     12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120,
     2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042, 2.040,
 )  # fmt: skip
@@ -71,4 +71,4 @@ def _interval(tokens: Sequence[int], means: Sequence[float]) -> float | None:
     mean = sum(n * m for n, m in zip(tokens, means, strict=True)) / total
     squares = sum((n * (m - mean)) ** 2 for n, m in zip(tokens, means, strict=True))
     standard_error = math.sqrt(number / (number - 1) * squares) / total
-    return _T[min(number - 1, len(_T)) - 1] * standard_error
+    return STUDENT_T[min(number - 1, len(STUDENT_T)) - 1] * standard_error

@@ -5,7 +5,6 @@ from __future__ import annotations
 # Beginnings of commands that are not ours.
 OTHERS: dict[str, str] = {
     "make quickstart": "tests/quickstart/test_run.py runs what it starts",
-    "make test": "that is this test, among others",
     "make speed-table": "needs the numbers of a GPU; tests/benchmarks/test_speed_table.py has some",
     "make": "a target of the Makefile, which must have it",
     "pip ": "needs a package index",
@@ -22,6 +21,7 @@ OTHERS: dict[str, str] = {
 }
 # Commands of ours, by the test that runs them instead. Each is still parsed.
 ELSEWHERE: dict[str, str] = {
+    "shardtune eval RUN --tasks": "tests/evaluation/test_harness_tasks.py",
     "shardtune checkpoints outputs/": "tests/journeys/test_from_trl.py",
     "shardtune report outputs/": "tests/journeys/test_from_trl.py",
     "shardtune run --nproc 2 --name shapes -- examples/retinanet/": "tests/examples/test_detection_runs.py",

@@ -1,7 +1,7 @@
 """Where are the commands of the pages typed? A folder with every file they name, small enough to train in seconds.
 
 What a page says stays what is typed, but for these: a model's path becomes that of a toy, placeholders (RUN, NAME, R) become
-real ones, eight processes become two, and what would train for hours gets two steps.
+real ones, eight processes and three nodes become two, and what would train for hours gets two steps.
 """
 
 from __future__ import annotations
@@ -33,14 +33,19 @@ dist.destroy_process_group()
 _PLACES = {
     r"(?<![\w.])/models/": "models/", r"(?<![\w.])/data/runs": "volumes/runs", r"(?<![\w.])/data/models": "volumes/models",
     r"(?<![\w.])/data/": "data/", r"mistralai/Mistral-Small-4-119B-2603": "models/mistral-small-4",
-    r"HuggingFaceTB/SmolLM2-135M-Instruct": "models/llama-3.1-8b",
+    r"HuggingFaceTB/SmolLM2-135M-Instruct": "models/llama-3.1-8b", r"meta-llama/Llama-3.2-1B": "models/llama-3.1-8b",
 }  # fmt: skip
-_PLACEHOLDERS = {r"\bRUN\b": RUN, r"\bNAME\b": JOB, r"step-000200": f"step-{STEPS:06d}", r"report shapes": f"report {RUN}"}
+_PLACEHOLDERS = {
+    r"\bRUN\b": RUN,
+    r"\bNAME\b": JOB,
+    r"step-000200": f"step-{STEPS:06d}",
+    r"report shapes": f"report {RUN}",
+}
 # Nobody waits for hours here, and this machine has no GPU.
 _SMALL = {
     "train.max_steps": 2, "parallel.device": "cpu", "model.torch_dtype": "float32", "train.fp8_compute": "false",
-    "model.base_precision": "bf16", "data.max_length": 256, "train.per_device_train_batch_size": 1,
-    "train.gradient_accumulation_steps": 1,
+    "model.base_precision": "bf16", "data.max_length": 256, "train.effective_batch_size": 2,
+    "train.per_device_train_batch_size": 1, "train.gradient_accumulation_steps": "auto",
 }  # fmt: skip
 
 
@@ -51,8 +56,9 @@ def words_to_type(command: ShownCommand) -> list[str]:
         text = re.sub(pattern, there, text)
     words = ShownCommand(command.page, text).words
     words = words[words.index("shardtune") + 1 :]
-    if "--nproc" in words and words[0] in ("run", "train", "eval-loss"):
-        words[words.index("--nproc") + 1] = "2"
+    for option in ("--nproc", "--nnodes"):
+        if option in words and words[0] in ("run", "train", "eval-loss", "doctor"):
+            words[words.index(option) + 1] = "2"
     end = words.index("--") if "--" in words else len(words)
     return [*words[:end], *_added(words), *words[end:]]
 
@@ -69,7 +75,13 @@ def _added(words: list[str]) -> list[str]:
         case "dashboard":
             return ["--port", "0"]
         case "submit" if "slurm" in words:
-            return ["-o", "cluster.image=null", "-o", "cluster.volumes=[]", *([] if "--print" in words else ["--print"])]
+            return [
+                "-o",
+                "cluster.image=null",
+                "-o",
+                "cluster.volumes=[]",
+                *([] if "--print" in words else ["--print"]),
+            ]
         case "submit" if "--print" not in words and "--dry-run" not in words and "--output" not in words:
             # These start programs that are not here, or pods that tests/cluster/test_local_pods.py starts.
             there = next((word for word in ("podman", "docker", "runai") if word in words), None)
@@ -142,19 +154,24 @@ def _write_models(folder: Path) -> None:
     save_toy(Mistral3ForConditionalGeneration, wrapper, folder / "mistral-small-4")
     for model in folder.iterdir():
         tokenizer.save_pretrained(model)
+    (folder / "llama-3.1-8b-instruct").symlink_to("llama-3.1-8b")
 
 
 def _write_data(folder: Path) -> None:
     pairs = _pairs(40)
-    splits = {"train": pairs[:32], "validation": pairs[32:]}
-    for place, keys in ((folder, ("prompt", "completion")), (folder / "instructions", ("instruction", "response"))):
+    splits = {"train": pairs[:32], "validation": pairs[32:], "test": pairs[36:]}
+    columns = {
+        folder: ("prompt", "completion"), folder / "instructions": ("instruction", "response"),
+        folder.parent / "runs" / "quickstart" / "data": ("sentence", "json"),
+    }  # fmt: skip
+    for place, keys in columns.items():
         place.mkdir(parents=True)
         for split, rows in splits.items():
             _write_rows(place / f"{split}.jsonl", [dict(zip(keys, row, strict=True)) for row in rows])
     turns = ("user", "assistant")
     chats = [[{"role": role, "content": text} for role, text in zip(turns, row, strict=True)] for row in _pairs(600)]
     _write_rows(folder / "chat.jsonl", [{"messages": chat} for chat in chats])
-    (folder / "my-corpus.txt").write_text("".join(f"{a} {b}\n" for a, b in _pairs(400)), encoding="utf-8")
+    (folder / "my-corpus.txt").write_text("".join(f"{a} {b}\n" for a, b in _pairs(2000)), encoding="utf-8")
 
 
 def _pairs(count: int) -> list[tuple[str, str]]:

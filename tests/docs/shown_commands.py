@@ -39,7 +39,9 @@ class ShownCommand:
 
 
 def shown_commands() -> list[ShownCommand]:
-    found = [ShownCommand(_name(page), text) for page in PAGES for text in commands_of(page.read_text(encoding="utf-8"))]
+    found = [
+        ShownCommand(_name(page), text) for page in PAGES for text in commands_of(page.read_text(encoding="utf-8"))
+    ]
     return found + [ShownCommand(_name(file), text) for file in COMMENTED for text in _commented(file)]
 
 

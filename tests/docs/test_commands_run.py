@@ -29,11 +29,12 @@ SECRET = "a-secret-of-sixteen-characters-and-more"
 
 
 def commands() -> list[ShownCommand]:
-    """Once each: the nodes of a run are started together, whichever of them a page shows."""
+    """Each that is typed in the same way once; the nodes of a run are started together, whichever of them a page shows."""
     found: dict[str, ShownCommand] = {}
     for command in shown_commands():
         if reason(command.text) is None:
-            words = command.words
+            started = command.words[: command.words.index("shardtune")]
+            words = [*started, *words_to_type(command)]
             key = " ".join(word for i, word in enumerate(words) if not is_of_node(words, i))
             found.setdefault(key, command)
     return list(found.values())
@@ -139,7 +140,8 @@ def test_a_command_of_a_page_works(
     there = tmp_path / "here"
     shutil.copytree(with_runs / "here", there)
     if words[0] == "train":
-        shutil.rmtree(there / "runs")  # or the command would be about resuming
+        for name in RUN_IDS:  # or the command would be about resuming one
+            shutil.rmtree(there / "runs" / name)
     python = [sys.executable, "-m", "shardtune", *words]
     environment = {**shared_environment, "SHARDTUNE_SECRET": SECRET, "COLUMNS": "120"}
     if command.words[0] != "shardtune":
@@ -212,5 +214,3 @@ def wait_for(read: Callable[[], str], text: str) -> str:
         assert line, f"ended without {text}: {seen}"
         seen += line
     return seen
-
-

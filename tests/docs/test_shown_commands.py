@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,16 @@ SHOWN = shown_commands()
 OURS = [command for command in SHOWN if "shardtune" in command.words[:6]]
 
 
-def parse(words: list[str]) -> Any:
-    """The command that these words call, after all of its options have been parsed; nothing is called."""
+@cache
+def command_line() -> Any:
     from shardtune.cli.main import app
 
-    command, context = typer.main.get_command(app), None
+    return typer.main.get_command(app)
+
+
+def parse(words: list[str]) -> Any:
+    """The command that these words call, after all of its options have been parsed; nothing is called."""
+    command, context = command_line(), None
     while True:
         context = command.make_context(command.name, list(words), parent=context)
         if not hasattr(command, "commands"):
@@ -72,9 +78,7 @@ def test_make_has_the_targets_and_pip_the_extras_that_are_shown() -> None:
 
 
 def test_commands_are_found_as_they_would_be_typed() -> None:
-    page = (
-        "text\n\n```console\n$ shardtune train \\\n    run.yaml   # here\noutput\n$ pip x\n```\n\n**`a.sh`**\n\n```bash\npip y\n```\n"
-    )
+    page = "text\n\n```console\n$ shardtune train \\\n    run.yaml   # here\noutput\n$ pip x\n```\n\n**`a.sh`**\n\n```bash\npip y\n```\n"
     found = [ShownCommand("p", text).words for text in commands_of(page)]
     assert found == [["shardtune", "train", "run.yaml"], ["pip", "x"]]
     assert hidden_commands(page) == []

@@ -56,6 +56,12 @@ def test_files_outside_docs_have_a_page_and_links_lead_there(site: Path) -> None
     assert 'href="../docs/' not in (site / "repository" / "CONTRIBUTING.html").read_text(encoding="utf-8")
 
 
+def test_tables_and_links_read_as_on_a_forge(site: Path) -> None:
+    commands = (site / "commands.html").read_text(encoding="utf-8")
+    assert "<code>--dry-run client|server</code>" in commands
+    assert 'href="exit-codes.html">Exit codes</a>' in commands, "links are called by the page's name in the menu"
+
+
 def test_nothing_is_fetched_from_elsewhere_and_every_file_is_there(site: Path) -> None:
     fetched = 0
     for page in site.rglob("*.html"):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from evaluated_run import fake_run
-from running import Command, events
+from running import REPOSITORY, Command, events
 from toys import toy_chat_llama, toy_config, toy_llama, toy_rows
 from typer.testing import CliRunner, Result
 
@@ -55,7 +55,7 @@ def test_json_answers_are_scored_by_field(tmp_path: Path) -> None:
     found = json.loads(evaluate(run, "--metrics", "json", "--max-new-tokens", 5, "--json").stdout)
     assert [metric["name"] for metric in found["metrics"]] == ["json_valid", "json_precision", "json_recall", "json_f1"]
     assert found["metrics"][0]["rows"] == 6 and found["metrics"][0]["tuned"]["value"] == 0
-    assert "too few" in " ".join(found["notes"])
+    assert "with so few" in " ".join(found["notes"])
 
 
 def test_a_sample_says_of_how_many_rows_it_is(toy_run: Path) -> None:
@@ -139,25 +139,51 @@ def test_too_many_rows_keep_those_that_went_wrong(monkeypatch: pytest.MonkeyPatc
     assert [row["row"] for row in found] == [1, 3] and len(found[1]["prompt"]) < 21_000
 
 
-@pytest.mark.slow
-def test_a_trained_runs_loss_is_that_of_its_own_evaluation_and_of_eval_loss(shardtune: Command, tmp_path: Path) -> None:
-    data = toy_rows(tmp_path / "data", val_rows=33)
+@pytest.fixture(scope="module")
+def trained(shared_shardtune: Command, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of a few real steps, with checkpoints and evaluations."""
+    folder = tmp_path_factory.mktemp("trained")
     config = toy_config(
-        tmp_path, toy_llama(tmp_path / "model"), data, data={"val_split": "validation"},
+        folder, toy_llama(folder / "model"), toy_rows(folder / "data", val_rows=33), data={"val_split": "validation"},
         train={"max_steps": 6, "eval_strategy": "steps", "eval_steps": 3, "save_strategy": "steps", "save_steps": 3},
     )  # fmt: skip
-    assert shardtune("train", config, "--run-id", "toy").returncode == 0
-    run = tmp_path / "runs" / "toy"
-    found = shardtune("eval", run, "--json")
+    assert shared_shardtune("train", config, "--run-id", "toy").returncode == 0
+    return folder / "runs" / "toy"
+
+
+@pytest.mark.slow
+def test_a_trained_runs_loss_is_that_of_its_own_evaluation_and_of_eval_loss(
+    trained: Path, shared_shardtune: Command
+) -> None:
+    found = shared_shardtune("eval", trained, "--json")
     assert found.returncode == 0, found.stderr
     loss = json.loads(found.stdout)["metrics"][0]
-    assert loss["tuned"]["value"] == pytest.approx(events(run, "eval")[-1]["loss"], rel=1e-5)
-    for words, side in ((["--adapter", str(run)], "tuned"), ([], "base")):
-        only = json.loads(shardtune("eval-loss", config, *words, "--json").stdout)
+    assert loss["tuned"]["value"] == pytest.approx(events(trained, "eval")[-1]["loss"], rel=1e-5)
+    for words, side in ((["--adapter", str(trained)], "tuned"), ([], "base")):
+        only = json.loads(shared_shardtune("eval-loss", trained.parents[1] / "run.yaml", *words, "--json").stdout)
         assert loss[side]["value"] == pytest.approx(only["eval_loss"], rel=1e-5)
         assert json.loads(found.stdout)["data"]["supervised_tokens"] == only["supervised_tokens"]
-    earlier = json.loads(shardtune("eval", run, "--checkpoint", "3", "--metrics", "perplexity", "--json").stdout)
+    earlier = json.loads(
+        shared_shardtune("eval", trained, "--checkpoint", "3", "--metrics", "perplexity", "--json").stdout
+    )
     assert earlier["step"] == 3
-    assert earlier["metrics"][0]["tuned"]["value"] == pytest.approx(events(run, "eval")[0]["loss"], rel=1e-5)
-    assert shardtune("report", run).returncode == 0
-    assert "perplexity" in (run / "report.html").read_text()
+    assert earlier["metrics"][0]["tuned"]["value"] == pytest.approx(events(trained, "eval")[0]["loss"], rel=1e-5)
+    assert shared_shardtune("report", trained).returncode == 0
+    assert '"evaluations":[{' in (trained / "report.html").read_text()
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_page_work_as_they_stand_there(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of tasks: test_harness_tasks.py."""
+    page = (REPOSITORY / "docs" / "evaluate.md").read_text(encoding="utf-8")
+    commands = [line[2:].split() for line in page.splitlines() if line.startswith("$ shardtune")]
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "test.jsonl").write_text((trained.parents[1] / "data" / "validation.jsonl").read_text())
+    monkeypatch.chdir(tmp_path)
+    tried = [words for words in commands if "--tasks" not in words]
+    assert len(tried) == 3
+    for words in tried:
+        assert words[:3] == ["shardtune", "eval", "RUN"]
+        evaluate(trained, *words[3:])

@@ -10,8 +10,11 @@ from typing import Any
 
 import pytest
 import torch
+from running import REPOSITORY
 from toys import WORDS
+from typer.testing import CliRunner
 
+from shardtune.cli.main import app
 from shardtune.errors import UserInputError
 from shardtune.evaluation.intervals import paired_shares, wilson
 from shardtune.evaluation.tasks import TaskChoice, check_tasks, run_tasks, scores
@@ -153,3 +156,20 @@ def test_a_task_without_its_data_is_an_error_of_one_line(toy_run: Path, tasks: P
     check_tasks(choice)
     with pytest.raises(UserInputError, match="could not run toy_lost"):
         run_tasks(load_tuned(find_tuned(str(toy_run)), torch.device("cpu")), choice, ("tuned",), batch_size=2)
+
+
+@needs_harness
+@pytest.mark.slow
+def test_the_command_of_the_page_works_as_it_stands_there(
+    toy_run: Path, tasks: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (REPOSITORY / "docs" / "evaluate.md").read_text(encoding="utf-8")
+    (line,) = (line for line in page.splitlines() if line.startswith("$ shardtune") and "--tasks" in line)
+    monkeypatch.chdir(tasks.parent)
+    words = [word.replace("RUN", str(toy_run)) for word in line.split()[2:]]
+    assert words[words.index("--include-path") + 1] == "tasks"
+    words[words.index("tasks")] = tasks.name
+    found = CliRunner().invoke(app, [*words, "--json"])
+    assert found.exit_code == 0, found.output
+    (task,) = json.loads(found.stdout)["tasks"]
+    assert task["task"] == "toy_reverse" and task["tuned"]["low"] < task["tuned"]["high"]

@@ -255,6 +255,11 @@ def test_a_stopped_answer_is_remembered_as_far_as_it_came(
     assert [message["role"] for message in asked[1][1]] == ["user", "assistant", "user"]
 
 
-def test_options_of_the_page_are_refused_without_it(run: Path) -> None:
-    with pytest.raises(UserInputError, match="--port has no effect without --web"):
-        typed("chat", run, "--port", 1)
+@pytest.mark.parametrize("option", [["--port", 1], ["--host", "::1"], ["--token", "correct-horse"]], ids=str)
+def test_options_of_the_page_are_refused_without_it(
+    option: list[object], run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHARDTUNE_CHAT_TOKEN", "from-the-environment")
+    with pytest.raises(UserInputError, match=f"{option[0]} has no effect without --web"):
+        typed("chat", run, *option)
+    assert typed("chat", run, stdin="/quit\n").exit_code == 0
