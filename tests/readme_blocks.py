@@ -1,4 +1,4 @@
-"""Is the README's output what the code prints? Writes it (`make readme`), and tells which lines are stale.
+"""Is the output in docs/quickstart.md what the code prints? Writes it (`make readme`), and tells which lines are stale.
 
 A block stands between `<!-- output:NAME -->` and `<!-- /output -->`. It is written by running its command; numbers,
 paths, names and times are those of that run. A line is stale when its form, all of those masked, is not printed any more.
@@ -16,7 +16,7 @@ from pathlib import Path
 
 from shardtune.terminal import wrapped
 
-README = Path(__file__).parent.parent / "README.md"
+PAGE = Path(__file__).parent.parent / "docs" / "quickstart.md"
 _BLOCK = re.compile(
     r"<!-- output:quickstart -->\n```console\n\$ make quickstart\n(.*?)```\n<!-- /output -->", re.DOTALL
 )
@@ -69,10 +69,10 @@ def _masked(line: str) -> str:
     return line.strip()
 
 
-def stale(readme: str, output: str) -> list[str]:
-    """Forms that stand in the README and are not printed, and those that are printed and missing there."""
-    block = _BLOCK.search(readme)
-    assert block is not None, "README.md has lost the markers of its quickstart"
+def stale(page: str, output: str) -> list[str]:
+    """Forms that stand on the page and are not printed, and those that are printed and missing there."""
+    block = _BLOCK.search(page)
+    assert block is not None, "docs/quickstart.md has lost the markers of its output"
     there, printed = forms(block[1].splitlines()), forms(shown(output))
     return [
         *(f"not printed: {form}" for form in there if form not in printed),
@@ -80,13 +80,13 @@ def stale(readme: str, output: str) -> list[str]:
     ]
 
 
-def rewritten(readme: str, output: str, folder: Path) -> str:
-    """The README with its block made new from a quickstart that ran in `folder`."""
+def rewritten(page: str, output: str, folder: Path) -> str:
+    """The page with its block made new from a quickstart that ran in `folder`."""
     for path, short in ((f"{folder.resolve()}/", ""), (str(Path.home()), "~")):
         output = output.replace(path, short)
     lines = "\n".join(wrapped(line, _WIDTH, _INDENT) for line in shown(output))
     block = f"<!-- output:quickstart -->\n```console\n$ make quickstart\n{lines}\n```\n<!-- /output -->"
-    return _BLOCK.sub(lambda _: block, readme)
+    return _BLOCK.sub(lambda _: block, page)
 
 
 def main() -> None:
@@ -95,7 +95,7 @@ def main() -> None:
         done = subprocess.run(
             command, cwd=folder, env={**os.environ, "COLUMNS": "80"}, stdout=subprocess.PIPE, text=True, check=True
         )
-        README.write_text(rewritten(README.read_text(encoding="utf-8"), done.stdout, Path(folder)), encoding="utf-8")
+        PAGE.write_text(rewritten(PAGE.read_text(encoding="utf-8"), done.stdout, Path(folder)), encoding="utf-8")
 
 
 if __name__ == "__main__":

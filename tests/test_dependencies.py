@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 # Private names that shardtune/ uses, by the library they belong to. A new one is added here, and its library pinned.
 PRIVATE = {
     "torch": {
-        "_C", "_all_gather_result", "_aot_autograd", "_base", "_buffers", "_current_graph_task_id",
+        "_C", "_all_gather_result", "_aot_autograd", "_apply", "_base", "_buffers", "_current_graph_task_id",
         "_distributed_c10d", "_dynamo", "_execution_engine", "_foreach_mul_", "_foreach_norm", "_fsdp_param_group",
         "_functorch", "_get_default_store", "_get_fsdp_state", "_inductor", "_local_tensor", "_module_info",
         "_non_persistent_buffers_set", "_ops", "_parameters", "_python_dispatch", "_pytree", "_scaled_grouped_mm",
@@ -25,7 +25,7 @@ PRIVATE = {
     "transformers": {
         "_attn_implementation", "_can_record_outputs", "_from_config", "_get_dtype_plan", "_init_weights",
         "_is_distributed_loading_by_transformers", "_is_hf_initialized", "_keys_to_ignore_on_load_unexpected",
-        "_no_split_modules",
+        "_model_mapping", "_no_split_modules",
     },
     "peft": {
         "_active_adapter", "_check_forward_args", "_did_swap_in_out_features", "_disable_adapters", "_get_embed_scale",
@@ -35,7 +35,13 @@ PRIVATE = {
 }  # fmt: skip
 STANDARD_LIBRARY = {"_current_frames", "_exit", "_run_exitfuncs"}
 # Modules whose distribution has another name, or that come with a dependency.
-DISTRIBUTIONS = {"websocket": "websocket-client", "yaml": "PyYAML", "jinja2": "Jinja2", "pynvml": "nvidia-ml-py"}
+DISTRIBUTIONS = {
+    "lm_eval": "lm-eval",
+    "websocket": "websocket-client",
+    "yaml": "PyYAML",
+    "jinja2": "Jinja2",
+    "pynvml": "nvidia-ml-py",
+}
 BROUGHT = {
     "annotated_types": "pydantic", "fsspec": "datasets", "huggingface_hub": "transformers", "packaging": "transformers",
     "pyarrow": "datasets", "pydantic_core": "pydantic", "tokenizers": "transformers", "triton": "torch",
@@ -46,7 +52,8 @@ BROUGHT = {
 def test_whatever_is_imported_is_a_dependency() -> None:
     imported = {name for tree in _trees().values() for node in ast.walk(tree) for name in _names_imported(node)}
     foreign = imported - set(sys.stdlib_module_names) - {"shardtune"}
-    wanted = {re.split(r"[<>=]", one)[0] for one in _dependencies() + _extra("cluster")}
+    extras = _extra("cluster") + _extra("eval") + _extra("gguf")
+    wanted = {re.split(r"[<>=]", one)[0] for one in _dependencies() + extras}
     assert {name for name in foreign if _distribution(name) not in wanted} == set()
 
 

@@ -13,7 +13,14 @@ from running import REPOSITORY
 from shardtune.config.accelerate_file import translate_file
 from shardtune.config.suggestions import section_fields
 
-PAGES = sorted([REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", *(REPOSITORY / "docs").glob("*.md")])
+PAGES = sorted(
+    [
+        REPOSITORY / "README.md",
+        REPOSITORY / "CONTRIBUTING.md",
+        REPOSITORY / "CHANGELOG.md",
+        *(REPOSITORY / "docs").glob("*.md"),
+    ]
+)
 FROM_TRL = REPOSITORY / "docs" / "from-trl.md"
 
 

@@ -1,4 +1,4 @@
-"""How is it told? `table.py speed.json` prints the bars; with `--readme README.md` it writes the speed table there."""
+"""How is it told? `table.py speed.json` prints the bars; `--page` and `--readme` write its tables."""
 
 from __future__ import annotations
 
@@ -12,6 +12,11 @@ from typing import Any
 from rows import LABELS, ROWS, Bar, Measurements, Row, Verdict, verdicts
 
 BEGIN, END = "<!-- speed:begin -->", "<!-- speed:end -->"
+# Rows of the README, and what they are compared with there: `--page` has all of them.
+SHORT = (
+    ("dense", "stock-dense"), ("dense", "unsloth-dense"), ("short", "stock-dense-packing"), ("moe8", "stock-moe8"),
+    ("moe8-experts", "stock-moe8-experts"), ("moe36", None),
+)  # fmt: skip
 LIBRARIES = ("torch", "triton", "transformers", "trl", "peft", "liger_kernel", "unsloth")
 
 
@@ -36,6 +41,28 @@ def markdown_table(told: Mapping[str, Any]) -> str:
     for row in ROWS:
         lines += _markdown_rows(row, told["measurements"])
     return "\n".join([*lines, "", about_line(told["about"]), "", counted_line(told)])
+
+
+def short_table(full: str) -> str:
+    """Some rows of the whole table, without the numbers of what they are compared with."""
+    titles = {row.name: row.title for row in ROWS}
+    wanted = [(titles[name], LABELS[against] if against else "–") for name, against in SHORT]
+    lines, title, above = ["| | tok/s | peak GiB | compared with | ratio |", "|---|---:|---:|---|---:|"], "", ""
+    own: list[str] = []
+    for line in full.splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if len(cells) == 7:
+            title, own = (cells[0], cells[:3]) if cells[0] else (title, own)
+            if (title, cells[3]) in wanted:
+                first = own if title != above else ["", "", ""]
+                lines.append("| " + " | ".join([*first, cells[3], cells[6]]) + " |")
+                above = title
+    return "\n".join(lines)
+
+
+def table_of(page: Path) -> str:
+    """What stands between the markers of a page."""
+    return page.read_text().split(BEGIN)[1].split(END)[0].strip("\n")
 
 
 def _markdown_rows(row: Row, measured: Measurements) -> list[str]:
@@ -131,14 +158,17 @@ def _aligned(lines: Sequence[Sequence[str]]) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("results", type=Path, help="speed.json, as speed.py writes it")
-    parser.add_argument("--readme", type=Path, help=f"a page with {BEGIN} and {END} in it")
+    parser.add_argument("--page", type=Path, help=f"for the whole table, between {BEGIN} and {END}")
+    parser.add_argument("--readme", type=Path, help="for the short one, between the same")
     asked = parser.parse_args()
     told = json.loads(asked.results.read_text())
     print(text_table(told))
-    if asked.readme is not None:
-        if told["about"].get("tiny"):
-            sys.exit("These are toys on a CPU; they are not written into a page.")
-        write_into(asked.readme, markdown_table(told))
+    full = markdown_table(told)
+    for page, written in ((asked.page, full), (asked.readme, short_table(full))):
+        if page is not None:
+            if told["about"].get("tiny"):
+                sys.exit("These are toys on a CPU; they are not written into a page.")
+            write_into(page, written)
 
 
 if __name__ == "__main__":

@@ -207,6 +207,12 @@ def _body_digest(body: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(body, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
+def sha256_of(path: Path) -> str:
+    """The checksum of a file, as manifests have it."""
+    with open_plain(path) as file:
+        return _digest(file)
+
+
 def _digest(file: FileIO) -> str:
     digest = hashlib.sha256()
     while piece := file.read(_PIECE):  # hashing releases the GIL: training goes on beside it

@@ -5,6 +5,7 @@ No torch here: listing and verifying checkpoints takes no GPU, and no seconds.
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import re
@@ -12,7 +13,7 @@ import secrets
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -25,13 +26,14 @@ from shardtune.checkpoint.manifest import (
     verify,
     write_manifest,
 )
-from shardtune.durable import fsync, replace_file
+from shardtune.durable import fsync, read_plain, replace_file
 from shardtune.errors import ShardtuneError
 from shardtune.lease import Lease, is_held
 
 _NAME = re.compile(r"step-(\d+)")
 _STAGING, _READING = ".staging-", ".reading-"
 LATEST, BEST = "latest", "best"
+_CHOSEN = "chosen.json"
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,22 @@ class DamagedCheckpoint:
 
     def __str__(self) -> str:
         return f"step-{self.step:06d}: " + "; ".join(map(str, self.damages))
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A checkpoint that `shardtune best` made the best in place of the one with the lowest eval loss.
+
+    Attributes:
+        metric: What it is the best by, as `eval` events name it.
+        value: Its value of that.
+        why: Not the lowest eval loss, because.
+    """
+
+    step: int
+    metric: str
+    value: float
+    why: str
 
 
 class UnreadableStoreError(ShardtuneError, OSError):
@@ -74,8 +92,9 @@ class CheckpointStore:
       cannot be written (a full disk) is removed, and written with the next save.
     - retain: a checkpoint is renamed to a staging name before its files are deleted. It is there whole or not at all.
 
-    The best is the lowest finite eval loss in the manifests; it, the last and one under a living reader's lease are
-    never deleted.
+    The best is the lowest finite eval loss in the manifests, unless `choose` names another: that holds until the run
+    saves again, as it was made among the checkpoints there were. The best, the last and one under a living reader's
+    lease are never deleted.
 
     Args:
         folder: Where the checkpoints lie.
@@ -130,6 +149,7 @@ class CheckpointStore:
         if step in self.steps():
             self._update_pointers(without=step)
         final = publish(self.path(step), fill_all)
+        (self.folder / _CHOSEN).unlink(missing_ok=True)
         self._update_pointers()
         self._retain()
         self._update_pointers()  # a pointer that had no room may have some now
@@ -143,8 +163,30 @@ class CheckpointStore:
             return None
 
     def best(self) -> tuple[int, float] | None:
-        """Step and eval loss of the best checkpoint that is there; the earlier of two equals."""
-        return next(iter(self.by_eval_loss()), None)
+        """Step and eval loss of the best checkpoint there is: the chosen one, or the lowest loss (of two equals the
+        earlier)."""
+        return self._best_of(self.by_eval_loss())
+
+    def _best_of(self, by_eval_loss: list[tuple[int, float]]) -> tuple[int, float] | None:
+        choice = self.choice() if by_eval_loss else None
+        chosen = [entry for entry in by_eval_loss if choice is not None and entry[0] == choice.step]
+        return next(iter(chosen or by_eval_loss), None)
+
+    def choice(self) -> Choice | None:
+        """What `choose` recorded, if it can be read; `best` ignores one whose checkpoint is gone."""
+        try:
+            found = json.loads(read_plain(self.folder / _CHOSEN))
+            return Choice(int(found["step"]), str(found["metric"]), float(found["value"]), str(found["why"]))
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def choose(self, choice: Choice | None) -> None:
+        """Make this checkpoint the best one until the run saves again; None: the one with the lowest eval loss is."""
+        if choice is None:
+            (self.folder / _CHOSEN).unlink(missing_ok=True)
+        else:
+            replace_file(self.folder / _CHOSEN, json.dumps(asdict(choice)) + "\n")
+        self._update_pointers()
 
     def by_eval_loss(self, without: int | None = None) -> list[tuple[int, float]]:
         """Step and eval loss of every checkpoint that was evaluated, the best first."""
@@ -203,7 +245,7 @@ class CheckpointStore:
 
     def _update_pointers(self, without: int | None = None) -> None:
         steps = [step for step in self.steps() if step != without]
-        best = next(iter(self.by_eval_loss(without)), None)
+        best = self._best_of(self.by_eval_loss(without))
         for name, step in ((BEST, best[0] if best else None), (LATEST, steps[-1] if steps else None)):
             pointer = self.folder / name
             if step is None:
@@ -275,6 +317,14 @@ def publish(folder: Path, fill: Callable[[Path], None]) -> Path:
     finally:
         lease.release()
     return folder
+
+
+def restore_interrupted(folder: Path) -> None:
+    """Put the earlier `folder` back where a crash between the two renames of `publish` left none: it is still whole."""
+    earlier = sorted(folder.parent.glob(f"{_STAGING}old-{folder.name}-*"))
+    if earlier and not folder.exists():
+        earlier[0].rename(folder)
+        fsync(folder.parent)
 
 
 def remove_leftovers(folder: Path) -> None:

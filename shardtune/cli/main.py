@@ -9,7 +9,9 @@ import typer
 
 from shardtune import __version__
 from shardtune.cli import (
+    best,
     cancel,
+    chat,
     checkpoints,
     cluster,
     config,
@@ -21,6 +23,7 @@ from shardtune.cli import (
     eval_loss,
     explain,
     export,
+    generate,
     init,
     jobs,
     logs,
@@ -32,6 +35,7 @@ from shardtune.cli import (
     submit,
     train,
 )
+from shardtune.cli import eval as eval_
 from shardtune.cli.options import ConfigCommand, JobCommand, WithSettings
 from shardtune.errors import ShardtuneError
 from shardtune.run.failure import render
@@ -47,10 +51,14 @@ app = typer.Typer(
 app.command("init")(init.init)
 app.command("train", cls=WithSettings)(train.train)
 app.command("run", cls=run.ScriptCommandLine)(run.run)
+app.command("eval")(eval_.evaluate)
 app.command("eval-loss", cls=WithSettings)(eval_loss.eval_loss)
+app.command("generate")(generate.generate)
+app.command("chat")(chat.chat)
 app.command("plan", cls=ConfigCommand)(plan.plan)
 app.command("explain")(explain.explain)
 app.command("checkpoints")(checkpoints.checkpoints)
+app.command("best")(best.best)
 app.command("env")(env.env)
 app.command("doctor", cls=ConfigCommand)(doctor.doctor)
 app.command("report")(report.report)

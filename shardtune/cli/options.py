@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from typer.core import TyperCommand
@@ -83,6 +83,42 @@ SkipPreflight = Annotated[
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+# Asking a trained model.
+Trained = Annotated[
+    str,
+    typer.Argument(
+        metavar="RUN|ADAPTER",
+        help="A run's id (or a unique prefix) or folder, a checkpoint, or the folder of a PEFT adapter.",
+        show_default=False,
+        autocompletion=complete_run,
+    ),
+]
+Checkpoint = Annotated[
+    str | None,
+    typer.Option(
+        "--checkpoint", metavar="WHICH", help="Of a run: final, best, latest or a step.", show_default="final"
+    ),
+]
+BaseModel = Annotated[
+    str | None,
+    typer.Option("--model", metavar="PATH", help="Where the base model is now, if not where training had it."),
+]
+System = Annotated[str | None, typer.Option("--system", metavar="TEXT", help="System prompt.")]
+MaxNewTokens = Annotated[
+    int | None, typer.Option("--max-new-tokens", metavar="N", min=1, help="Longest answer.", show_default="512")
+]
+Temperature = Annotated[
+    float, typer.Option("--temperature", metavar="T", help="0: always the likeliest token; above, tokens are drawn.")
+]
+TopP = Annotated[
+    float | None,
+    typer.Option("--top-p", metavar="P", help="Draw from the likeliest tokens that together have this probability."),
+]
+Seed = Annotated[int | None, typer.Option("--seed", metavar="N", help="Of the draws; the same seed, the same answer.")]
+Device = Annotated[
+    Literal["cpu", "cuda"] | None,
+    typer.Option("--device", help="Where it is computed.", show_default="the first GPU, or the CPU"),
+]
 # Jobs on a cluster.
 To = Annotated[Target | None, typer.Option("--to", help="Where the job goes; default: cluster.target.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Print more details before the first step.")]

@@ -46,10 +46,10 @@ def as_json(findings: Sequence[Finding], job: str, target: str) -> dict[str, Any
 _INTRODUCTION = """\
 # What lint checks
 
-```
-shardtune cluster lint run.yaml                  # for cluster.target
-shardtune cluster lint run.yaml --to pytorchjob
-shardtune cluster lint run.yaml --json           # for programs
+```console
+$ shardtune cluster lint run.yaml                  # for cluster.target
+$ shardtune cluster lint run.yaml --to pytorchjob
+$ shardtune cluster lint run.yaml --json           # for programs
 ```
 
 `shardtune submit` makes the same checks first, and sends nothing that has an error. They look at the section `cluster`

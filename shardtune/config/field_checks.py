@@ -14,6 +14,7 @@ from shardtune.config.expected import accepts, entry_words, expected, item_secti
 from shardtune.config.fields import LARGEST, Section
 from shardtune.config.problems import Problem, shown
 from shardtune.config.redact import HIDDEN, is_secret
+from shardtune.config.renamed import RENAMED
 from shardtune.config.schedules import REFUSED_SCHEDULES
 from shardtune.config.schema import RunConfig
 from shardtune.config.suggestions import (
@@ -120,6 +121,9 @@ class _Walk:
             info = section.model_fields.get(key)
             if path == "train.extra":
                 self.problems.append(Problem(value.key_place, path, moved_settings(value.plain())))
+                continue
+            if path in RENAMED:
+                self.problems.append(Problem(value.key_place, path, f"`{path}` is gone: {RENAMED[path]}"))
                 continue
             if info is None:
                 self.problems.append(Problem(value.key_place, path, *unknown_key(key, value.plain(), name)))

@@ -16,7 +16,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shardtune import __version__
 from shardtune.data.prepared import SCHEMA
 from shardtune.data.readers import DataFile
 from shardtune.data.source import FileSplit, Split, TableSplit
@@ -34,7 +33,9 @@ log = logging.getLogger(__name__)
 _POLL_SECONDS = 0.5
 _REMEMBERED = 32 * 2**20  # files from this size on are not hashed again while they look untouched
 _SETTLED_SECONDS = 5.0  # a file younger than this may still change within one timestamp
-_RENDERING = 2  # raised when the same rows and settings become other tokens within a version
+# The first version whose code makes of rows what today's does, and a count within it: raised when the same rows and
+# settings become other tokens. Not the installed version: a run that is resumed after an upgrade has the same rows.
+RENDERING = ("0.1.0", 2)
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 _NOT_WRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENOENT)
 # Where data lies and where it is kept do not change what it becomes.
@@ -72,7 +73,7 @@ def fingerprint(
     weights = [split.source.weight for side, split in splits if side == "train"]
     content = {
         "schema": SCHEMA,
-        "version": [__version__, _RENDERING],  # of the code that renders
+        "version": list(RENDERING),
         "settings": settings_of(section),
         "data": [[side, _identity(split, cache_folder(section))] for side, split in splits],
         "formats": [[choice.name, choice.columns] for choice in formats],

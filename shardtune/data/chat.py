@@ -117,7 +117,7 @@ class ChatRenderer:
         conversation = self._conversation(row)
         if conversation is None:
             return Rendered("", (), special=True)
-        self._refuse_boundaries(conversation)
+        self.refuse_boundaries(conversation.messages)
         if self.loss == "all":
             text = self.template.render(conversation.messages, conversation.tools)
             return Rendered(text, ((0, len(text)),), special=True, remarks=_remarks(conversation, text))
@@ -146,8 +146,9 @@ class ChatRenderer:
         # `assistant` asks for all of its turns, those of the prompt too.
         return replace(read, unsupervised=frozenset()) if pair and self.loss == "assistant" else read
 
-    def _refuse_boundaries(self, conversation: Conversation) -> None:
-        for number, message in enumerate(conversation.messages, start=1):
+    def refuse_boundaries(self, messages: Sequence[Message]) -> None:
+        """Raise RowProblem for a message that contains a token which separates turns."""
+        for number, message in enumerate(messages, start=1):
             content = message["content"]
             plain = len(message) == 2 and isinstance(content, str)
             said = content if plain else json.dumps(message, ensure_ascii=False, default=str)

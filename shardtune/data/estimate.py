@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shardtune import __version__
-from shardtune.data.cache import cache_folder, settings_of
+from shardtune.data.cache import RENDERING, cache_folder, settings_of
 from shardtune.data.concatenate import choose_concatenation
 from shardtune.data.file_sample import FileSample, sample_source
 from shardtune.data.formats import FormatChoice, RowProblem, choose_format, renderer
@@ -122,15 +121,15 @@ def counted(folder: Path, section: DataSection) -> DataSize:
 
 
 def _prepared_folder(config: RunConfig) -> Path | None:
-    """The set that `train` would find in its cache, as far as that can be told without transformers: prepared by this
-    version from the same files with the same settings, for a tokenizer of the same name."""
+    """The set that `train` would find in its cache, as far as that can be told without transformers: made of the same
+    files with the same settings, by code that makes the same of them, for a tokenizer of the same name."""
     section = config.data
     sources = sources_of(section)
     given = Path(sources[0].path).expanduser()
     if len(sources) == 1 and (given / SET).is_file():
         return given
     name = config.model.tokenizer_name_or_path or config.model.model_name_or_path
-    wanted = {"schema": SCHEMA, "shardtune": __version__, "tokenizer": name, "settings": settings_of(section)}
+    wanted = {"schema": SCHEMA, "rendering": list(RENDERING), "tokenizer": name, "settings": settings_of(section)}
     inputs = [[location_of(source), source.weight, source.split or section.train_split] for source in sources]
     newest = max((Path(file.name).stat().st_mtime for one in sources for file in local_files(one.path)), default=0.0)
     found = []

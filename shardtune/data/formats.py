@@ -101,10 +101,11 @@ def renderer(
         return chat_renderer(section, choice, tokenizer)
     if choice.name == "text":
         return TextRenderer(choice.columns[0])
-    return PromptRenderer(_template(section, choice), whole=loss_on(section, choice) == "all")
+    return PromptRenderer(template_of(section, choice), whole=loss_on(section, choice) == "all")
 
 
-def _template(section: DataSection, choice: FormatChoice) -> Template:
+def template_of(section: DataSection, choice: FormatChoice) -> Template:
+    """The template of a row of prompt and answer; two columns of their own are one without anything between them."""
     if choice.name == "prompt" and section.prompt_template is not None:
         return Template.parse(section.prompt_template)
     return Template((("", _PAIR[0]), ("", _PAIR[1])))
@@ -119,7 +120,7 @@ def space_before_answer(
     """What becomes of a space that stands between prompt and answer; empty where there is none, or no token of it."""
     if choice.name not in ("prompt", "prompt-completion"):
         return ""
-    template = _template(section, choice)
+    template = template_of(section, choice)
     for row in sample:
         cells = {column: row.get(column) for column in template.columns}
         if not all(isinstance(cell, str) and cell.strip() for cell in cells.values()):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from shardtune import __version__
-from shardtune.data.cache import cache_folder, fingerprint, prepared_once, settings_of, tokenizer_identity
+from shardtune.data.cache import RENDERING, cache_folder, fingerprint, prepared_once, settings_of, tokenizer_identity
 from shardtune.data.chunks import Chunk, Row, count_rows, location
 from shardtune.data.concatenate import Concatenation, choose_concatenation, concatenation_note, document_edges
 from shardtune.data.formats import FormatChoice, RowProblem, choose_format, renderer, space_before_answer
@@ -126,6 +126,7 @@ def prepare(
     folder = cache_folder(section) / key
     about = {
         "shardtune": __version__,
+        "rendering": list(RENDERING),
         "fingerprint": key,
         "tokenizer": tokenizer_name,
         "tokenizer_identity": tokenizer_identity(tokenizer),

@@ -136,7 +136,7 @@ class _Merge:
             )
         self.shapes = {unwrapped_name(n): tuple(p.shape) for n, p in model.named_parameters() if not is_adapter(n)}
         self.kept_float32 = tuple(self.adapted.meta_model.model._get_dtype_plan(torch.bfloat16))
-        self.main_float32 = _main_dtype(stored) == "float32"
+        self.main_float32 = main_dtype(stored) == "float32"
         untied = [name for name, kept in mapping.same.items() if self._is_untied(model, name, kept)]
         places = {piece.stored.name: (name, piece) for name, pieces in mapping.pieces.items() for piece in pieces}
         for name, pieces in mapping.twins.items():
@@ -374,7 +374,8 @@ def _stretches(shape: tuple[int, ...]) -> Iterator[_Stretch]:
             yield matrix, first, min(first + step, rows)
 
 
-def _main_dtype(stored: Mapping[str, StoredTensor]) -> str:
+def main_dtype(stored: Mapping[str, StoredTensor]) -> str:
+    """What most of the bytes of a checkpoint are, as torch calls it."""
     sizes: dict[str, int] = {}
     for tensor in stored.values():
         sizes[tensor.dtype] = sizes.get(tensor.dtype, 0) + tensor.nbytes

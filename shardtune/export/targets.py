@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from shardtune.errors import UserInputError
 from shardtune.export.request import Export, ExportRequest
 
 
@@ -20,4 +19,10 @@ def prepare(request: ExportRequest) -> Export:
         from shardtune.export import adapter
 
         return adapter.prepare(request)
-    raise UserInputError(f"--to {request.target} is not implemented.", fix="Use --to merged or --to adapter.")
+    if request.target == "gguf":
+        from shardtune.export import gguf_export
+
+        return gguf_export.prepare(request)
+    from shardtune.export import serving
+
+    return serving.prepare(request)

@@ -123,7 +123,9 @@ def build_adapted(tuned: TunedModel, *, fp8: bool | None = None) -> MetaAdapter:
     return MetaAdapter(tuned, meta_model, model, tensors, folder, stored_rows)
 
 
-def load_tuned(tuned: TunedModel, device: torch.device | None = None) -> LoadedModel:
+def load_tuned(
+    tuned: TunedModel, device: torch.device | None = None, tokenizer: PreTrainedTokenizerBase | None = None
+) -> LoadedModel:
     """Read base and adapter into this process.
 
     The base is held as training held it (in FP8 where it was), except on a CPU without bf16 units: there in float32.
@@ -131,6 +133,7 @@ def load_tuned(tuned: TunedModel, device: torch.device | None = None) -> LoadedM
 
     Args:
         device: None: the first GPU, or the CPU where there is none.
+        tokenizer: Where it is loaded already.
 
     Raises:
         UserInputError: files are missing or do not fit each other, or there is too little memory.
@@ -141,7 +144,7 @@ def load_tuned(tuned: TunedModel, device: torch.device | None = None) -> LoadedM
     adapted = build_adapted(tuned)
     model, base = adapted.model, adapted.meta_model.model
     _refuse_too_large(model, device)
-    tokenizer = load_tuned_tokenizer(tuned, adapted.folder)
+    tokenizer = tokenizer or load_tuned_tokenizer(tuned, adapted.folder)
     materialize(model, base, device)
     with ShardReader(adapted.meta_model.mapping) as reader:
         load_shards(local_shards(model, adapted.meta_model.mapping), reader)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -29,8 +29,11 @@ class PreparingProgress(Bar):
     Time left is estimated within a step: its seconds so far, times what remains over what is done.
     """
 
-    def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, console: Console, clock: Callable[[], float] = time.monotonic, *, labels: Mapping[str, str] = _LABELS
+    ) -> None:
         super().__init__(console)
+        self.labels = {**_LABELS, **labels}
         self.console, self.clock = console, clock
         self._step = ""
         self._printed_at = float("-inf")
@@ -38,11 +41,11 @@ class PreparingProgress(Bar):
     def __call__(self, info: ProgressInfo) -> None:
         is_new, self._step = info.step != self._step, info.step
         if self.is_live:
-            self.show(_LABELS[info.step], info.share, 1.0 if info.rows else None, numbers(info))
+            self.show(self.labels[info.step], info.share, 1.0 if info.rows else None, numbers(info))
         elif info.step == "waiting" and is_new:
-            self._print(_LABELS["waiting"])
+            self._print(self.labels["waiting"])
         elif info.rows and (self.clock() - self._printed_at >= _SECONDS_BETWEEN_LINES or is_new):
-            self._print(f"{_LABELS[info.step]}: {numbers(info)}")
+            self._print(f"{self.labels[info.step]}: {numbers(info)}")
 
     def _print(self, line: str) -> None:
         self._printed_at = self.clock()

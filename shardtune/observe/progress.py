@@ -60,11 +60,16 @@ class ProgressLines:
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, completed=state.global_step)
 
-    def eval_line(self, state: TrainerState, logs: dict[str, float]) -> None:
+    def eval_line(
+        self, state: TrainerState, logs: dict[str, float], groups: dict[str, list[float]] | None = None
+    ) -> None:
+        """Args:
+        groups: The means of parts of the rows (`Validation.groups`), for the event.
+        """
         accuracy = logs["eval_mean_token_accuracy"]
         self.events.write(
             "eval", step=state.global_step, loss=logs["eval_loss"], tokens=logs["eval_tokens"],
-            entropy=logs["eval_entropy"], token_accuracy=accuracy,
+            entropy=logs["eval_entropy"], token_accuracy=accuracy, **({"groups": groups} if groups else {}),
         )  # fmt: skip
         more = self._if_wide(f"  token accuracy {percent(accuracy)}  entropy {logs['eval_entropy']:.3f}")
         self._print(f"step {state.global_step}/{state.max_steps}  eval loss {_loss(logs['eval_loss'])}{more}")

@@ -162,6 +162,13 @@ _ADVICE = {
     "frees": Field("integer", "Estimated bytes that it frees"),
     "text": Field("text", "Explanation"),
 }
+# The same rows are in the same group in every evaluation, on any number of ranks: what groups differ by is the noise.
+_EVAL_GROUPS = {
+    "tokens": Field("list", "Supervised tokens of each group", items="integer"),
+    "loss": Field("list", "Mean per supervised token of each group", items="number"),
+    "entropy": Field("list", "Mean entropy of each group", items="number"),
+    "token_accuracy": Field("list", "Share of each group", items="number"),
+}
 
 EVENTS: Mapping[str, Event] = {
     "run_start": Event("A process of the run starts; written again on resume.", "every rank", {
@@ -272,6 +279,7 @@ EVENTS: Mapping[str, Event] = {
         "tokens": Field("integer", "Supervised tokens of all ranks", optional=True, null=True),
         "entropy": Field("number", "Mean entropy of the predictions of supervised tokens, in nats", optional=True),
         "token_accuracy": Field("number", "Share of supervised tokens that were the likeliest one", optional=True),
+        "groups": Field("object", "The same means of up to 32 parts of the rows", optional=True, fields=_EVAL_GROUPS),
     }),
     "checkpoint": Event("A checkpoint is complete on disk.", "rank 0", {
         "step": _STEP,
@@ -368,7 +376,7 @@ not known or does not apply; "or null" one that is null in that case. Sizes are 
 
 The version changes when a field changes its meaning or is removed. Version 2: `profile` is written for every step
 and has other fields than in version 1 (`step_seconds`, `host_peak_bytes`, `gpu_peak_bytes`); there are new events.
-Added since then, within version 2: `metrics`, `usage`, and samples in `profile`.
+Added since then, within version 2: `metrics`, `usage`, samples in `profile`, and `groups` in `eval`.
 
 Every event has:
 """

@@ -1,6 +1,8 @@
-"""Which models fit on which GPUs? The README's table and the example of docs/plan.md, from shapes of public models.
+"""Which models fit on which GPUs? The tables of the README and of docs/, and the example of docs/plan.md.
 
-python -m shardtune.plan.readme_table README.md docs/plan.md
+From shapes of public models:
+
+python -m shardtune.plan.readme_table README.md docs/plan.md docs/what-fits.md docs/mistral-small-4.md
 """
 
 from __future__ import annotations
@@ -26,6 +28,10 @@ from shardtune.plan.target import target_of
 _GPUS: Mapping[str, str] = {"24 GB": "RTX-4090", "48 GB": "L40S", "80 GB": "H100", "141 GB": "H200"}
 _COUNTS = (1, 2, 8)
 _LENGTH, _ROWS = 4096, 100_000
+_ADAPTERS: Mapping[str, Mapping[str, object]] = {
+    "attention, shared expert": {"lora_dropout": 0.0},
+    "the routed experts too (rank 4)": {"experts": True, "expert_r": 4, "lora_dropout": 0.0},
+}
 
 
 def table() -> str:
@@ -39,16 +45,61 @@ def table() -> str:
     return "\n".join(lines)
 
 
-def plan_of(model: str, gpus: str, nodes: int = 1, rows: int = 16) -> Plan:
+def short_table() -> str:
+    """A row for each model, on one GPU."""
+    heads = " | ".join(f"1 × {gpu} ({memory})" for memory, gpu in _GPUS.items())
+    lines = [f"| model | {heads} |", f"|---|{'---|' * len(_GPUS)}"]
+    for model in CONFIGS:
+        cells = " | ".join(cell(plan_of(model, f"1x{gpu}")) for gpu in _GPUS.values())
+        lines.append(f"| {model} | {cells} |")
+    return "\n".join(lines)
+
+
+def mistral_table() -> str:
+    """Mistral Small 4 on one, two and three H200, in one machine or each in its own."""
+    heads = (
+        "H200",
+        "adapters on",
+        "each GPU holds",
+        "micro-batch, recomputation",
+        "GiB",
+        "tokens/s",
+        "with `fp8_compute`",
+    )
+    lines = [f"| {' | '.join(heads)} |", "|---|---|---|---|---:|---:|---:|"]
+    for gpus, nodes in ((1, 1), (2, 1), (3, 1), (1, 2), (1, 3)):
+        for words, lora in _ADAPTERS.items():
+            plan, fast = (
+                plan_of("Mistral Small 4", f"{gpus}xH200", nodes, rows=12, lora=lora, train=train)
+                for train in ({}, {"fp8_compute": True})
+            )
+            where = f"{nodes} machines with {gpus} each" if nodes > 1 else f"{gpus} in one machine" if gpus > 1 else "1"
+            lines.append(
+                f"| {where} | {words} | {_held(plan)} | {plan.work.tokens:,} tokens, {plan.work.checkpointing} | "
+                f"{plan.memory.total / 2**30:.0f} | {plan.time.tokens_per_second:,.0f} | "
+                f"{fast.time.tokens_per_second:,.0f} |"
+            )
+    return "\n".join(lines)
+
+
+def _held(plan: Plan) -> str:
+    """`1/2 of the base in FP8`."""
+    share = "all" if plan.work.shards == 1 else f"1/{plan.work.shards}"
+    return f"{share} of the base in {'FP8' if plan.work.fp8 else 'bf16'}"
+
+
+def plan_of(model: str, gpus: str, nodes: int = 1, rows: int = 16, **settings: Mapping[str, object]) -> Plan:
     """Everything `auto`: rows of 4,096 tokens that are full, rank 16 on attention and MLP."""
     config = RunConfig.model_validate(
         {
             "model": {"model_name_or_path": model},
             "data": {"dataset_name_or_path": "full-rows.jsonl", "max_length": _LENGTH},
+            "lora": settings.get("lora", {}),
             "train": {
                 "effective_batch_size": rows,
                 "per_device_train_batch_size": "auto",
                 "gradient_accumulation_steps": "auto",
+                **settings.get("train", {}),
             },
         }
     )
@@ -86,7 +137,12 @@ def example() -> str:
     return "\n".join(["```console", command, *(line.rstrip() for line in lines), "```"])
 
 
-BLOCKS: Mapping[str, Callable[[], str]] = {"memory table": table, "example": example}
+BLOCKS: Mapping[str, Callable[[], str]] = {
+    "memory table": table,
+    "short memory table": short_table,
+    "mistral table": mistral_table,
+    "example": example,
+}
 
 
 def renewed(page: str) -> str:

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from shardtune.evaluation.json_fields import parsed as json_value
 from shardtune.quickstart.recipe import PROMPT
 
 if TYPE_CHECKING:
@@ -65,10 +66,7 @@ def parsed(text: str) -> dict[str, Any] | None:
         >>> parsed('Sure! {"intent":"set_timer","slots":{}}') is None
         True
     """
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
+    value = json_value(text)
     if not isinstance(value, dict):
         return None
     return value if isinstance(value.get("intent"), str) and isinstance(value.get("slots"), dict) else None
@@ -178,16 +176,18 @@ def _loss_sum(model: Any, prompts: Sequence[Sequence[int]], targets: Sequence[Se
 
 def _generate(model: Any, tokenizer: Any, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> list[str]:
     import torch
-    from transformers import StoppingCriteria, StoppingCriteriaList
+    from transformers import StoppingCriteria
 
-    ids, mask = _left_padded(prompts, model.device)
-    prompt_length = ids.shape[1]
+    from shardtune.evaluation.answers import greedy_answers
 
     class Lost(StoppingCriteria):
         """Per row: stop once the answer is lost, but not before there is something to show."""
 
+        def __init__(self, prompt_length: int) -> None:
+            self.prompt_length = prompt_length
+
         def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
-            new = input_ids[:, prompt_length:]
+            new = input_ids[:, self.prompt_length :]
             if (
                 new.shape[1] < _SHOWN_TOKENS or new.shape[1] % 4
             ):  # decoding at every token would cost more than it saves
@@ -195,17 +195,11 @@ def _generate(model: Any, tokenizer: Any, prompts: Sequence[Sequence[int]], max_
             texts = tokenizer.batch_decode(new, skip_special_tokens=True)
             return torch.tensor([is_lost(text) for text in texts], device=new.device)
 
-    output = model.generate(
-        input_ids=ids, attention_mask=mask, do_sample=False, max_new_tokens=max_new_tokens,
-        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.eos_token_id,
-        stopping_criteria=StoppingCriteriaList([Lost()]),
+    answers = greedy_answers(
+        model, prompts, max_new_tokens=max_new_tokens, ends=[tokenizer.eos_token_id], batch_size=len(prompts),
+        stopping=Lost,
     )  # fmt: skip
-    # Everything from the first end token on is padding, whatever its id.
-    answers = []
-    for row in output[:, prompt_length:].tolist():
-        end = row.index(tokenizer.eos_token_id) if tokenizer.eos_token_id in row else len(row)
-        answers.append(tokenizer.decode(row[:end], skip_special_tokens=True).strip())
-    return answers
+    return [tokenizer.decode(list(answer.ids), skip_special_tokens=True).strip() for answer in answers]
 
 
 def comparison(before: Score, after: Score) -> Comparison:

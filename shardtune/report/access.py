@@ -1,18 +1,18 @@
-"""Who may see the dashboard? Checks before every request: the host name, and a token where others can connect."""
+"""Who may see our pages? Checks before every request: its host name, its origin, a token where others can connect."""
 
 from __future__ import annotations
 
 import hmac
 import ipaddress
 from collections.abc import Sequence
+from dataclasses import dataclass
 from http.cookies import CookieError, SimpleCookie
-from urllib.parse import parse_qsl, urlencode
+from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-_COOKIE = "shardtune-token"
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; "
     "img-src 'self' data: blob:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -33,21 +33,43 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+@dataclass(frozen=True)
+class Site:
+    """What is served, as far as access is concerned.
+
+    Attributes:
+        command: That prints its address, for messages.
+        cookie: In which the token is kept. Cookies do not tell ports apart, so each kind of site has its own.
+        posts: Paths that accept POST with JSON; everything else is read-only.
+    """
+
+    command: str = "shardtune dashboard"
+    cookie: str = "shardtune-token"
+    posts: frozenset[str] = frozenset()
+
+
+DASHBOARD = Site()
+
+
 class AccessMiddleware:
-    """ASGI middleware: read-only requests, for the right host name, with the token if there is one.
+    """ASGI middleware: requests for the right host name, with the token if there is one, by methods that `site` takes.
 
     DNS rebinding: another site can make a browser send requests under its own name, resolved to 127.0.0.1. On
     loopback, where there is no token, only names of this machine are therefore accepted.
+
+    Requests across sites: a page of another site (or of another port) can make a browser send a POST here. Such a
+    request names its origin, or says that it is not of the same origin, and cannot be JSON without asking first (which
+    is refused like any other method).
 
     Args:
         names: Accepted host names; empty: any (then there must be a token).
         token: Given once as `?token=…` and then kept in a cookie, or sent as `Authorization: Bearer …`.
     """
 
-    def __init__(self, app: ASGIApp, names: Sequence[str], token: str | None) -> None:
+    def __init__(self, app: ASGIApp, names: Sequence[str], token: str | None, site: Site = DASHBOARD) -> None:
         if not names and not token:
-            raise ValueError("a dashboard that accepts any host name needs a token")
-        self.app, self.names, self.token = app, frozenset(names), token
+            raise ValueError("a site that accepts any host name needs a token")
+        self.app, self.names, self.token, self.site = app, frozenset(names), token, site
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -65,27 +87,46 @@ class AccessMiddleware:
         await (refusal or self.app)(scope, receive, with_headers)
 
     def _refuse(self, scope: Scope, headers: Headers) -> Response | None:
-        if scope["method"] not in ("GET", "HEAD"):
-            return PlainTextResponse("The dashboard is read-only.", 405, {"Allow": "GET, HEAD"})
+        method = scope["method"]
+        posts = method == "POST" and scope["path"] in self.site.posts
+        if method not in ("GET", "HEAD") and not posts:
+            allowed = "GET, HEAD" + (", POST" if scope["path"] in self.site.posts else "")
+            what = "This address takes" if self.site.posts else "The dashboard is read-only: it takes"
+            return PlainTextResponse(f"{what} {allowed}.", 405, {"Allow": allowed})
         if self.names and _name(headers.get("host", "")) not in self.names:
-            return PlainTextResponse("Unknown host name: open the address that `shardtune dashboard` printed.", 421)
-        if self.token is None:
-            return None
+            return PlainTextResponse(f"Unknown host name: open the address that `{self.site.command}` printed.", 421)
+        if posts and (refusal := _refuse_foreign(headers)):
+            return refusal
+        return self._refuse_stranger(scope, headers, redirect=not posts) if self.token is not None else None
+
+    def _refuse_stranger(self, scope: Scope, headers: Headers, *, redirect: bool) -> Response | None:
         asked = dict(parse_qsl(scope["query_string"].decode("latin-1")))
-        if self._is_right(asked.pop("token", None)):
+        if redirect and self._is_right(asked.pop("token", None)):
             # Remove it from the address: it would stay in the history and in copied links.
             rest = f"?{urlencode(asked)}" if asked else ""
             answer = RedirectResponse(f"/{scope['path'].lstrip('/')}{rest}", 303)
-            answer.set_cookie(_COOKIE, self.token, httponly=True, samesite="strict", path="/")
+            answer.set_cookie(self.site.cookie, str(self.token), httponly=True, samesite="strict", path="/")
             return answer
         scheme, _, given = headers.get("authorization", "").partition(" ")
-        if (scheme.lower() == "bearer" and self._is_right(given)) or self._is_right(_cookie(headers)):
+        cookie = _cookie(headers, self.site.cookie)
+        if (scheme.lower() == "bearer" and self._is_right(given)) or self._is_right(cookie):
             return None
-        return PlainTextResponse("A token is required: open the address that `shardtune dashboard` printed.", 401)
+        return PlainTextResponse(f"A token is required: open the address that `{self.site.command}` printed.", 401)
 
     def _is_right(self, given: str | None) -> bool:
         expected = (self.token or "").encode()
         return given is not None and hmac.compare_digest(given.encode("utf-8", "replace"), expected)
+
+
+def _refuse_foreign(headers: Headers) -> Response | None:
+    """For requests that do something: from our own page, or from a program, which says nothing of an origin."""
+    if headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+        return PlainTextResponse("Send JSON (Content-Type: application/json).", 415)
+    origin, host = headers.get("origin"), headers.get("host", "")
+    foreign = origin is not None and urlsplit(origin).netloc.lower() != host.lower()
+    if foreign or headers.get("sec-fetch-site", "same-origin") != "same-origin":
+        return PlainTextResponse("This request comes from another site.", 403)
+    return None
 
 
 def _name(host: str) -> str:
@@ -95,10 +136,10 @@ def _name(host: str) -> str:
     return host.rpartition(":")[0].lower() if ":" in host else host.lower()
 
 
-def _cookie(headers: Headers) -> str | None:
+def _cookie(headers: Headers, name: str) -> str | None:
     jar: SimpleCookie = SimpleCookie()
     try:
         jar.load(headers.get("cookie", ""))
     except CookieError:
         return None
-    return jar[_COOKIE].value if _COOKIE in jar else None
+    return jar[name].value if name in jar else None

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from shardtune.report import formatting
+from shardtune.report import evaluations, formatting
+from shardtune.report.chat_servers import chat_server
 from shardtune.report.compare import compare_view
 from shardtune.report.history import RunHistory
 from shardtune.report.runs import RunList, RunRow, is_run, is_run_path
@@ -23,10 +24,14 @@ MOST_COMPARED = 12
 
 
 class RunsApi:
-    """The dashboard's data for one folder of runs. Every response has a cursor; the same one means unchanged."""
+    """The dashboard's data for one folder of runs. Every response has a cursor; the same one means unchanged.
 
-    def __init__(self, root: Path, clock: Callable[[], float] = time.time) -> None:
-        self.root, self.clock = root, clock
+    Args:
+        local: Its reader is on this machine: a chat that is served here can be linked to.
+    """
+
+    def __init__(self, root: Path, clock: Callable[[], float] = time.time, *, local: bool = False) -> None:
+        self.root, self.clock, self.local = root, clock, local
         self._list = RunList(root)
         self._known: OrderedDict[str, RunHistory] = OrderedDict()
         self._changes: dict[str, int] = {}
@@ -50,8 +55,9 @@ class RunsApi:
             history = self._read(name)
             if history is None:
                 return None
-            now = self.clock()
-            return self._unless_known(cursor, self._cursor([history], now), lambda: run_view(history, now))
+            now, chat = self.clock(), self._chat(history)
+            known = f"{self._cursor([history], now)}-{hash(repr(chat)):x}"
+            return self._unless_known(cursor, known, lambda: {**run_view(history, now), "chat": chat})
 
     def compare(self, names: list[str], cursor: str | None) -> dict[str, Any] | None:
         """Several runs on the same axes; None if one of them does not exist."""
@@ -74,6 +80,17 @@ class RunsApi:
             self._changes[str(history.folder)] = self._changes.get(str(history.folder), 0) + 1
         return history
 
+    def _chat(self, history: RunHistory) -> dict[str, str] | None:
+        """Whether the run's model is being served, as text and, where it leads somewhere, as a link."""
+        server = chat_server(history.folder)
+        if server is None:
+            return None
+        if server.needs_token:
+            return {"text": "A chat with this model is running: open the address that it printed."}
+        if not self.local:
+            return {"text": f"A chat with this model is running, for this machine alone: {server.address}"}
+        return {"text": "Open the chat that is running", "address": server.address}
+
     def _cursor(self, histories: list[RunHistory], now: float) -> str:
         """Changes with the events, the other files, and the status, which also depends on the time."""
         parts = []
@@ -90,7 +107,7 @@ class RunsApi:
 
 def _beside(folder: Path) -> list[int]:
     found = []
-    for name in ("config.yaml", "environment.json", "checkpoints"):
+    for name in ("config.yaml", "environment.json", "checkpoints", evaluations.FOLDER):
         try:
             found.append((folder / name).stat().st_mtime_ns)
         except OSError:

@@ -1,17 +1,22 @@
-"""What was run? Model, data, hardware, date and command, at the top of a run's page; and its scores."""
+"""What was run? Model, data, hardware, date and command, at the top of a run's page; its scores, and how to ask it."""
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from typing import Any
 
+from shardtune.checkpoint.final import FINAL, read_source
+from shardtune.checkpoint.store import CheckpointStore
 from shardtune.report import formatting
 from shardtune.report.history import RunHistory
 from shardtune.report.read import listed, mapping, number, text, whole
 from shardtune.report.script import LOGS, log_files
 from shardtune.report.settings import Setting
+from shardtune.report.status import State
 from shardtune.report.tables import spans
 
+CHECKPOINTS, ADAPTER_WEIGHTS = "checkpoints", "adapter_model.safetensors"  # a test compares
 _MOST_META, _MOST_SCORES, _MOST_LOGS = 40, 12, 4
 
 
@@ -25,6 +30,7 @@ def facts(run: RunHistory, settings: list[Setting]) -> list[dict[str, str]]:
         ("Trains", _trained(run, values)),
         ("Data", ": ".join(filter(None, (values.get("data.dataset_name_or_path"), _rows(run, "train"))))),
         ("Validation", _rows(run, "validation")),
+        ("Published", _published(run)),
         ("Hardware", _hardware(run)),
         ("Started", _when(run)),
         ("Script", text(start.get("script")) or (run.script.name if run.script is not None else "")),
@@ -36,6 +42,20 @@ def facts(run: RunHistory, settings: list[Setting]) -> list[dict[str, str]]:
     return [
         {"name": formatting.plain(name, 80), "value": formatting.plain(value, 1000)} for name, value in found if value
     ]
+
+
+def ask_command(run: RunHistory, state: State) -> str:
+    """What asks the trained model, for a run that has ended and left one; empty where there is nothing to ask."""
+    if run.script is not None or state in ("starting", "running"):
+        return ""
+    folder = shlex.quote(str(run.folder.absolute()))
+    if (run.folder / FINAL / ADAPTER_WEIGHTS).is_file():
+        return f"shardtune chat {folder} --web"
+    try:
+        steps = CheckpointStore(run.folder / CHECKPOINTS, keep=None).steps()
+    except OSError:
+        return ""
+    return f"shardtune chat {folder} --checkpoint latest --web" if steps else ""
 
 
 def scores(run: RunHistory) -> list[dict[str, str]]:
@@ -96,6 +116,19 @@ def _rows(run: RunHistory, part: str) -> str:
         return ""
     share = f", {supervised:,} supervised ({100 * supervised / tokens:.0f} %)" if supervised is not None else ""
     return f"{rows:,} rows, {tokens:,} tokens{share}"
+
+
+def _published(run: RunHistory) -> str:
+    """Which step `final/` is of, and by what it was chosen afterwards (`shardtune best --to-final`)."""
+    source = read_source(run.folder / FINAL)
+    if source is None:
+        return ""
+    parts = [f"step {source.step:,}"]
+    if source.eval_loss is not None:
+        parts.append(f"eval loss {formatting.loss(source.eval_loss)}")
+    if source.metric:
+        parts.append(f"chosen by {source.metric}")
+    return f"{FINAL}/ is {', '.join(parts)}"
 
 
 def _hardware(run: RunHistory) -> str:

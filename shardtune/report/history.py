@@ -79,8 +79,12 @@ class RunHistory:
     by rank, as is the usage of the machine, whose columns have a second where the others have a step.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, lowest_rank_alone: bool = False) -> None:
+        """Args:
+        lowest_rank_alone: Read no other rank's file: all that is the same on every rank, and no profile of the others.
+        """
         self.folder = folder
+        self._lowest_alone = lowest_rank_alone
         self._tails: dict[int, Tail] = {}
         self.failures: tuple[Failure, ...] = ()
         self.script: ScriptRecord | None = None  # of a run of `shardtune run`
@@ -90,6 +94,7 @@ class RunHistory:
     def _clear(self) -> None:
         self.facts = Facts()
         self.train, self.evals = Columns(keep_undone=True), Columns()
+        self.eval_groups: dict[int, Event] = {}  # `groups` of the last evaluation at a step, where it has any
         self.profile: dict[int, Columns] = {}
         self.metrics = Metrics()
         self.usage: dict[int, Columns] = {}
@@ -118,6 +123,11 @@ class RunHistory:
         """A column of the steps' profiles, of each rank that has it."""
         found = {rank: columns.get(column) for rank, columns in sorted(self.profile.items())}
         return {rank: (x, y) for rank, (x, y) in found.items() if len(x)}
+
+    def eval_loss_at(self, step: int) -> float | None:
+        steps, losses = self.evals.get("loss")
+        at = np.flatnonzero(steps == step)
+        return float(losses[at[-1]]) if len(at) else None
 
     def samples_per_second(self) -> tuple[Numbers, Numbers]:
         """Of all ranks, at the steps that all of them have; empty where a rank does not tell its own."""
@@ -205,6 +215,8 @@ class RunHistory:
 
     def _find_files(self) -> bool:
         files = event_files(self.folder)
+        if self._lowest_alone:
+            files = dict(list(files.items())[:1])
         if not files or list(files) == list(self._tails):
             return False  # a folder that is gone keeps what was read of it
         if self._tails and min(files) < min(self._tails):
@@ -307,6 +319,7 @@ def _on_eval(run: RunHistory, rank: int, event: Event, at: float) -> None:
     if step is not None and value is not None and run._is_lowest(rank):
         rest = {name: number(event.get(name)) for name in ("entropy", "token_accuracy")}
         run.evals.add(step, at, {"loss": value, **{name: found for name, found in rest.items() if found is not None}})
+        run.eval_groups[step] = mapping(event.get("groups"))
 
 
 def _on_profile(run: RunHistory, rank: int, event: Event, at: float) -> None:

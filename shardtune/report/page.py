@@ -82,14 +82,22 @@ def write_page(view: dict[str, Any], path: Path) -> int:
     return path.stat().st_size
 
 
-def shell(scripts: Sequence[str], version: str) -> str:
-    """The empty page of the dashboard; its scripts fetch what it shows."""
+def shell(
+    scripts: Sequence[str],
+    version: str,
+    *,
+    mode: str = "dashboard",
+    title: str = "shardtune",
+    styles: Sequence[str] = ("style.css",),
+) -> str:
+    """The empty page of a served site; its scripts fetch what it shows."""
+    links = "\n".join(f'<link rel="stylesheet" href="/static/{name}?v={version}">' for name in styles)
     tags = "\n".join(f'<script src="/static/{name}?v={version}" defer></script>' for name in scripts)
     return (
-        '<!doctype html>\n<html lang="en" data-mode="dashboard">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n<title>shardtune</title>\n'
-        f'<link rel="icon" href="data:,">\n<link rel="stylesheet" href="/static/style.css?v={version}">\n{tags}\n'
-        "</head>\n<body>\n<noscript>The dashboard needs JavaScript, which is disabled.</noscript>\n"
+        f'<!doctype html>\n<html lang="en" data-mode="{mode}">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta name="viewport" content="width=device-width, initial-scale=1">\n<title>{escape(title)}</title>\n'
+        f'<link rel="icon" href="data:,">\n{links}\n{tags}\n'
+        f"</head>\n<body>\n<noscript>The {mode} needs JavaScript, which is disabled.</noscript>\n"
         "</body>\n</html>\n"
     )
 

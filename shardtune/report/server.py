@@ -29,9 +29,13 @@ _LIBRARY = "plotly.js"
 _SCRIPTS = (_LIBRARY, *SCRIPTS, "live.js")
 
 
-def application(root: Path, names: Sequence[str], token: str | None) -> Starlette:
-    """The dashboard of the runs in `root`."""
-    api = RunsApi(root)
+def application(root: Path, names: Sequence[str], token: str | None, *, local: bool = False) -> Starlette:
+    """The dashboard of the runs in `root`.
+
+    Args:
+        local: It is seen from this machine alone, where links to other servers of this machine lead somewhere.
+    """
+    api = RunsApi(root, local=local)
     texts = {name: asset(name) for name in (*SCRIPTS, "live.js", "style.css")} | {_LIBRARY: chart_library()}
     version = hashlib.sha256((__version__ + "".join(texts.values())).encode()).hexdigest()[:12]
     empty = shell(_SCRIPTS, version)
@@ -91,11 +95,12 @@ class Address:
     names: tuple[str, ...]
 
 
-def listen(host: str, port: int, token: str | None) -> Address:
+def listen(host: str, port: int, token: str | None, what: str = "The dashboard") -> Address:
     """Bind the port, and decide on access: from other machines only with a token.
 
     Args:
         token: None: one is generated if needed.
+        what: Is served, for messages.
 
     Raises:
         UserInputError: the address cannot be bound.
@@ -113,7 +118,7 @@ def listen(host: str, port: int, token: str | None) -> Address:
         listening = socket.create_server((host, port), family=family)
     except (OSError, OverflowError) as error:
         raise UserInputError(
-            f"The dashboard cannot listen on {host}, port {port}.",
+            f"{what} cannot listen on {host}, port {port}.",
             why=getattr(error, "strerror", None) or str(error),
             fix="Choose another --port (0 picks a free one), or an address of this machine for --host.",
         ) from error
@@ -126,12 +131,17 @@ def listen(host: str, port: int, token: str | None) -> Address:
 
 
 def serve(root: Path, address: Address, ready: Callable[[], None]) -> None:
+    """Serve the dashboard until interrupted."""
+    local = bool(address.names)
+    serve_site(application(root, address.names, address.token, local=local), address, ready)
+
+
+def serve_site(site: Starlette, address: Address, ready: Callable[[], None]) -> None:
     """Serve until interrupted."""
     # No access log: the first address has the token in it.
     config = uvicorn.Config(
-        application(root, address.names, address.token), access_log=False, log_level="warning", lifespan="off",
-        timeout_graceful_shutdown=2, server_header=False,
-    )  # fmt: skip
+        site, access_log=False, log_level="warning", lifespan="off", timeout_graceful_shutdown=2, server_header=False
+    )
     ready()
     try:
         uvicorn.Server(config).run(sockets=[address.listening])

@@ -63,11 +63,11 @@ def checkpoints(run: RunHistory) -> Table | None:
         )
     if not rows:
         return None
-    why = (
-        f"Best: step {best[0]:,} has the lowest evaluation loss of those kept ({formatting.loss(best[1])})."
-        if best
-        else ""
-    )
+    choice = store.choice()
+    why = f"has the lowest evaluation loss of those kept ({formatting.loss(best[1])})" if best else ""
+    if best and choice is not None and choice.step == best[0]:
+        why = f"was chosen by `shardtune best`: {formatting.plain(choice.metric, 40)} {formatting.loss(choice.value)}"
+    why = f"Best: step {best[0]:,} {why}." if best else ""
     found = table(["step", "eval loss", "size", "written", ""], rows[-_MOST_ROWS:], numbers="nnn", note=why)
     return without_empty(found) if run.script is not None else found
 

@@ -9,7 +9,8 @@ import numpy as np
 from shardtune import __version__
 from shardtune.report import formatting, tables
 from shardtune.report.charts import Chart, charts_of
-from shardtune.report.header import facts, scores
+from shardtune.report.evaluations import evaluations
+from shardtune.report.header import ask_command, facts, scores
 from shardtune.report.history import Mark, RunHistory
 from shardtune.report.results import remaining, results_of, tiles
 from shardtune.report.settings import Setting, read_settings
@@ -38,6 +39,7 @@ def run_view(run: RunHistory, now: float) -> View:
         "advice": [formatting.plain(part, 2000) for part in results.status.advice],
         "progress": min(1.0, results.step / results.steps) if results.steps else None,
         "left": f"about {formatting.clock(left)} left" if left is not None else "",
+        "ask": formatting.plain(ask_command(run, results.status.state), 2000),
         "facts": facts(run, settings),
         "tiles": [*tiles(run, results), *scores(run)],
         "charts": [chart.as_dict() for chart in charts],
@@ -50,6 +52,7 @@ def run_view(run: RunHistory, now: float) -> View:
         "planned": tables.planned(run, results),
         "rank_table": tables.ranks(run),
         "checkpoints": tables.checkpoints(run),
+        "evaluations": evaluations(run.folder),
         "samples": tables.samples(run),
         "data": tables.data(run),
         "adapters": tables.adapters(run),

@@ -237,7 +237,7 @@ ERROR_CODES: tuple[ErrorCode, ...] = (
         ),
         (
             "Lower train.learning_rate or raise train.warmup_ratio.",
-            "Look at the rows: `shardtune data show`.",
+            "Look at the rows: `shardtune data inspect CONFIG --show 3`.",
             "guards.non_finite: skip-step or rollback continues without these rows.",
         ),
         FAILED,

@@ -1,11 +1,11 @@
-"""The tables of exit codes and error codes in the docs: `python -m shardtune.run.error_page docs`."""
+"""What do the docs say about exit codes and error codes? `python -m shardtune.run.error_page docs`."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
-from shardtune.run.error_codes import ERROR_CODES
+from shardtune.run.error_codes import ERROR_CODES, ErrorCode
 from shardtune.run.exit_codes import EXIT_CODES
 
 
@@ -14,21 +14,22 @@ def exit_code_table() -> str:
     return "\n".join(["| code | meaning | restart it? |", "|---|---|---|", *rows])
 
 
-def error_code_table() -> str:
-    rows = [
-        f"| `{entry.code}` | {entry.meaning} | {_exit(entry.exit_code)} | [{entry.page}]({entry.page}) |"
-        for entry in ERROR_CODES
-    ]
-    return "\n".join(["| code | meaning | exit code | more |", "|---|---|---|---|", *rows])
+def error_code_sections() -> str:
+    """Symptom, causes and fixes of every code."""
+    return "\n\n".join(_section(entry) for entry in ERROR_CODES)
 
 
-def _exit(code: int | None) -> str:
-    return "128 + signal" if code is None else str(code)
+def _section(entry: ErrorCode) -> str:
+    code = "128 + signal" if entry.exit_code is None else str(entry.exit_code)
+    lines = [f"### {entry.code}", "", entry.meaning, ""]
+    for title, texts in (("Causes", entry.causes), ("Fixes", entry.fixes)):
+        lines += [f"{title}:", "", *(f"- {text}" for text in texts), ""]
+    return "\n".join([*lines, f"Exit code {code}. More: [{entry.page}]({entry.page})."])
 
 
 TABLES = {
     "exit-codes.md": ("exit codes", exit_code_table),
-    "failures.md": ("error codes", error_code_table),
+    "troubleshooting.md": ("error codes", error_code_sections),
 }
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shardtune.checkpoint.adapter import gather_adapter, write_adapter
+from shardtune.checkpoint.final import FINAL, FinalSource, write_source
 from shardtune.checkpoint.store import CheckpointStore, publish
 from shardtune.checkpoint.wrapper import write_for_wrapper
 from shardtune.durable import library_os_errors
@@ -20,15 +21,17 @@ from shardtune.terminal import warn
 if TYPE_CHECKING:
     from shardtune.train.context import Training
 
-FINAL = "final"
 _RETRY_SECONDS = 3.0
 _POLL_SECONDS = 0.25
 
 WriteFiles = Callable[[Path], None]
 
 
-def write_final(training: Training) -> Path:
+def write_final(training: Training, source: FinalSource) -> Path:
     """Publish the adapter as a PEFT folder and return where. A collective; rank 0 writes.
+
+    Args:
+        source: Which step the model's weights are of.
 
     Raises:
         ShardtuneError: on every rank, when it cannot be written anywhere.
@@ -45,6 +48,7 @@ def write_final(training: Training) -> Path:
                 write_for_wrapper(model, tensors, folder, wrapper)
             with library_os_errors(folder):
                 setup.tokenizer.save_pretrained(folder)
+            write_source(folder, source)
 
         publishing = Publishing(
             folder=context.folder,

@@ -309,7 +309,7 @@ class TrainingLoop:
             "eval_mean_token_accuracy": found.mean_token_accuracy, "eval_runtime": round(seconds, 4),
         }  # fmt: skip
         self._record(logs)
-        self.progress.eval_line(self.state, logs)
+        self.progress.eval_line(self.state, logs, found.groups)
         self._call("on_evaluate", metrics=logs)
         self.guards.evaluated(step, found.loss)
         if self.state.best_metric is None or found.loss < self.state.best_metric:

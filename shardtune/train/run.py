@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from shardtune import terminal
 from shardtune.checkpoint.changes import identity, kept_settings
+from shardtune.checkpoint.final import FinalSource
 from shardtune.checkpoint.store import CheckpointStore
 from shardtune.errors import ShardtuneError, UserInputError
 from shardtune.observe.progress_bar import LoadingProgress
@@ -178,7 +179,8 @@ def _train_and_save(training: Training) -> int:
     best = None
     if train.load_best_model_at_end:
         best = load_best(context, setup.model, saver.store, step, loop.eval_loss_at(step))
-    adapter = write_final(training)
+    published = FinalSource(best.step, best.eval_loss) if best else FinalSource(step, loop.eval_loss_at(step))
+    adapter = write_final(training, published)
     seconds = time.perf_counter() - began
     samples.ask("after")
     report_end(loop, seconds, best, adapter)

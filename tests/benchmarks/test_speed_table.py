@@ -86,8 +86,19 @@ def test_toys_are_not_written_into_a_page(tmp_path: Path, monkeypatch: pytest.Mo
     assert "18,000" in page.read_text()
 
 
-def test_the_readme_has_a_place_for_the_table(tmp_path: Path) -> None:
-    page = tmp_path / "README.md"
-    page.write_text((REPOSITORY / "README.md").read_text())
-    table.write_into(page, "| the table |")
-    assert "| the table |" in page.read_text()
+def test_the_readme_has_some_rows_of_the_whole_table() -> None:
+    short, full = (table.table_of(REPOSITORY / page) for page in ("README.md", "docs/speed.md"))
+    assert short == table.short_table(full), "make speed-table"
+    assert len(short.splitlines()) == 2 + len(table.SHORT)
+
+
+def test_both_tables_are_written_into_their_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pages, numbers = [tmp_path / "speed.md", tmp_path / "README.md"], tmp_path / "speed.json"
+    for page in pages:
+        page.write_text(f"{table.BEGIN}\n{table.END}\n")
+    numbers.write_text(json.dumps(results()))
+    monkeypatch.setattr(sys, "argv", ["table.py", str(numbers), "--page", str(pages[0]), "--readme", str(pages[1])])
+    table.main()
+    assert table.table_of(pages[1]) == table.short_table(table.table_of(pages[0]))
+    assert "| Dense 7B, bf16, 4 × 4096 | 18,000 | 45.2 | stock TRL, 2 × 4096 | 1.80× |" in table.table_of(pages[1])
+    assert "not measured" in table.table_of(pages[1]).splitlines()[4], "short rows"

@@ -1,5 +1,7 @@
 """Run by test_crash_points.py: a save is killed before each of its file-system calls in turn, and judged each time.
 
+So is making `final/` another checkpoint's.
+
 Forks one child per call. Nothing here has threads or imports torch, so that a fork is a few milliseconds.
 """
 
@@ -12,8 +14,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from shardtune.checkpoint.final import FINAL, FinalSource, read_source, replace_final, write_source
 from shardtune.checkpoint.store import BEST, LATEST, CheckpointStore
 
+WEIGHTS = "adapter_model.safetensors"
 # What Python tells an audit hook about; writes and syncs it does not, so those are wrapped.
 AUDITED = {"open", "os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.chmod", "os.truncate", "os.link", "os.symlink",
            "os.scandir", "os.listdir", "shutil.rmtree", "fcntl.flock"}  # fmt: skip
@@ -82,8 +86,57 @@ def judge(folder: Path, case: str, must_have: set[int]) -> None:
     assert hidden == [], f"{case}: {hidden}"
 
 
-def main(root: Path) -> None:
-    os.fsync = lambda handle: None  # type: ignore[assignment]  # still counted; hundreds of real ones take half a minute
+def judge_final(run: Path, case: str) -> str:
+    """`final/` is that of step 10 or of step 20, whole; or it is not there, and the next call has the one it was."""
+    final, store = run / FINAL, CheckpointStore(run / "checkpoints", keep=None)
+    found = read_source(final)
+    if final.exists():
+        assert found is not None and found.step in (10, 20), f"{case}: {found}"
+        assert (final / WEIGHTS).read_bytes() == (store.path(found.step) / WEIGHTS).read_bytes(), case
+        assert (final / "tokenizer.json").read_text() == "tokens", case
+    replace_final(run, store, FinalSource(20))
+    assert (final / WEIGHTS).read_bytes() == (store.path(20) / WEIGHTS).read_bytes(), case
+    assert (final / "tokenizer.json").read_text() == "tokens", case
+    hidden = [path.name for path in run.iterdir() if path.name.startswith(".")]
+    assert hidden == [], f"{case}: {hidden}"
+    return str(found.step) if found else "absent"
+
+
+def replace_finals(root: Path) -> None:
+    seen = set()
+    for at in range(1, 2000):
+        run = root / f"final-{at}"
+        store = CheckpointStore(run / "checkpoints", keep=None)
+        run.mkdir()
+        for step in (10, 20):
+            store.write(step, fill_adapter(step), {"eval_loss": 1.0})
+        (run / FINAL).mkdir()
+        fill_adapter(10)(run / FINAL)
+        (run / FINAL / "tokenizer.json").write_text("tokens")
+        write_source(run / FINAL, FinalSource(10))
+        child = os.fork()
+        if child == 0:
+            Killer(at, run)
+            replace_final(run, store, FinalSource(20))
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        seen.add(judge_final(run, f"final, call {at}"))
+        if not os.WIFSIGNALED(status):
+            assert os.WEXITSTATUS(status) == 0, f"final, call {at}: it failed"
+            break
+    assert seen == {"10", "absent", "20"}, seen  # every kind of moment was met
+    print("final", at - 1)
+
+
+def fill_adapter(step: int) -> Callable[[Path], None]:
+    def write(folder: Path) -> None:
+        fill(step)(folder)
+        (folder / "adapter_config.json").write_text("{}")
+
+    return write
+
+
+def saves(root: Path) -> None:
     # A new step, where the last one has to go and the best stays; and the newest step saved again.
     for case, step, must_have in (("new", 30, {10}), ("again", 30, {10, 20})):
         for at in range(1, 2000):
@@ -106,4 +159,5 @@ def main(root: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    os.fsync = lambda handle: None  # type: ignore[assignment]  # still counted; hundreds of real ones take half a minute
+    {"saves": saves, "final": replace_finals}[sys.argv[1]](Path(sys.argv[2]))

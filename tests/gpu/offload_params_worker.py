@@ -30,10 +30,10 @@ def devices(model: torch.nn.Module) -> dict[str, dict[str, int]]:
 def main(config: str, sessions: str) -> None:
     stock = train_run.write_final
 
-    def write_final(training: Any) -> Path:
+    def write_final(training: Any, source: Any) -> Path:
         found = {**devices(training.setup.model), "peak": torch.cuda.max_memory_allocated()}
         (training.context.folder / "devices.json").write_text(json.dumps(found))
-        return stock(training)
+        return stock(training, source)
 
     train_run.write_final = write_final
     for session in json.loads(sessions):

@@ -72,7 +72,9 @@ class Loop:
     def answer(self, found: Shortfall, batch: int) -> MemoryAdvice:
         config = RunConfig.model_validate({
             "model": {"model_name_or_path": "m"}, "data": {"dataset_name_or_path": "d", "max_length": LENGTH},
-            "train": {"per_device_train_batch_size": batch, "gradient_checkpointing": False},
+            "train": {
+                "per_device_train_batch_size": batch, "gradient_accumulation_steps": 1, "gradient_checkpointing": False,
+            },
         })  # fmt: skip
         short = Shortage(found.phase, found.held, found.wanted, found.free, found.capacity, found.layers_done)
         return advise(short, config, ModelFacts(LAYERS, HIDDEN, 2.0), 1)

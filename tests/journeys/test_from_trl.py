@@ -15,7 +15,7 @@ from toys import save_toy, toy_text_config
 
 PAGE = (REPOSITORY / "docs" / "from-trl.md").read_text(encoding="utf-8")
 FILES = dict(re.findall(r"^\*\*`([\w.]+)`\*\*\n\n```\w+\n(.*?)^```", PAGE, flags=re.DOTALL | re.MULTILINE))
-(COMMANDS,) = re.findall(r"^```console\n(.*?)^```", PAGE, flags=re.DOTALL | re.MULTILINE)
+COMMANDS = re.findall(r"^```console\n(.*?)^```", PAGE, flags=re.DOTALL | re.MULTILINE)[0]  # the others: tests/docs
 VALIDATION = [{"instruction": f"Add {i} and {i + 1}.", "response": f"The sum is {2 * i + 1}."} for i in range(60, 68)]
 TRAIN = [{"instruction": f"Add {i} and {i + 2}.", "response": f"The sum is {2 * i + 2}."} for i in range(40)]
 

@@ -23,7 +23,7 @@ def test_public_models_have_the_parameters_they_are_known_for(name: str) -> None
     assert outline_of_public(name).size == PARAMETERS[name]
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/plan.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/plan.md", "docs/what-fits.md", "docs/mistral-small-4.md"])
 def test_pages_hold_what_the_plan_says_today(page: str) -> None:
     text = (REPOSITORY / page).read_text(encoding="utf-8")
     command = f"python -m shardtune.plan.readme_table {page}"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import readme_blocks
-from readme_blocks import README
+from readme_blocks import PAGE
 from running import Command, events
 
 from shardtune.checkpoint.wrapper import FOLDER as WRAPPER_FOLDER
@@ -41,7 +41,7 @@ def test_tiny_takes_the_whole_path_on_two_sharded_processes(shardtune: Command, 
     assert max(map(len, result.stdout.splitlines())) < 140  # only the lines with paths may be longer than the terminal
     lines = result.stdout.splitlines()
     assert next(i for i, line in enumerate(lines) if line.startswith("step 1/")) <= 24, "one screen before step 1"
-    assert readme_blocks.stale(README.read_text(encoding="utf-8"), result.stdout) == [], "run `make readme`"
+    assert readme_blocks.stale(PAGE.read_text(encoding="utf-8"), result.stdout) == [], "run `make readme`"
 
 
 @pytest.mark.slow

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import shutil
+import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +17,8 @@ from browsing import Visit
 from fake_run import FakeRun
 from serving import dashboard
 from toys import toy_config
+
+from shardtune.report.chat_servers import ChatServer, recorded
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -197,3 +201,49 @@ def test_a_real_training_is_followed_from_its_start_to_its_end(
         at.until("document.querySelectorAll('#checkpoints tbody tr').length > 0")
         text = page.locator("main").inner_text()
         assert "best evaluation" in text and "all trainable" not in text and "parameters train" in text
+
+
+@pytest.mark.slow
+def test_a_run_that_has_ended_names_the_command_and_links_to_a_chat_while_it_is_served(
+    visit: Callable[..., Visit], environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    environment.pop("XDG_RUNTIME_DIR", None)
+    run = begun(tmp_path / "runs" / "one")
+    run.checkpoint(30, None)
+    with dashboard(environment, tmp_path / "runs") as served, socket.create_server(("127.0.0.1", 0)) as chat:
+        at = visit()
+        page = at.open(f"{served.url}runs/one")
+        at.until(f"{STEPS} === 30")
+        assert page.locator(".ask").count() == 0, "it still trains"
+        run.end(30)
+        at.until("document.querySelector('.ask code') !== null")
+        command = f"shardtune chat {run.folder} --checkpoint latest --web"
+        assert page.locator(".ask code").inner_text() == command and page.locator(".ask a").count() == 0
+        page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+        page.get_by_role("button", name="Copy the command").click()
+        at.until("document.querySelector('.ask button').textContent === 'Copied'")
+        assert page.evaluate("navigator.clipboard.readText()") == command
+        address = f"http://127.0.0.1:{chat.getsockname()[1]}/"
+        answer = threading.Thread(target=_answer_once, args=(chat,))
+        answer.start()
+        with recorded(run.folder, ChatServer(address, needs_token=False)) as is_recorded:
+            assert is_recorded
+            at.until("document.querySelector('.ask a') !== null")
+            with page.context.expect_page() as opened:
+                page.locator(".ask a").click()
+            opened.value.wait_for_load_state()
+            assert opened.value.url == address and opened.value.inner_text("body") == "the chat"
+        answer.join(30)
+        at.until("document.querySelector('.ask a') === null")
+
+
+def _answer_once(listening: socket.socket) -> None:
+    connection, _ = listening.accept()
+    with connection:
+        connection.recv(65536)
+        body = b"<link rel=icon href=data:,>the chat"
+        connection.sendall(
+            b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%b"
+            % (len(body), body)
+        )

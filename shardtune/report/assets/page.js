@@ -45,17 +45,49 @@
         ? element("div", { class: "progress", role: "progressbar", "aria-valuenow": String(Math.round(100 * view.progress)) }, bar) : null,
       element("dl", { class: "facts" }, view.facts.map((fact) => [element("dt", {}, fact.name),
         element("dd", { class: fact.name === "Command" ? "mono" : null }, fact.value)])),
+      asking(view),
       element("div", { class: "tiles" }, tiles),
     ];
+  }
+
+  function copyButton(text) {
+    const button = element("button", { class: "small", "data-key": "copy", "aria-label": "Copy the command" }, "Copy");
+    button.addEventListener("click", async () => {
+      try { await navigator.clipboard.writeText(text); } catch { // not allowed here: it is selected, to be copied by hand
+        getSelection().selectAllChildren(button.previousElementSibling);
+        return;
+      }
+      button.textContent = "Copied";
+      setTimeout(() => { button.textContent = "Copy"; }, 1500);
+    });
+    return button;
+  }
+
+  // The dashboard loads no model: it names the command that does, and links to a chat that is being served.
+  function asking(view) {
+    const { ask, chat } = view;
+    if (!ask && !chat) return null;
+    return element("p", { class: "ask" }, element("span", { class: "name" }, "Try the model"),
+      ask ? [element("code", {}, ask), copyButton(ask)] : null,
+      chat?.address ? element("a", { href: chat.address, target: "_blank", rel: "noopener noreferrer", "data-key": "chat" }, chat.text)
+        : chat ? element("span", {}, chat.text) : null);
   }
 
   function notes(list) {
     return element("ul", { class: "notes" }, list.map((text) => element("li", {}, text)));
   }
 
+  const said = (name, text) => (text === undefined ? null
+    : element("div", {}, element("div", { class: "name" }, name), element("p", { class: "said", tabindex: "0" }, text)));
+
+  function evaluation(given) {
+    const wrong = given.wrong.map((row) => element("article", { class: "sample" }, said(`${row.row} · prompt`, row.prompt),
+      element("div", { class: "answers" }, said("base", row.base), said("tuned", row.tuned), said("expected", row.expected))));
+    return card(element("h3", {}, given.title), table(given, given.title), !wrong.length ? null
+      : element("details", { "data-key": `wrong-${given.title}` }, element("summary", {}, "Rows that the tuned model answers otherwise than expected"), wrong));
+  }
+
   function sample(given) {
-    const said = (name, text) => (text === undefined ? null
-      : element("div", {}, element("div", { class: "name" }, name), element("p", { class: "said", tabindex: "0" }, text)));
     return element("article", { class: "card sample" }, said(`${given.row} · prompt`, given.prompt),
       element("div", { class: "answers" }, said("before training", given.before), said("after training", given.after), said("expected", given.expected)));
   }
@@ -95,7 +127,7 @@
       log: section(page, "log", "Log"), metrics: section(page, "metrics", "Results"),
       memory: section(page, "out-of-memory", "Out of memory"), charts: section(page, "charts", "Charts"),
       planned: section(page, "planned", "Planned and actual"), ranks: section(page, "ranks", "Ranks"), checkpoints: section(page, "checkpoints", "Checkpoints"),
-      samples: section(page, "samples", "Samples"), data: section(page, "data", "Data"), adapters: section(page, "adapters", "Adapters"),
+      evaluations: section(page, "evaluations", "Evaluations"), samples: section(page, "samples", "Samples"), data: section(page, "data", "Data"), adapters: section(page, "adapters", "Adapters"),
       config: section(page, "config", "Config"), environment: section(page, "environment", "Environment"),
     };
     const footer = element("footer");
@@ -106,7 +138,7 @@
     nameSteps(view);
     const absent = (text) => (view.is_script ? null : text); // a script need not have any
     return (view) => {
-      fill(part.summary, [view.facts, view.tiles, view.status, view.why, view.advice, view.left, view.progress], () => summary(view));
+      fill(part.summary, [view.facts, view.tiles, view.status, view.why, view.advice, view.left, view.progress, view.ask, view.chat], () => summary(view));
       fill(part.notes, view.notes, notes);
       fill(part.problems, view.problems, (t) => card(table(t, "Warnings and failures")));
       fill(part.log, view.logs, (ends) => ends.map((end) => card(element("h3", {}, `The last lines of ${end.file}`), element("div", { class: "said mono tail", tabindex: "0" }, element("div", {}, end.lines)))));
@@ -119,6 +151,7 @@
       fill(part.planned, view.planned, (t) => card(table(t, "Planned and actual")));
       fill(part.ranks, view.rank_table, (t) => card(table(t, "Ranks")), absent("No step was profiled."));
       fill(part.checkpoints, view.checkpoints, (t) => card(table(t, "Checkpoints")), absent("No checkpoints."));
+      fill(part.evaluations, view.evaluations, (all) => all.map(evaluation));
       fill(part.samples, view.samples, (all) => all.map(sample));
       fill(part.data, view.data, (t) => card(table(t, "Data")));
       fill(part.adapters, view.adapters, (t) => card(table(t, "Adapters")));

@@ -1,0 +1,179 @@
+"""Which step is `final/` of, and how does it become another checkpoint's? Without torch: files are copied."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from io import FileIO
+from pathlib import Path
+
+from shardtune.checkpoint.manifest import sha256_of
+from shardtune.checkpoint.store import CheckpointStore, publish, restore_interrupted
+from shardtune.durable import NotPlainError, open_plain, read_plain, write_file
+from shardtune.errors import ShardtuneError, UserInputError
+
+FINAL = "final"
+_SOURCE = "source.json"
+_WEIGHTS, _CONFIG = "adapter_model.safetensors", "adapter_config.json"
+_ON_WRAPPER = "on-wrapper"  # checkpoint/wrapper.py writes it; importing that takes torch
+_MAPPING = "key_mapping.json"
+_LONGEST_HEADER = 100 << 20  # bytes; the limit of safetensors itself
+
+
+@dataclass(frozen=True)
+class FinalSource:
+    """Where the weights in `final/` come from.
+
+    Attributes:
+        step: Of training.
+        eval_loss: At that step, where it was evaluated.
+        metric: What it was chosen by; None: the run itself published it when it ended.
+        value: Its value of that.
+    """
+
+    step: int
+    eval_loss: float | None = None
+    metric: str | None = None
+    value: float | None = None
+
+
+def write_source(folder: Path, source: FinalSource) -> None:
+    """Part of writing a final folder."""
+    write_file(folder / _SOURCE, json.dumps(asdict(source), indent=1) + "\n")
+
+
+def read_source(final: Path) -> FinalSource | None:
+    """What a final folder says; None where there is none, or it does not say (written before shardtune 0.2)."""
+    try:
+        found = json.loads(read_plain(final / _SOURCE))
+        loss, value = found.get("eval_loss"), found.get("value")
+        return FinalSource(
+            int(found["step"]),
+            float(loss) if loss is not None else None,
+            found.get("metric"),
+            float(value) if value is not None else None,
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def source_of(run: Path, store: CheckpointStore) -> FinalSource | None:
+    """The step that a run's `final/` is of: as it says, or that of the checkpoint with the same bytes of weights."""
+    return read_source(run / FINAL) or _same_weights(run / FINAL, store)
+
+
+def _same_weights(final: Path, store: CheckpointStore) -> FinalSource | None:
+    try:
+        digest = sha256_of(final / _WEIGHTS)
+    except OSError:
+        return None
+    for step in reversed(store.steps()):
+        manifest = store.manifest(step)
+        if manifest is not None and _WEIGHTS in manifest.files and manifest.files[_WEIGHTS].sha256 == digest:
+            return FinalSource(step, manifest.eval_loss)
+    return None
+
+
+def replace_final(run: Path, store: CheckpointStore, source: FinalSource) -> Path | None:
+    """Make `final/` of a finished run that of another checkpoint, which was verified; the caller holds the run's lease.
+
+    The new folder is complete and on the disk before it takes the place of the old one, by two renames; a crash between
+    these leaves none, and the next call first puts the old one back. Tokenizer and whatever else is in `final/` are
+    taken over; the adapter, its settings, and its form for the vision+text model are the checkpoint's.
+
+    Returns:
+        Where the earlier `final/` was kept, if its weights are in no checkpoint and would be lost.
+
+    Raises:
+        UserInputError: there is no `final/`, or it has links.
+        OSError: the disk is full; the earlier `final/` is as it was.
+    """
+    final = run / FINAL
+    restore_interrupted(final)
+    if not (final / _WEIGHTS).is_file():
+        raise UserInputError(
+            f"The run '{run.name}' has no {FINAL}/.",
+            why="Its tokenizer and settings are written when training ends; a checkpoint has the adapter alone.",
+            fix=f"Resume the run to its end, or use the checkpoint as it is, a PEFT adapter: {store.path(source.step)}",
+        )
+    kept = None
+    if _same_weights(final, store) is None:
+        earlier = read_source(final)
+        kept = _free_name(run / (f"{FINAL}-step-{earlier.step:06d}" if earlier else f"{FINAL}-earlier"))
+        publish(kept, lambda folder: _copy_files(final, folder, without=frozenset()))
+
+    def fill(folder: Path) -> None:
+        replaced = {_WEIGHTS, _CONFIG, _SOURCE, f"{_ON_WRAPPER}/{_WEIGHTS}"}
+        _copy_files(final, folder, without=replaced)
+        with store.reading(source.step) as checkpoint:
+            for name in (_WEIGHTS, _CONFIG):
+                shutil.copyfile(checkpoint / name, folder / name)
+            if (final / _ON_WRAPPER).is_dir():
+                _write_renamed(checkpoint / _WEIGHTS, final / _ON_WRAPPER, folder / _ON_WRAPPER / _WEIGHTS)
+        write_source(folder, source)
+
+    publish(final, fill)
+    return kept
+
+
+def _free_name(folder: Path) -> Path:
+    number, free = 1, folder
+    while free.exists():
+        number += 1
+        free = folder.with_name(f"{folder.name}-{number}")
+    return free
+
+
+def _copy_files(source: Path, target: Path, without: frozenset[str] | set[str]) -> None:
+    for path in sorted(source.rglob("*")):
+        name = path.relative_to(source).as_posix()
+        if path.is_dir() and not path.is_symlink():
+            (target / name).mkdir(exist_ok=True)
+        elif name not in without:
+            try:
+                with open_plain(path) as file, (target / name).open("wb") as copy:
+                    shutil.copyfileobj(file, copy)
+            except NotPlainError as error:
+                raise UserInputError(
+                    f"'{path}' is not a plain file.",
+                    why=f"{FINAL}/ is copied, and a link could lead anywhere.",
+                    fix="Replace it with the file itself, or remove it.",
+                ) from error
+
+
+def _write_renamed(weights: Path, on_wrapper: Path, target: Path) -> None:
+    """The same tensors under the names that the vision+text model has for them, as in the earlier `on-wrapper/`."""
+    mapping = json.loads(read_plain(on_wrapper / _MAPPING))["key_mapping"]
+    with open_plain(on_wrapper / _WEIGHTS) as file:
+        expected = _read_header(file)
+    with open_plain(weights) as file:
+        header = {_served_name(name, mapping): entry for name, entry in _read_header(file).items()}
+        if header.keys() != expected.keys():
+            raise ShardtuneError(
+                f"The names in {on_wrapper / _WEIGHTS} do not follow from {on_wrapper / _MAPPING}.",
+                why="One of the two was changed since the run wrote them.",
+                fix=f"Remove {on_wrapper} if the model is not served as a vision+text model. {FINAL}/ is unchanged.",
+            )
+        text = json.dumps(header, separators=(",", ":")).encode()
+        text += b" " * (-len(text) % 8)  # tensors begin at a multiple of eight bytes
+        with target.open("wb") as copy:
+            copy.write(len(text).to_bytes(8, "little") + text)
+            shutil.copyfileobj(file, copy)
+
+
+def _read_header(file: FileIO) -> dict[str, object]:
+    """Of a safetensors file: 8 bytes with its length, then JSON; places in it count from its end."""
+    length = int.from_bytes(file.read(8), "little")
+    if length > _LONGEST_HEADER:
+        raise ShardtuneError(f"'{file.name}' is not a safetensors file.", fix="Its run wrote one: restore it.")
+    return dict(json.loads(file.read(length)))
+
+
+def _served_name(name: str, mapping: Mapping[str, str]) -> str:
+    for pattern, prefix in mapping.items():
+        if found := re.match(pattern, name):
+            return prefix + name[found.end() :]
+    return name

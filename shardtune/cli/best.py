@@ -1,0 +1,77 @@
+"""`shardtune best RUN`: the best checkpoint, with reasons; points to it, and makes `final/` it when asked."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from shardtune.cli.options import RunsDir, complete_run
+
+if TYPE_CHECKING:
+    from shardtune.report.best import Best
+    from shardtune.run.best import Recorded
+
+
+def best(
+    run: Annotated[
+        str,
+        typer.Argument(metavar="RUN", help="Id or folder of a run.", show_default=False, autocompletion=complete_run),
+    ],
+    metric: Annotated[
+        str, typer.Option("--metric", metavar="NAME", help="Of its evaluations: loss or token_accuracy.")
+    ] = "loss",
+    earliest_tie: Annotated[
+        bool,
+        typer.Option("--earliest-tie", help="Take the earliest checkpoint that cannot be told apart from the best."),
+    ] = False,
+    to_final: Annotated[
+        bool, typer.Option("--to-final", help="Make final/ that checkpoint; of a finished run only.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Write nothing.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, with every evaluation.")] = False,
+    runs_dir: RunsDir = None,
+) -> None:
+    """Show which checkpoint of RUN is the best, and why: its evaluations, how much of them is noise, ties, overfitting.
+
+    Then point to it: it is what `--checkpoint best` and `--resume best` mean from now on, until the run saves again.
+    A run in progress is only read.
+
+    Exit codes: 0 there is a best checkpoint; 1 no evaluated step has intact weights; 2 no such run, or no evaluations.
+    """
+    from rich.console import Console
+
+    from shardtune.report import best_text
+    from shardtune.report.best import best_of, metric_named
+    from shardtune.report.history import RunHistory
+    from shardtune.report.runs import find_run
+    from shardtune.terminal import say
+
+    ranked_by = metric_named(metric)
+    history = RunHistory(find_run(run, runs_dir), lowest_rank_alone=True)
+    history.update()
+    found = best_of(history, ranked_by, earliest_tie=earliest_tie)
+    console = Console(stderr=as_json)
+    if not as_json:
+        best_text.show(console, found)
+    done = (
+        None if dry_run or found.chosen is None else _record(found, history.eval_loss_at(found.chosen.step), to_final)
+    )
+    if as_json:
+        print(json.dumps(best_text.as_json(found) | {"pointer": done.pointer if done else None}, indent=1))
+    else:
+        say(console, "final", done.final if done is not None and done.final else best_text.final_line(found))
+        say(console, "pointer", done.pointer if done is not None else "not written")
+    if done is not None and done.kept is not None:
+        say(console, "kept", f"the earlier final/, whose weights are in no checkpoint: {done.kept}")
+    sys.exit(0 if found.chosen is not None else 1)
+
+
+def _record(found: Best, eval_loss: float | None, to_final: bool) -> Recorded:
+    from shardtune.run.best import BestStep, record_best
+
+    assert found.chosen is not None
+    step = BestStep(found.chosen.step, found.metric.name, found.chosen.value, eval_loss, found.is_tie)
+    return record_best(found.run, step, to_final=to_final)

@@ -1,0 +1,157 @@
+"""`shardtune eval RUN`: how good base and tuned model are on given data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from shardtune.cli.options import RunsDir, complete_run
+
+
+def evaluate(
+    run: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN|ADAPTER",
+            help="Id or folder of a run, or the folder of a checkpoint or of any PEFT adapter.",
+            show_default=False,
+            autocompletion=complete_run,
+        ),
+    ],
+    data: Annotated[
+        str | None,
+        typer.Option(
+            "--data",
+            metavar="FILE|FOLDER|NAME",
+            help="What to evaluate on, read as the run's own data are; default: the run's validation rows.",
+        ),
+    ] = None,
+    split: Annotated[
+        str | None,
+        typer.Option(
+            "--split",
+            metavar="NAME",
+            help="Of --data (default: test, validation or train, the first there is) or the run's data.",
+        ),
+    ] = None,
+    metrics: Annotated[
+        str | None,
+        typer.Option("--metrics", metavar="NAMES", help="perplexity, exact_match, json; default: all that make sense."),
+    ] = None,
+    max_rows: Annotated[
+        int | None, typer.Option("--max-rows", metavar="N", min=1, help="Evaluate a seeded sample of N rows.")
+    ] = None,
+    max_new_tokens: Annotated[
+        int | None,
+        typer.Option(
+            "--max-new-tokens",
+            metavar="N",
+            min=1,
+            help="Longest answer; default: half as much again as the longest expected one, from 16 to 1024.",
+        ),
+    ] = None,
+    batch_size: Annotated[
+        int | None,
+        typer.Option("--batch-size", metavar="N", min=1, help="Prompts answered together; default: 32, 8 on a CPU."),
+    ] = None,
+    checkpoint: Annotated[
+        str | None,
+        typer.Option("--checkpoint", metavar="NAME|STEP", help="final, best, latest or a step; default: final."),
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option("--model", metavar="PATH", help="Where the base model is, if not where it was.")
+    ] = None,
+    tasks: Annotated[
+        str | None,
+        typer.Option("--tasks", metavar="NAMES", help="Tasks of lm-evaluation-harness, such as arc_easy,hellaswag."),
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option("--limit", metavar="N", min=1, help="Only the first N documents of each task.")
+    ] = None,
+    include_path: Annotated[
+        Path | None, typer.Option("--include-path", metavar="DIR", help="A folder with tasks of your own.")
+    ] = None,
+    num_fewshot: Annotated[
+        int | None,
+        typer.Option("--num-fewshot", metavar="N", min=0, help="Examples before each question of a task."),
+    ] = None,
+    apply_chat_template: Annotated[
+        bool, typer.Option("--apply-chat-template", help="Ask the tasks' questions by the chat template.")
+    ] = False,
+    override: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--override",
+            "-o",
+            metavar="KEY=VALUE",
+            help="Change a data setting of the run, e.g. data.max_length=2048. Repeatable.",
+        ),
+    ] = None,
+    base: Annotated[bool, typer.Option("--base/--no-base", help="Evaluate the base model too, and compare.")] = True,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object on stdout.")] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="FILE", help="Write the result there, too; its rows are beside it."),
+    ] = None,
+    runs_dir: RunsDir = None,
+) -> None:
+    """Score base and tuned model on the same rows: perplexity, exact match, JSON fields, lm-evaluation-harness tasks.
+
+    Every number has a 95 % interval; the difference tuned − base is paired, row by row. The result is kept in
+    RUN/evaluations, and `shardtune report` shows it. docs/evaluate.md says how each number is counted.
+
+    Exit codes: 0 evaluated; 2 invalid input; 1 anything else.
+    """
+    from rich.console import Console
+
+    from shardtune.errors import UserInputError
+    from shardtune.evaluation.result import check_out, evaluations_folder, write
+    from shardtune.evaluation.rows import DataChoice
+    from shardtune.evaluation.tasks import TaskChoice, check_tasks
+    from shardtune.inference.source import find_tuned
+    from shardtune.terminal import say
+
+    given = {"--limit": limit, "--include-path": include_path, "--num-fewshot": num_fewshot}
+    stray = [name for name, value in given.items() if value is not None]
+    stray += ["--apply-chat-template"] if apply_chat_template else []
+    if tasks is None and stray:
+        raise UserInputError(f"{stray[0]} has no effect without --tasks.", fix="Leave it out, or give --tasks.")
+    of_rows = {
+        "--split": split, "--metrics": metrics, "--max-rows": max_rows, "--max-new-tokens": max_new_tokens,
+        "--override": override,
+    }  # fmt: skip
+    with_data = tasks is None or data is not None or any(value is not None for value in of_rows.values())
+    tuned = find_tuned(run, runs_dir, checkpoint=checkpoint, base=model)
+    wanted = None
+    if tasks is not None:
+        names = tuple(dict.fromkeys(name.strip() for name in tasks.split(",") if name.strip()))
+        if not names:
+            raise UserInputError("--tasks names no task.", fix="Give names with commas between them.")
+        wanted = TaskChoice(names, limit, include_path, num_fewshot, apply_chat_template)
+        check_tasks(wanted)
+    folder = evaluations_folder(tuned.run) if tuned.run is not None else None
+    if out is not None:
+        check_out(out)
+    choice = DataChoice(data, split, max_rows, tuple(override or ())) if with_data else None
+
+    from shardtune.evaluation.evaluate import Request, evaluate
+    from shardtune.evaluation.table import print_evaluation
+
+    console = Console(stderr=as_json)
+    request = Request(choice, wanted, metrics, max_new_tokens, batch_size, base)
+    found = evaluate(tuned, request, console)
+    print_evaluation(console, found)
+    files = [*([folder / f"{found.name}.json"] if folder is not None else []), *([out] if out is not None else [])]
+    for file in files:
+        write(found, file)
+        say(console, "result", str(file))
+    if not files:
+        say(console, "notice", "Nothing is kept: the adapter lies in no run, and there is no --out.", "yellow")
+    elif folder is not None and tuned.run is not None:
+        say(console, "report", f"shardtune report {tuned.run}")
+    if as_json:
+        import json
+
+        print(json.dumps(found.as_dict(), ensure_ascii=False))

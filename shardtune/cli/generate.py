@@ -1,0 +1,78 @@
+"""`shardtune generate RUN`: asks a trained model, or its base beside it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from shardtune.cli.options import (
+    BaseModel,
+    Checkpoint,
+    Device,
+    MaxNewTokens,
+    RunsDir,
+    Seed,
+    System,
+    Temperature,
+    TopP,
+    Trained,
+)
+
+
+def generate(
+    run: Trained,
+    prompt: Annotated[
+        list[str] | None,
+        typer.Option("--prompt", "-p", metavar="TEXT", help="What to ask; repeatable. '-': all of stdin."),
+    ] = None,
+    prompt_file: Annotated[
+        str | None,
+        typer.Option(
+            "--prompt-file",
+            metavar="FILE",
+            help="One prompt per line; of a .jsonl file the rows, as in training. '-': the lines of stdin.",
+        ),
+    ] = None,
+    system: System = None,
+    max_new_tokens: MaxNewTokens = None,
+    temperature: Temperature = 0.0,
+    top_p: TopP = None,
+    seed: Seed = None,
+    compare: Annotated[bool, typer.Option("--compare", help="Ask the base model too, side by side.")] = False,
+    checkpoint: Checkpoint = None,
+    model: BaseModel = None,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Continue the prompt as it is, without the template of training.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per prompt on stdout.")] = False,
+    device: Device = None,
+    runs_dir: RunsDir = None,
+) -> None:
+    """Answer prompts with a trained model: adapter and base, not merged, in this process.
+
+    A prompt is asked as training asked: through the run's data.prompt_template or chat template. Only answers are
+    printed on stdout.
+
+    Exit codes: 0 answered; 1 the model failed; 2 a wrong option, prompt or model; 130 Ctrl-C.
+    """
+    from shardtune.inference.prompt_files import read_prompts
+    from shardtune.inference.sampling import Sampling
+    from shardtune.inference.source import find_tuned
+    from shardtune.inference.trained_format import trained_format
+
+    sampling = Sampling.checked(temperature, top_p, seed)
+    prompts = read_prompts(prompt or (), prompt_file)
+    tuned = find_tuned(run, runs_dir, checkpoint=checkpoint, base=model)
+    trained = trained_format(tuned, raw=raw)
+    from shardtune.inference import generate as inference
+
+    asked = inference.Asked(prompts, sampling, system, max_new_tokens, compare, as_json, device)
+    try:
+        code = inference.generate(tuned, trained, asked)
+    except BrokenPipeError:  # `shardtune generate … | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0
+    raise typer.Exit(code)

@@ -1,0 +1,149 @@
+"""What came out, and where does it stay? One JSON object, a table for people, answers row by row. No torch here."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from shardtune import __version__
+from shardtune.durable import replace_file
+from shardtune.errors import UserInputError
+from shardtune.evaluation.metrics import Metric
+from shardtune.evaluation.tasks import TaskScore
+
+SCHEMA = 1
+FOLDER = "evaluations"
+MOST_ROWS = 1000  # saved one by one
+_MOST_TEXT = 20_000  # characters of a text that is saved
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Attributes:
+    about: Model, adapter, data and generation, as `docs/evaluate.md` lists them.
+    left_out: Metrics that were not measured, with the reason.
+    rows: What happened row by row, in order.
+    """
+
+    about: dict[str, Any]
+    metrics: tuple[Metric, ...]
+    tasks: tuple[TaskScore, ...]
+    left_out: dict[str, str]
+    notes: tuple[str, ...]
+    rows: tuple[dict[str, Any], ...]
+    began: float = field(default_factory=time.time)
+
+    @property
+    def name(self) -> str:
+        """From data (or tasks), checkpoint and time: a file name."""
+        data = self.about["data"]
+        if data is not None:
+            label = "own" if data["own_validation"] else Path(str(data["path"])).name.partition(".")[0]
+            what = f"{label}-{data['split']}"
+        else:
+            what = "-".join(dict.fromkeys(task.task for task in self.tasks)) or "tasks"
+        when = time.strftime("%Y%m%d-%H%M%S", time.localtime(self.began))
+        return f"{_slug(what)}-{_slug(self.about['checkpoint'])}-{when}"
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "schema": SCHEMA,
+            "name": self.name,
+            "time": round(self.began, 3),
+            "shardtune": __version__,
+            **self.about,
+            "metrics": [metric.as_dict() for metric in self.metrics],
+            "tasks": [task.as_dict() for task in self.tasks],
+            "left_out": [{"metric": name, "why": why} for name, why in self.left_out.items()],
+            "notes": list(self.notes),
+        }
+
+
+def evaluations_folder(run: Path) -> Path:
+    """The folder of a run's evaluations, made if need be.
+
+    Raises:
+        UserInputError: it cannot be written, or is a link to somewhere else.
+    """
+    folder = run / FOLDER
+    try:
+        folder.mkdir(exist_ok=True)
+        if folder.is_symlink():
+            raise UserInputError(
+                f"'{folder}' is a symbolic link.",
+                why="Files would be written wherever it points.",
+                fix="Remove the link, or replace it with a folder.",
+            )
+        _check_writable(folder)
+    except OSError as error:
+        raise _not_writable(folder, error) from error
+    return folder
+
+
+def check_out(file: Path) -> None:
+    """Raise now rather than after the work if `file` cannot be written."""
+    folder = file.expanduser().absolute().parent
+    try:
+        if file.expanduser().is_dir():
+            raise UserInputError(f"--out: '{file}' is a folder.", fix="Give a file, such as results.json.")
+        _check_writable(folder)
+    except OSError as error:
+        raise _not_writable(folder, error) from error
+
+
+def write(evaluation: Evaluation, file: Path) -> None:
+    """Write the result, and its rows beside it (`NAME.rows.jsonl`), which come first: a result names whole rows.
+
+    Raises:
+        UserInputError: the disk refuses.
+    """
+    result = evaluation.as_dict()
+    rows = saved_rows(evaluation.rows)
+    try:
+        if rows:
+            beside = file.with_name(f"{file.name.removesuffix('.json')}.rows.jsonl")
+            replace_file(beside, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+            result["rows_file"] = {"name": beside.name, "rows": len(rows), "of": len(evaluation.rows)}
+        replace_file(file, json.dumps(result, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+    except OSError as error:
+        raise _not_writable(file.parent, error) from error
+
+
+def saved_rows(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """All rows; of too many those that the tuned model answers wrongly, then those it finds least likely, in order."""
+    kept = sorted(rows, key=_worst_first)[:MOST_ROWS]
+    return [{name: _cut(value) for name, value in row.items()} for row in sorted(kept, key=lambda row: int(row["row"]))]
+
+
+def _worst_first(row: dict[str, Any]) -> tuple[bool, float]:
+    exact = (row.get("exact_match") or {}).get("tuned")
+    return exact is not False, -float((row.get("loss") or {}).get("tuned") or 0.0)
+
+
+def _cut(value: Any) -> Any:
+    if isinstance(value, str) and len(value) > _MOST_TEXT:
+        return f"{value[:_MOST_TEXT]} … ({len(value) - _MOST_TEXT:,} more characters)"
+    return value
+
+
+def _slug(text: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._]+", "-", text).strip("-.")[:60] or "data"
+
+
+def _check_writable(folder: Path) -> None:
+    probe = folder / ".shardtune-writable"
+    probe.touch()
+    probe.unlink()
+
+
+def _not_writable(folder: Path, error: OSError) -> UserInputError:
+    return UserInputError(
+        f"The result cannot be written to '{folder}'.",
+        why=error.strerror or str(error),
+        fix="Make the folder writable and free space on its disk, or evaluate a copy of the run.",
+    )

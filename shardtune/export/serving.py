@@ -1,0 +1,217 @@
+"""Targets `vllm` and `sglang`: which adapter does the server compute exactly as it was trained?
+
+Both ignore PEFT's `rank_pattern`, `alpha_pattern` and `target_parameters`, without an error. So every module, and every
+routed expert, gets 2-D tensors of one rank whose product needs no scale.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, get_args
+
+from peft import LoraConfig
+
+from shardtune.adapters.weight_changes import LowRank, weight_changes
+from shardtune.checkpoint.adapter import write_adapter_files
+from shardtune.checkpoint.wrapper import served_name
+from shardtune.errors import UserInputError
+from shardtune.export.request import CardParts, ExportLog, ExportRequest, Verification
+from shardtune.export.served_checks import MERGE, check_modules, check_wrapper, low_rank, refuse_idle_settings
+from shardtune.export.served_factors import Factors, max_rank, relative_difference, served_factors
+from shardtune.export.served_models import SERVERS, ServedModel, Server, ServerName
+from shardtune.export.served_reading import read_changes, wrong
+from shardtune.inference.load import MetaAdapter, build_adapted, load_tuned_tokenizer
+from shardtune.model.load import load_tokenizer
+from shardtune.model.weight_loading import is_adapter, unwrapped_name
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_OUTER = "base_model.model."
+_TEMPLATE = "chat_template.jinja"
+_EXACT = 1e-6  # float32 rounds the scale into B (6e-8); the norms are taken in float64
+
+
+@dataclass(frozen=True)
+class ServedAdapter:
+    """The plan (`Export`).
+
+    Attributes:
+        changes: By the base parameter's name.
+        shapes: Of the base's parameters.
+        prefixes: Prefix of the text model's names → that of the model that is served.
+        rank: Of every tensor that is written.
+        template: The chat template of training, where the base has another.
+    """
+
+    request: ExportRequest
+    server: Server
+    model: ServedModel
+    changes: Mapping[str, LowRank]
+    shapes: Mapping[str, tuple[int, ...]]
+    prefixes: Mapping[str, str]
+    rank: int
+    template: str | None
+
+    @property
+    def nbytes(self) -> int:
+        factors = served_factors(_on_meta(self.changes), self.shapes, self.model.experts)
+        return sum(one.a.nbytes + one.b.nbytes for one in factors)
+
+    def write(self, folder: Path, log: ExportLog) -> None:
+        tensors: dict[str, Tensor] = {}
+        for one in self._factors():
+            name = _OUTER + served_name(one.module, self.prefixes)
+            tensors[f"{name}.lora_A.weight"], tensors[f"{name}.lora_B.weight"] = one.a, one.b
+        write_adapter_files(self._config(), tensors, folder)
+        if self.template is not None:
+            (folder / _TEMPLATE).write_text(self.template, encoding="utf-8")
+        log.say("adapter", f"{len(tensors) // 2} modules of rank {self.rank}, float32, scale 1")
+        log.say("serve", self.command(str(self.request.out)))
+
+    def verify(self, folder: Path, log: ExportLog) -> Verification:
+        """Read the file as the server does and compare each parameter's change with that of the adapter."""
+        found = read_changes(folder, self.shapes, self.prefixes, self.model.experts)
+        worst, zeros = 0.0, 0
+        for name, (a, b) in found.items():
+            change = self.changes.get(name)
+            if change is None:
+                zeros += 1
+                if b.any():
+                    raise wrong(f"'{name}' has an adapter in the file and was not trained")
+                continue
+            worst = max(worst, relative_difference(change, a, b))
+        if missing := sorted(set(self.changes) - set(found)):
+            raise wrong(f"{len(missing)} parameters have none in the file, for example '{missing[0]}'")
+        if not worst <= _EXACT:
+            raise wrong(f"its changes differ from those of the adapter by {worst:.1e} of their size")
+        text = (
+            f"read back as {self.server.title} reads it, the change of each of {len(self.changes)} parameters is that "
+            f"of the adapter (largest difference {worst:.0e} of its size)"
+        )
+        return Verification(
+            "deltas", text, {"parameters": len(self.changes), "largest_difference": worst, "filled_with_zeros": zeros}
+        )
+
+    def card(self) -> CardParts:
+        base = self.request.tuned.base.model_name_or_path
+        asked = self.adapter_name if self.server.package == "vllm" else f"{base}:{self.adapter_name}"
+        usage = (
+            f"```bash\n{self.command('{folder}')}\n```\n\nRequests name the adapter as their model: `{asked}`. "
+            f"Names and layout are those that {self.server.source} loads."
+        )
+        contents = (
+            f"A LoRA adapter for {self.server.title}: plain 2-D tensors of rank {self.rank} for each module and each "
+            "routed expert, filled up with zeros, the scale multiplied into B. PEFT's own form of it is what "
+            "`shardtune export --to adapter` writes"
+            + ("; PEFT does not load this one, because transformers keeps experts fused." if self._experts else ".")
+        )
+        return CardParts("peft", usage, (self.server.package,), contents)
+
+    @property
+    def adapter_name(self) -> str:
+        return re.sub(r"[^A-Za-z0-9._]+", "-", self.request.tuned.name).strip("-") or "tuned"
+
+    def command(self, folder: str) -> str:
+        """What starts the server with the adapter. Flags are those of the sources in `served_models`."""
+        base = shlex.quote(self.request.tuned.base.model_name_or_path)
+        given = f"{self.adapter_name}={folder if folder == '{folder}' else shlex.quote(folder)}"
+        if self.server.ranks is not None:
+            limit = next(rank for rank in self.server.ranks if rank >= self.rank)
+            parts = [f"vllm serve {base} --enable-lora --max-lora-rank {limit} --lora-modules {given}"]
+        else:
+            parts = [
+                f"python -m sglang.launch_server --model-path {base} --enable-lora --lora-paths {given} "
+                f"--max-lora-rank {self.rank} --max-loras-per-batch 2 --lora-strict-loading"
+            ]
+        parts += self.model.flags
+        if self.template is not None:
+            parts.append(f"--chat-template {folder}/{_TEMPLATE}")
+        return " ".join(parts)
+
+    @property
+    def _experts(self) -> bool:
+        return any(change.a.dim() == 3 for change in self.changes.values())
+
+    def _factors(self) -> Iterator[Factors]:
+        return served_factors(self.changes, self.shapes, self.model.experts)
+
+    def _config(self) -> LoraConfig:
+        """No patterns and no parameters; with lora_alpha = r the scale is exactly 1."""
+        named = served_factors(_on_meta(self.changes), self.shapes, self.model.experts)
+        modules = {one.module.rpartition(".")[2] for one in named}
+        config = LoraConfig(
+            r=self.rank,
+            lora_alpha=self.rank,
+            target_modules=sorted(modules),
+            lora_dropout=0.0,
+            bias="none",
+            use_rslora=False,
+            task_type="CAUSAL_LM",
+            inference_mode=True,
+            base_model_name_or_path=self.request.tuned.base.model_name_or_path,
+        )
+        config.target_modules = sorted(modules)  # PEFT keeps a set, in another order each time
+        return config
+
+
+def prepare(request: ExportRequest) -> ServedAdapter:
+    """Raises:
+    UserInputError: the server does not compute this adapter as it was trained.
+    """
+    name = request.target
+    assert name in get_args(ServerName)
+    server = SERVERS[name]  # type: ignore[index]
+    refuse_idle_settings(request)
+    adapted = build_adapted(request.tuned, fp8=False)
+    meta_model = adapted.meta_model
+    kind = str(meta_model.model.config.model_type)
+    model = server.models.get(kind)
+    if model is None:
+        raise UserInputError(
+            f"--to {name}: which modules of a {kind} model {server.title} applies LoRA to is not known here.",
+            why=f"Known are {', '.join(sorted(server.models))} (read in {server.source}).",
+            fix=MERGE,
+        )
+    check_wrapper(request, server, model, meta_model, adapted.folder)
+    changes = low_rank(request, weight_changes(adapted.model, adapted.tensors))
+    check_modules(request, server, model, changes, meta_model.model)
+    rank = max_rank(changes)
+    if server.ranks is not None and rank > server.ranks[-1]:
+        raise UserInputError(
+            f"--to {name}: the adapter has rank {rank}, and {server.title} takes up to {server.ranks[-1]}.", fix=MERGE
+        )
+    wrapper = meta_model.wrapper
+    return ServedAdapter(
+        request,
+        server,
+        model,
+        changes,
+        {parameter: tuple(p.shape) for parameter, p in _base_parameters(adapted)},
+        wrapper.served if wrapper is not None else {},
+        rank,
+        _other_template(request, adapted.folder),
+    )
+
+
+def _base_parameters(adapted: MetaAdapter) -> Iterator[tuple[str, Tensor]]:
+    for name, parameter in adapted.model.named_parameters():
+        if not is_adapter(name):
+            yield unwrapped_name(name), parameter
+
+
+def _other_template(request: ExportRequest, folder: Path) -> str | None:
+    tuned = load_tuned_tokenizer(request.tuned, folder).chat_template
+    base = load_tokenizer(request.tuned.base, folder).chat_template
+    return tuned if isinstance(tuned, str) and tuned != base else None
+
+
+def _on_meta(changes: Mapping[str, LowRank]) -> dict[str, LowRank]:
+    return {
+        name: LowRank(change.a.to("meta"), change.b.to("meta"), change.scale, change.transposed)
+        for name, change in changes.items()
+    }

@@ -1,0 +1,112 @@
+"""How does a run's folder say which checkpoint is the best? Its pointer, and `final/` where that is asked for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from shardtune.checkpoint.final import FINAL, FinalSource, replace_final, source_of
+from shardtune.checkpoint.store import BEST, CheckpointStore, Choice
+from shardtune.errors import UserInputError
+from shardtune.lease import is_held, owner
+from shardtune.run.folder import CHECKPOINTS, LEASE, hold_run_folder, not_writable
+
+
+@dataclass(frozen=True)
+class BestStep:
+    """The step that is to be the best.
+
+    Attributes:
+        metric: What it is the best by, as `eval` events name it, with its value.
+        is_tie: It is not the best value, but cannot be told apart from it.
+    """
+
+    step: int
+    metric: str
+    value: float
+    eval_loss: float | None
+    is_tie: bool = False
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What was done, in words.
+
+    Attributes:
+        kept: Where the earlier `final/` is, if its weights would have been lost.
+    """
+
+    pointer: str
+    final: str = ""
+    kept: Path | None = None
+
+
+def record_best(run: Path, best: BestStep, *, to_final: bool) -> Recorded:
+    """Point to the best checkpoint, and make `final/` it.
+
+    A run that another process is training in is not written to: with `to_final` that is an error.
+
+    Raises:
+        UserInputError: `final/` was to be replaced and cannot be.
+    """
+    store = CheckpointStore(run / CHECKPOINTS, keep=None)
+    if best.step not in store.steps():
+        stays = store.best()
+        pointer = f"unchanged: these weights are in {FINAL}/ alone"
+        return Recorded(pointer + (f", and of the checkpoints step {stays[0]:,} is the best" if stays else ""))
+    if not to_final and _is_recorded(store, best):
+        return Recorded(f"{store.folder / BEST} names step {best.step:,}")
+    if is_held(run / LEASE):
+        why = f"{owner(run / LEASE).capitalize()} is training in it."
+        if to_final:
+            raise UserInputError(
+                f"The run '{run.name}' is in progress: {FINAL}/ cannot be replaced.",
+                why=f"{why} It writes {FINAL}/ itself when it ends.",
+                fix="Wait for its end, or stop it.",
+            )
+        return Recorded(f"not written, the run is in progress: {why}")
+    try:
+        lease = hold_run_folder(run).lease
+    except UserInputError as error:
+        if to_final:
+            raise
+        return Recorded(f"not written: {error.what} {error.why}")
+    try:
+        return _write(run, store, best, to_final=to_final)
+    except OSError as error:
+        raise not_writable(run, error) from error
+    finally:
+        lease.release()
+
+
+def _write(run: Path, store: CheckpointStore, best: BestStep, *, to_final: bool) -> Recorded:
+    if best.step not in dict(store.by_eval_loss()) and best.eval_loss is not None:
+        store.record_eval(best.step, best.eval_loss)  # the disk was full when it was evaluated
+    store.choose(_choice(store, best))
+    pointer = f"{store.folder / BEST} names step {best.step:,}"
+    if not to_final:
+        return Recorded(pointer)
+    now = source_of(run, store)
+    if now is not None and now.step == best.step:
+        return Recorded(pointer, f"unchanged: {FINAL}/ is step {best.step:,} already")
+    source = FinalSource(best.step, best.eval_loss, best.metric, best.value)
+    kept = replace_final(run, store, source)
+    return Recorded(pointer, f"{run / FINAL} is step {best.step:,} now", kept)
+
+
+def _is_recorded(store: CheckpointStore, best: BestStep) -> bool:
+    try:
+        named = (store.folder / BEST).read_text(encoding="utf-8").strip()
+    except OSError:
+        return False
+    return named == store.path(best.step).name and store.choice() == _choice(store, best)
+
+
+def _choice(store: CheckpointStore, best: BestStep) -> Choice | None:
+    """None where the lowest eval loss says the same."""
+    if next(iter(store.by_eval_loss()), (None,))[0] == best.step:
+        return None
+    why = (
+        "it ties with the best" if best.is_tie else "a better one is damaged" if best.metric == "loss" else best.metric
+    )
+    return Choice(best.step, best.metric, best.value, why)
