@@ -18,7 +18,8 @@ from shardtune.machine import free_memory
 from shardtune.model.safetensors_headers import read_headers
 from shardtune.terminal import percent
 
-_BAR = 0.9  # of the fine-tuning, in every parameter and in the logits
+_BAR = 0.9  # of the fine-tuning, in every parameter and in the logits, where weights are quantised
+_OFF = 0.2  # how far the share of the logits' change may be from that of the weights'
 # How far rounded weights may move logits, relative to their size. A wrong layout moves them by all of it.
 _APART = {"fp32": 0.01, "16 bits": 0.1, "quantised": 0.5}
 
@@ -63,7 +64,9 @@ class GgufExport:
         self.stated = gguf_tokenizer(self.tokenizer, self.rows)
         self.quantized = main in QUANTIZED.values()
         self.checksums: dict[str, int] = {}
-        share = request.min_surviving_delta if request.min_surviving_delta is not None else _BAR
+        share = _BAR if self.quantized else 0.0
+        if request.min_surviving_delta is not None:
+            share = request.min_surviving_delta
         kind = "quantised" if self.quantized else "fp32" if main == PLAIN["fp32"] else "16 bits"
         self.bars = _Bars(share, _APART[kind])
 
@@ -129,8 +132,14 @@ class GgufExport:
                 if not self.quantized
                 else "Use a finer --quantization (q8_0), or none.",
             )
-        if not self.bars.share <= answers.share <= 2 - self.bars.share:
+        if answers.share < self.bars.share:
             raise self._lost(f"of its effect on the logits, {percent(answers.share)} is left")
+        if abs(answers.share - survives) > _OFF:
+            raise ShardtuneError(
+                f"The GGUF file does not change the logits as the adapter does: by {percent(answers.share)} of it.",
+                why=f"In its weights {percent(survives)} of the change is left.",
+                fix="Export merged weights (--to merged), and please report this with the model's config.json.",
+            )
         text = (
             f"{read}; what the fine-tuning changes in the logits is there to {percent(answers.share)} "
             f"(difference {percent(answers.error)} of it; {answers.source}; read by transformers)"
@@ -157,6 +166,11 @@ class GgufExport:
         )
         if worst.share < self.bars.share:
             raise self._lost(f"of the change of {name}, {percent(worst.share)} is left")
+        if worst.share < _BAR:
+            log.warn(
+                f"{sum(part.share < _BAR for _, part in parts)} of {len(parts)} changed parameters keep less than "
+                f"{percent(_BAR)} of their change in {self.plan.main.name}. --dtype fp32 keeps all of it."
+            )
 
     def _lost(self, what: str) -> UserInputError:
         return UserInputError(

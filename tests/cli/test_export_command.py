@@ -14,6 +14,7 @@ from running import Command
 from small_disk import make_read_only, small_disk
 from toys import toy_chat_llama
 
+_TEMPLATE = "{% for m in messages %}<|im_start|>{{ m['role'] }} says {{ m['content'] }}<|im_end|>{% endfor %}"
 # Plain transformers and PEFT, in a process that cannot import shardtune.
 _LOAD = """
 import json, sys, torch
@@ -49,15 +50,16 @@ def test_a_run_is_exported_and_loads_without_shardtune(
 ) -> None:
     model = toy_chat_llama(tmp_path / "base")
     turns = [{"role": "user", "content": "ab"}, {"role": "assistant", "content": "ba"}]
+    (tmp_path / "own.jinja").write_text(_TEMPLATE)
     (tmp_path / "data").mkdir()
     for name, count in (("train", 40), ("validation", 8)):
-        rows = [json.dumps({"messages": [*turns[:1], {**turns[1], "content": f"ba {i}"}]}) for i in range(count)]
+        rows = [json.dumps({"messages": [*turns[:1], {**turns[1], "content": f"{name} {i}"}]}) for i in range(count)]
         (tmp_path / "data" / f"{name}.jsonl").write_text("\n".join(rows) + "\n")
     config = {
         "model": {"model_name_or_path": str(model), "torch_dtype": "float32"},
         "data": {
-            "dataset_name_or_path": str(tmp_path / "data"), "val_split": "validation", "chat_template": "llama3",
-            "max_length": 256,
+            "dataset_name_or_path": str(tmp_path / "data"), "val_split": "validation", "chat_template": str(tmp_path / "own.jinja"),
+            "max_length": 256, "train_on": "all",
         },
         "lora": {"r": 4, "target_modules": "all-linear"},
         "train": {"max_steps": 6, "learning_rate": 0.02, "save_steps": 3, "output_dir": str(tmp_path / "runs")},
@@ -91,7 +93,7 @@ def test_a_run_is_exported_and_loads_without_shardtune(
     assert loaded.returncode == 0, loaded.stderr
     found = json.loads(loaded.stdout.splitlines()[-1])
     assert found["change"] > 0.1 and found["error"] < 1e-3 * found["change"]
-    assert "<|start_header_id|>" in found["text"] and found["tokenizer"] == found["text"]  # that of training
+    assert "user says Hello" in found["text"] and found["tokenizer"] == found["text"]  # that of training
 
     with small_disk(tmp_path / "disk", 4000) as disk:
         subprocess.run(["cp", "-r", str(run / "final"), str(run / "run.json"), str(run / "config.yaml"), disk])

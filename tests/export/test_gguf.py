@@ -147,6 +147,18 @@ def test_bf16_and_q8_keep_most_of_the_change(tmp_path: Path) -> None:
     assert types["blk.0.attn_q.weight"] == "Q8_0" and types["blk.0.attn_norm.weight"] == "F32"
 
 
+def test_a_16_bit_file_that_loses_a_part_of_the_change_says_so(tmp_path: Path) -> None:
+    """A base in bf16 lies on the grid of its values: a change that is small against their steps is rounded away."""
+    adapter = _trained("llama", tmp_path, size=5e-5)
+    base = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "base", dtype=torch.bfloat16)
+    base.save_pretrained(tmp_path / "base")
+    done = _export(adapter, tmp_path / "out")
+    assert _file(tmp_path / "out").name.endswith("-BF16.gguf")
+    assert done.verification.figures["surviving_delta"] < 0.9 and "--dtype fp32" in done.warnings[0]
+    exact = _export(adapter, tmp_path / "exact", dtype="fp32")
+    assert not exact.warnings and exact.verification.figures["surviving_delta"] > 0.999
+
+
 def test_a_change_that_the_type_cannot_hold_is_refused(tmp_path: Path) -> None:
     adapter = _trained("llama", tmp_path, size=0.002)
     with pytest.raises(UserInputError, match="would undo the fine-tuning") as refused:
