@@ -104,7 +104,7 @@ def _special_texts(tokenizer: PreTrainedTokenizerBase) -> list[str]:
 
 def _adapter_logits(tuned: TunedModel) -> tuple[Tensor, Tensor, Samples]:
     loaded = load_tuned(tuned, torch.device("cpu"))
-    samples = samples_for(tuned, loaded.tokenizer, loaded.stored_rows)
+    samples = samples_for(tuned, loaded.folder, loaded.stored_rows)
     with loaded.side(tuned=True) as model:
         wanted = _logits(model, samples)
     with loaded.side(tuned=False) as model:
