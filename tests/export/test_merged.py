@@ -74,7 +74,11 @@ def test_a_tied_head_that_changes_alone_is_untied(
     torch.testing.assert_close(logits(loaded(tmp_path / "out", LlamaForCausalLM)), logits(peft), rtol=1e-4, atol=1e-4)
 
 
-def test_an_embedding_that_has_grown_takes_its_tokenizer_along(tmp_path: Path) -> None:
+@pytest.mark.parametrize("at_once", [1 << 21, 32], ids=["in one piece", "row by row"])
+def test_an_embedding_that_has_grown_takes_its_tokenizer_along(
+    at_once: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shardtune.export.merged_tensors._AT_ONCE", at_once)
     from transformers import AutoTokenizer, LlamaForCausalLM
 
     settings = {
