@@ -121,8 +121,8 @@ _VLLM = {
         refused={
             "self_attn.kv_b_proj": _ABSORBED,
             **dict.fromkeys(
-                _COMPRESSED, "In vLLM q_a_proj and kv_a_proj_with_mqa are one module, and its class for this model does "
-                "not name the parts: it refuses such an adapter.",
+                _COMPRESSED, "In vLLM q_a_proj and kv_a_proj_with_mqa are one module, and its class for this model does"
+                " not name the parts: it refuses such an adapter.",
             ),
         },
         flags=("--tokenizer-mode mistral", "--config-format mistral", "--load-format mistral"),
