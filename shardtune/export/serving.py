@@ -128,7 +128,8 @@ class ServedAdapter:
                 f"python -m sglang.launch_server --model-path {base} --enable-lora --lora-paths {given} "
                 f"--max-lora-rank {self.rank} --max-loras-per-batch 2 --lora-strict-loading"
             ]
-        parts += self.model.flags
+        # Mistral's own tokenizer has no chat template.
+        parts += [flag for flag in self.model.flags if self.template is None or "tokenizer" not in flag]
         if self.template is not None:
             parts.append(f"--chat-template {folder}/{_TEMPLATE}")
         return " ".join(parts)
