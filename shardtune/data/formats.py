@@ -17,6 +17,11 @@ if TYPE_CHECKING:
 FormatName = Literal["text", "prompt", "prompt-completion", "chat"]
 LossOn = Literal["assistant", "completion", "all"]
 
+# What `space_before_answer` finds, which stands in the run's events: `inference.prompts` goes by it.
+SPACE_JOINED = (
+    "the space before the answer is part of the answer's first token, so prompts at inference must end without it"
+)
+SPACE_APART = "the space before the answer is a separate token, so prompts at inference must end with it"
 _TEXT = "text"
 _PAIR = ("prompt", "completion")
 _CHAT_COLUMNS = ("messages", "conversations")
@@ -133,12 +138,9 @@ def space_before_answer(
             for text in (prompt + answer, prompt, prompt.rstrip(" \t"))
         )
         if whole[: len(before)] != before:
-            return (
-                "the space before the answer is part of the answer's first token, so prompts at inference must end "
-                "without it"
-            )
+            return SPACE_JOINED
         if before != without:
-            return "the space before the answer is a separate token, so prompts at inference must end with it"
+            return SPACE_APART
         return ""
     return ""
 

@@ -26,7 +26,7 @@ from shardtune.inference.source import TunedModel
 from shardtune.machine import free_memory
 from shardtune.model.meta_model import build_meta_model
 from shardtune.model.safetensors_headers import read_headers
-from shardtune.terminal import percent
+from shardtune.terminal import count, percent
 
 _SLACK = 1.2  # activations, buffers of readers
 _NOTHING = 1e-6  # of a token's output: what the adapter moves less than this, it does not move
@@ -62,20 +62,21 @@ class LogitsCheck:
 def described(found: LogitsCheck) -> tuple[str, dict[str, Any]]:
     """For people, and the figures."""
     layers = [agreement.share for agreement in found.layers.values()]
-    parts: list[str] = []
     figures: dict[str, Any] = {"samples": found.source}
     if found.logits is None:
-        parts.append("the adapter does not move the logits of the samples")
+        text = "the adapter does not move the logits of the samples, and neither do the merged weights"
     else:
-        parts.append(
-            f"the logits' difference to the base is {percent(found.logits.share)} of that of adapter + base, with an "
-            f"error of {percent(found.logits.error)}"
+        text = (
+            f"of what adapter and base change in the logits the merged model changes {percent(found.logits.share)} "
+            f"(error {percent(found.logits.error)} of its size)"
         )
         figures |= {"logits_share": found.logits.share, "logits_error": found.logits.error}
     if layers:
-        parts.append(f"that of each of {len(layers)} layers is {percent(min(layers))} to {percent(max(layers))}")
+        low, high = percent(min(layers)), percent(max(layers))
+        between = low if low == high else f"{low} to {high}"
+        text += f", in the output of each of {count(len(layers), 'layer')} {between}"
         figures |= {"layers": len(layers), "layers_share": [min(layers), max(layers)]}
-    return f"{', '.join(parts)} (medians over {found.source})", figures
+    return f"{text}; medians over {found.source}", figures
 
 
 @dataclass(frozen=True)

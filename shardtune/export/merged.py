@@ -28,6 +28,7 @@ from shardtune.terminal import percent, size
 _DTYPES: dict[Dtype, str] = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 _FP8_BAR = 0.9  # below it a layer is not what was trained and evaluated
 _WARN_BAR = 0.9
+_ALL = 0.9995  # reads 100.0 %
 _ENOUGH_TO_REFUSE = 8  # parameters measured: then FP8 is clearly too coarse, and the rest need not be written
 
 _USAGE = """```python
@@ -90,9 +91,9 @@ class MergedExport:
             log.warn("Neither base nor adapter has a tokenizer: none is written.")
 
     def verify(self, folder: Path, log: ExportLog) -> Verification:
-        log.say("checking", "reading everything back")
+        log.say("checking", "what is on the disk")
         check_shards(folder, self.merged.tensors, self.checksums, lambda done: log.progress(done, self.nbytes))
-        read_back = f"all {len(self.merged.tensors):,} tensors were read back as they were computed"
+        read_back = f"all {len(self.merged.tensors):,} tensors read back as computed"
         survival = together(self.merged.survival)
         figures = {"tensors": len(self.merged.tensors), "surviving_delta": survival.share, "noise": survival.noise}
         rounded_to = {
@@ -108,7 +109,7 @@ class MergedExport:
                 "written weights were."
             )
             return Verification("weights", read_back, figures)
-        log.say("checking", "what each layer and the logits change, against adapter + base")
+        log.say("checking", "what each layer and the logits change, against adapter and base")
         samples = samples_for(self.request.tuned, self.base, self.merged.adapted.stored_rows)
         found = comparison.check(folder, samples)
         text, own = described(found)
@@ -161,12 +162,11 @@ class MergedExport:
         if not ordered:
             log.warn("The adapter changes nothing: the merged model is the base.")
             return
-        whole, median = together(parts), ordered[len(ordered) // 2]
-        log.say(
-            "rounding",
-            f"{percent(whole.share)} of the change survives (median parameter {percent(median[1].share)}, worst "
-            f"{_listed(dict(ordered[:3]))}); rounding errors are {percent(whole.noise)} of its size",
-        )
+        whole, median = together(parts), ordered[len(ordered) // 2][1]
+        text = f"{percent(whole.share)} of the change survives"
+        if ordered[0][1].share < _ALL:
+            text += f"; median parameter {percent(median.share)}, worst: {_listed(dict(ordered[:3]))}"
+        log.say("rounding", f"{text} (rounding errors: {percent(whole.noise)} of its size)")
         lost = [name for name, part in ordered if part.share < _WARN_BAR]
         if lost and not self.fp8:
             log.warn(

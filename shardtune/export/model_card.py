@@ -15,6 +15,8 @@ from shardtune import __version__
 from shardtune.config.redact import hide_text, hide_values, redacted_settings
 from shardtune.config.schema import DataSection, LoraSection, ModelSection, TrainSection
 from shardtune.export.base_name import hub_name, licence
+from shardtune.report.evaluations import FOLDER as EVALUATIONS
+from shardtune.report.evaluations import decimals, with_interval
 from shardtune.report.formatting import loss, plain, seconds
 from shardtune.report.header import facts
 from shardtune.report.history import RunHistory
@@ -160,7 +162,7 @@ def _results(request: ExportRequest, history: RunHistory) -> str:
 def _evaluations(run: Path) -> str:
     """Tables of `shardtune eval`, the newest first."""
     try:
-        files = list((run / "evaluations").glob("*.json"))
+        files = list((run / EVALUATIONS).glob("*.json"))
     except OSError:
         return ""
     found = [result for path in files if whole((result := read_json(path)).get("schema")) == 1]
@@ -180,18 +182,11 @@ def _evaluation(result: Mapping[str, Any]) -> str:
     rows = ["| metric | base | tuned |", "|---|---|---|"]
     for one in (mapping(entry) for entry in (*listed(result.get("metrics")), *listed(result.get("tasks")))):
         name = " ".join(filter(None, (text(one.get("task")), text(one.get("title")) or text(one.get("name")))))
-        cells = [_estimate(mapping(one.get(side)), text(one.get("kind"))) for side in ("base", "tuned")]
+        sides = [mapping(one.get(side)) for side in ("base", "tuned")]
+        places = decimals([number(side.get("value")) for side in sides])
+        cells = [with_interval(side, text(one.get("kind")), places) for side in sides]
         rows.append(f"| {plain(name, 120).replace('|', '/')} | {' | '.join(cells)} |")
     return f"{plain(title, 200)}; 95 % intervals in brackets:\n\n" + "\n".join(rows)
-
-
-def _estimate(estimate: Mapping[str, Any], kind: str) -> str:
-    values = [number(estimate.get(name)) for name in ("value", "low", "high")]
-    if values[0] is None:
-        return "–"
-    shown = [f"{100 * one:.1f}" if kind == "share" else f"{one:.4g}" for one in values if one is not None]
-    unit = " %" if kind == "share" else ""
-    return f"{shown[0]}{unit}" + (f" [{shown[1]}, {shown[2]}]" if len(shown) == 3 else "")
 
 
 def _export(verification: Verification, warnings: list[str]) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from shardtune.config.schema import DataSection
 from shardtune.data.chat import ChatRenderer, chat_renderer
-from shardtune.data.formats import FormatChoice, PromptRenderer, Rendered, RowProblem, template_of
+from shardtune.data.formats import SPACE_APART, FormatChoice, PromptRenderer, Rendered, RowProblem, template_of
 from shardtune.data.messages import Message, read_conversation
 from shardtune.data.template import Template
 from shardtune.data.tokens import IGNORED, Encoder
@@ -165,7 +165,10 @@ class TemplateFormat:
         if takes_system:
             cells[SYSTEM] = messages[0]["content"] if messages[0]["role"] == SYSTEM else ""
         rendered = PromptRenderer(self.template, whole=False)({**cells, self.template.answer: _ANSWER})
-        return _up_to_answer(self.encoder, rendered.text[: rendered.spans[0][0]], special=False)
+        text = rendered.text[: rendered.spans[0][0]]
+        if SPACE_APART in self.choice.why:
+            return Prompt(text, _tokens(self.encoder, text, special=False))
+        return _up_to_answer(self.encoder, text, special=False)
 
     def _cells(self, asked: str) -> dict[str, Any]:
         if not self.asked:
@@ -294,6 +297,7 @@ def _up_to_answer(encoder: Encoder, text: str, *, special: bool) -> Prompt:
 
     They are not those of the text alone where its end is joined with the answer: a space may be part of the answer's
     first token, and of two line breaks GPT-2's tokenizer makes one token at the end of a text, and two before a word.
+    (Which answers there were is not known here. Where training saw that a space stands alone, its record says so.)
 
     Args:
         special: The text has its special tokens already.

@@ -13,7 +13,6 @@ OTHERS: dict[str, str] = {
     "python examples/retinanet/": "needs torchvision; tests/examples runs it",
     "podman ": "needs a container engine; tests/cluster/test_containerfile.py reads the Containerfile",
     "kubectl ": "needs a cluster",
-    "hf download": "needs the hub",
     "vllm serve": "needs vLLM; the flags were read in its source, and a test loads the adapter where it is installed",
     "python -m sglang": "needs SGLang; the flags were read in its source",
     "openssl rand": "not ours",
@@ -21,7 +20,7 @@ OTHERS: dict[str, str] = {
 }
 # Commands of ours, by the test that runs them instead. Each is still parsed.
 ELSEWHERE: dict[str, str] = {
-    "shardtune eval RUN --tasks": "tests/evaluation/test_harness_tasks.py",
+    "shardtune eval RUN --tasks": "tests/evaluation/test_harness_tasks.py, where lm-evaluation-harness is installed",
     "shardtune checkpoints outputs/": "tests/journeys/test_from_trl.py",
     "shardtune report outputs/": "tests/journeys/test_from_trl.py",
     "shardtune run --nproc 2 --name shapes -- examples/retinanet/": "tests/examples/test_detection_runs.py",

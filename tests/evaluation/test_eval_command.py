@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from evaluated_run import fake_run
-from running import REPOSITORY, Command, events
+from running import Command, events
 from toys import toy_chat_llama, toy_config, toy_llama, toy_rows
 from typer.testing import CliRunner, Result
 
@@ -170,20 +170,3 @@ def test_a_trained_runs_loss_is_that_of_its_own_evaluation_and_of_eval_loss(
     assert earlier["metrics"][0]["tuned"]["value"] == pytest.approx(events(trained, "eval")[0]["loss"], rel=1e-5)
     assert shared_shardtune("report", trained).returncode == 0
     assert '"evaluations":[{' in (trained / "report.html").read_text()
-
-
-@pytest.mark.slow
-def test_the_commands_of_the_page_work_as_they_stand_there(
-    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Those of tasks: test_harness_tasks.py."""
-    page = (REPOSITORY / "docs" / "evaluate.md").read_text(encoding="utf-8")
-    commands = [line[2:].split() for line in page.splitlines() if line.startswith("$ shardtune")]
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "test.jsonl").write_text((trained.parents[1] / "data" / "validation.jsonl").read_text())
-    monkeypatch.chdir(tmp_path)
-    tried = [words for words in commands if "--tasks" not in words]
-    assert len(tried) == 3
-    for words in tried:
-        assert words[:3] == ["shardtune", "eval", "RUN"]
-        evaluate(trained, *words[3:])

@@ -232,6 +232,7 @@ def test_from_other_machines_a_token_is_needed_also_to_ask(guarded: Served) -> N
     assert guarded.ask("/api/model", Cookie=dashboards)[0] == 401
 
 
+@pytest.mark.slow
 def test_a_server_that_is_told_to_end_ends_its_answer_too(model: AnsweringModel, slow: list[float]) -> None:
     with served(model) as site:
         connection = site.connect()

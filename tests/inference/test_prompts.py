@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from chat_tokenizers import FAMILIES, chat_tokenizer, with_template
 from toys import toy_tokenizer
 
 from shardtune.config.schema import DataSection
-from shardtune.data.formats import FormatChoice, renderer
+from shardtune.data.formats import FormatChoice, renderer, space_before_answer
 from shardtune.data.tokens import IGNORED, Encoder
 from shardtune.errors import UserInputError
 from shardtune.inference.prompts import prompt_format
@@ -58,6 +59,16 @@ def test_a_space_that_belongs_to_the_answers_first_token_is_not_in_the_prompt() 
     )
     assert tokenizer.tokenize("x => the")[-1] == "Ġthe", "else this tests nothing"
     assert joined.text.endswith("=>") and apart.text.endswith("=>\n")
+
+
+def test_a_space_that_training_saw_as_a_token_of_its_own_is_in_the_prompt() -> None:
+    tokenizer, row = chat_tokenizer("chatml"), {"q": USER[0]["content"], "a": "pong"}
+    template = section(prompt_template="{q} => {a}")
+    choice = FormatChoice("prompt", "data.prompt_template", ("q", "a"))
+    note = space_before_answer(template, choice, [row], tokenizer)
+    assert "separate token" in note, "else this tests nothing"
+    recorded = TrainedFormat(template, replace(choice, why=f"{choice.why}; {note}"))
+    assert prompt_format(recorded, tokenizer).encode(USER).ids == before_answer(recorded, tokenizer, row)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
