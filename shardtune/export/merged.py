@@ -71,10 +71,14 @@ class MergedExport:
         merged, request = self.merged, self.request
         log.say("merging", f"{len(merged.changes)} parameters change; {len(merged.tensors)} tensors are written")
 
+        measured = _ENOUGH_TO_REFUSE
+
         def progress(done: int) -> None:
+            nonlocal measured
             log.progress(done, self.nbytes)
-            if len(merged.survival) > _ENOUGH_TO_REFUSE:
-                self._refuse_lost(list(merged.survival)[:-1])  # the last may be half measured
+            if len(merged.survival) > measured:  # the last is half measured
+                measured = len(merged.survival)
+                self._refuse_lost(list(merged.survival)[:-1])
 
         with merged:
             self.checksums = write_shards(merged.tensors, folder, request.max_shard_bytes, progress)
@@ -101,7 +105,7 @@ class MergedExport:
             for tensor in self.merged.tensors
             if tensor.parameter is not None and tensor.dtype != FLOAT8 and not tensor.name.endswith(SCALE)
         }
-        comparison = LogitsComparison(self.request.tuned, rounded_to, self.merged.survival)
+        comparison = LogitsComparison(self.request.tuned, rounded_to, self.merged.survival, log.progress)
         needed, free = comparison.needs(), comparison.free()
         if free is not None and needed > free:
             log.warn(
