@@ -11,7 +11,7 @@ from rich.table import Table
 
 from shardtune.evaluation.metrics import Metric, Side
 from shardtune.evaluation.result import Evaluation
-from shardtune.report.evaluations import decimals, with_interval
+from shardtune.report.evaluations import with_interval
 from shardtune.terminal import count, say
 
 _WIDE = 104  # columns, from which on an interval stands behind its number
@@ -49,10 +49,9 @@ def _print(console: Console, title: str, sides: Sequence[Side], metrics: Sequenc
         table.add_column("tuned − base", justify="right", no_wrap=True)
         table.add_column("", min_width=7)
     for name, metric in metrics:
-        places = decimals([metric.sides[side].value for side in sides])
-        cells = [escape(with_interval(metric.sides[side].as_dict(), metric.kind, places, between)) for side in sides]
+        cells = [escape(with_interval(metric.sides[side].as_dict(), metric.kind, between)) for side in sides]
         if metric.difference is not None:
-            shown = with_interval(metric.difference.as_dict(), metric.kind, places, between, signed=True)
+            shown = with_interval(metric.difference.as_dict(), metric.kind, between, signed=True)
             style = _STYLES.get(metric.verdict, "dim")
             cells += [
                 escape(shown),

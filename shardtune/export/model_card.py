@@ -18,7 +18,7 @@ from shardtune.config.redact import hide_text, hide_values, redacted_settings
 from shardtune.config.schema import DataSection, LoraSection, ModelSection, TrainSection
 from shardtune.export.base_name import hub_name, licence
 from shardtune.report.evaluations import FOLDER as EVALUATIONS
-from shardtune.report.evaluations import decimals, with_interval
+from shardtune.report.evaluations import with_interval
 from shardtune.report.formatting import loss, plain, seconds
 from shardtune.report.header import facts
 from shardtune.report.history import RunHistory
@@ -202,8 +202,7 @@ def _evaluation(result: Mapping[str, Any]) -> str:
     for one in (mapping(entry) for entry in (*listed(result.get("metrics")), *listed(result.get("tasks")))):
         name = " ".join(filter(None, (text(one.get("task")), text(one.get("title")) or text(one.get("name")))))
         sides = [mapping(one.get(side)) for side in ("base", "tuned")]
-        places = decimals([number(side.get("value")) for side in sides])
-        cells = [with_interval(side, text(one.get("kind")), places) for side in sides]
+        cells = [with_interval(side, text(one.get("kind"))) for side in sides]
         rows.append(f"| {plain(name, 120).replace('|', '/')} | {' | '.join(cells)} |")
     return f"{plain(title, 200)}; 95 % intervals in brackets:\n\n" + "\n".join(rows)
 

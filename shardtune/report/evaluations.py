@@ -81,41 +81,32 @@ def _task(one: Mapping[str, Any]) -> str:
 def _row(metric: Mapping[str, Any], sides: list[str], prefix: str) -> list[Cell]:
     shown = {side: mapping(metric.get(side)) for side in (*sides, "difference")}
     kind = text(metric.get("kind"))
-    places = decimals([number(shown[side].get("value")) for side in sides])
     cells: list[Cell] = [formatting.plain(prefix + text(metric.get("title")), 120)]
-    cells += [with_interval(shown[side], kind, places) for side in sides]
+    cells += [with_interval(shown[side], kind) for side in sides]
     if len(sides) == 2:
         verdict = formatting.plain(text(metric.get("verdict")), 40)
-        cells.append(with_interval(shown["difference"], kind, places, signed=True))
+        cells.append(with_interval(shown["difference"], kind, signed=True))
         cells.append({"text": verdict, "tone": _TONES.get(verdict, "soft")})
     return cells
 
 
-def with_interval(
-    estimate: Mapping[str, Any], kind: str, places: int, between: str = " ", *, signed: bool = False
-) -> str:
+def with_interval(estimate: Mapping[str, Any], kind: str, between: str = " ", *, signed: bool = False) -> str:
     """`71.2 % [58.3, 81.4]`; a difference has its sign, and of shares counts percentage points.
 
     Args:
         estimate: With `value`, `low` and `high`, which may be unknown.
-        kind: `share` or `number`.
-        places: Decimals of a number.
+        kind: `share` or `number`; a number and its interval have as many decimals as its size deserves.
         between: What stands before the interval.
     """
     value, low, high = (number(estimate.get(name)) for name in ("value", "low", "high"))
     if value is None:
         return "–"
+    places = 4 if abs(value) < 10 else 2 if abs(value) < 1000 else 0
     unit = "" if kind != "share" else " pp" if signed else " %"
     shown = f"{_written(value, kind, places, signed)}{unit}"
     if low is None or high is None:
         return shown
     return f"{shown}{between}[{_written(low, kind, places, signed)}, {_written(high, kind, places, signed)}]"
-
-
-def decimals(values: list[float | None]) -> int:
-    """For a number, its interval and its difference alike: as many as its size deserves."""
-    largest = max((abs(value) for value in values if value is not None), default=0.0)
-    return 4 if largest < 10 else 2 if largest < 1000 else 0
 
 
 def _written(value: float, kind: str, places: int, signed: bool) -> str:

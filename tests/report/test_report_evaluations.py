@@ -14,7 +14,7 @@ from fake_run import showcase
 from shardtune.evaluation import result
 from shardtune.report import evaluations
 from shardtune.report.api import RunsApi
-from shardtune.report.evaluations import decimals, with_interval
+from shardtune.report.evaluations import with_interval
 from shardtune.report.history import RunHistory
 from shardtune.report.page import write_page
 from shardtune.report.view import run_view
@@ -109,12 +109,13 @@ def test_a_run_without_evaluations_has_none(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("value", "kind", "signed", "text"),
     [
-        ((69.644, 68.7, 70.6), "number", False, "69.64 [68.70, 70.60]"), ((-0.00001, -1, 1), "number", True, "0.00 [−1.00, +1.00]"),
+        ((69.644, 68.7, 70.6), "number", False, "69.64 [68.70, 70.60]"), ((-0.00001, -1, 1), "number", True, "0.0000 [−1.0000, +1.0000]"),
+        ((2.3434, 2.1, 2.5), "number", False, "2.3434 [2.1000, 2.5000]"),
         ((1e30,), "number", False, "1e+30"), ((float("nan"),), "share", False, "nan %"), ((None,), "share", False, "–"),
     ],
 )  # fmt: skip
 def test_numbers_have_their_unit_and_sign(value: Any, kind: str, signed: bool, text: str) -> None:
-    assert with_interval(estimate(*value), kind, decimals([70.0]), signed=signed) == text
+    assert with_interval(estimate(*value), kind, signed=signed) == text
 
 
 def test_the_dashboard_notices_a_new_evaluation(tmp_path: Path) -> None:
