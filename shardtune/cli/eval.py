@@ -7,25 +7,18 @@ from typing import Annotated
 
 import typer
 
-from shardtune.cli.options import RunsDir, complete_run
+from shardtune.cli.options import BaseModel, Checkpoint, Device, RunsDir, Trained
 
 
 def evaluate(
-    run: Annotated[
-        str,
-        typer.Argument(
-            metavar="RUN|ADAPTER",
-            help="Id or folder of a run, or the folder of a checkpoint or of any PEFT adapter.",
-            show_default=False,
-            autocompletion=complete_run,
-        ),
-    ],
+    run: Trained,
     data: Annotated[
         str | None,
         typer.Option(
             "--data",
             metavar="FILE|FOLDER|NAME",
-            help="What to evaluate on, read as the run's own data are; default: the run's validation rows.",
+            help="What to evaluate on, read as the run's own data are.",
+            show_default="the run's validation rows",
         ),
     ] = None,
     split: Annotated[
@@ -33,12 +26,15 @@ def evaluate(
         typer.Option(
             "--split",
             metavar="NAME",
-            help="Of --data (default: test, validation or train, the first there is) or the run's data.",
+            help="Of --data, or of the run's data.",
+            show_default="test, validation or train, the first there is",
         ),
     ] = None,
     metrics: Annotated[
         str | None,
-        typer.Option("--metrics", metavar="NAMES", help="perplexity, exact_match, json; default: all that make sense."),
+        typer.Option(
+            "--metrics", metavar="NAMES", help="perplexity, exact_match, json.", show_default="all that make sense"
+        ),
     ] = None,
     max_rows: Annotated[
         int | None, typer.Option("--max-rows", metavar="N", min=1, help="Evaluate a seeded sample of N rows.")
@@ -49,20 +45,18 @@ def evaluate(
             "--max-new-tokens",
             metavar="N",
             min=1,
-            help="Longest answer; default: half as much again as the longest expected one, from 16 to 1024.",
+            help="Longest answer.",
+            show_default="half as much again as the longest expected one, from 16 to 1024",
         ),
     ] = None,
     batch_size: Annotated[
         int | None,
-        typer.Option("--batch-size", metavar="N", min=1, help="Prompts answered together; default: 32, 8 on a CPU."),
+        typer.Option(
+            "--batch-size", metavar="N", min=1, help="Prompts answered together.", show_default="32, or 8 on a CPU"
+        ),
     ] = None,
-    checkpoint: Annotated[
-        str | None,
-        typer.Option("--checkpoint", metavar="NAME|STEP", help="final, best, latest or a step; default: final."),
-    ] = None,
-    model: Annotated[
-        str | None, typer.Option("--model", metavar="PATH", help="Where the base model is, if not where it was.")
-    ] = None,
+    checkpoint: Checkpoint = None,
+    model: BaseModel = None,
     tasks: Annotated[
         str | None,
         typer.Option("--tasks", metavar="NAMES", help="Tasks of lm-evaluation-harness, such as arc_easy,hellaswag."),
@@ -95,6 +89,7 @@ def evaluate(
         Path | None,
         typer.Option("--out", metavar="FILE", help="Write the result there, too; its rows are beside it."),
     ] = None,
+    device: Device = None,
     runs_dir: RunsDir = None,
 ) -> None:
     """Score base and tuned model on the same rows: perplexity, exact match, JSON fields, lm-evaluation-harness tasks.
@@ -138,10 +133,11 @@ def evaluate(
 
     from shardtune.evaluation.evaluate import Request, evaluate
     from shardtune.evaluation.table import print_evaluation
+    from shardtune.inference.answers import named_device
 
     console = Console(stderr=as_json)
     request = Request(choice, wanted, metrics, max_new_tokens, batch_size, base)
-    found = evaluate(tuned, request, console)
+    found = evaluate(tuned, request, console, named_device(device))
     print_evaluation(console, found)
     files = [*([folder / f"{found.name}.json"] if folder is not None else []), *([out] if out is not None else [])]
     for file in files:

@@ -84,10 +84,13 @@ class _Said:
     cut: int
 
 
-def evaluate(tuned: TunedModel, request: Request, console: Console) -> Evaluation:
+def evaluate(tuned: TunedModel, request: Request, console: Console, device: torch.device | None = None) -> Evaluation:
     """Evaluate the tuned model, and its base, in this process.
 
     Rows and metrics come first, so that what makes no sense is refused before any weight is read.
+
+    Args:
+        device: None: the first GPU, or the CPU where there is none.
 
     Raises:
         UserInputError: data or model are not there or do not fit, or a metric makes no sense for them.
@@ -103,10 +106,16 @@ def evaluate(tuned: TunedModel, request: Request, console: Console) -> Evaluatio
         expected = [_text(tokenizer, question.expected) for question in rows.questions]
         chosen = choose(request.metrics, rows.no_answers, expected)
         _say_rows(console, rows, chosen)
-    loaded = load_tuned(tuned)
+    loaded = load_tuned(tuned, device)
     _say_model(console, loaded)
     if rows is not None and request.with_base:
         _refuse_unknown_tokens(loaded, rows)
+    if request.tasks is not None and request.with_base and _vocabulary(loaded, "base") < _vocabulary(loaded, "tuned"):
+        raise UserInputError(
+            "--tasks cannot compare with the base model: the adapter brings tokens that it does not have.",
+            why="The harness would count them among the base's possible answers (model.new_tokens).",
+            fix="Evaluate the tuned model alone: --no-base.",
+        )
     metrics: list[Metric] = []
     losses: dict[Side, NDArray[np.float64]] = {}
     said: dict[Side, _Said] = {}

@@ -44,9 +44,9 @@ MODELS: Mapping[str, GgufModel] = {
 }
 # What llama.cpp has too, and why it is not written.
 _OTHERS = {
-    "mixtral": "transformers cannot read such a file, so that nothing would be compared",
-    "mistral4": "the package gguf and llama.cpp know it, but nothing here can read such a file back to compare it",
-    "deepseek_v3": "its kv_b_proj is stored in two parts, and nothing here can read such a file back to compare it",
+    "mixtral": "transformers cannot read such a file back, so that nothing would be compared.",
+    "mistral4": "llama.cpp and the package gguf know it, but nothing here can read such a file back to compare it.",
+    "deepseek_v3": "Its kv_b_proj is stored in two parts, and nothing here can read such a file back to compare it.",
 }
 
 

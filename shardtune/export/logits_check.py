@@ -7,7 +7,7 @@ remains is the rounding of the changed weights, whose size is known (`survival`)
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from shardtune.model.safetensors_headers import read_headers
 from shardtune.terminal import count, percent
 
 _SLACK = 1.2  # activations, buffers of readers
+_PASSES = 3  # tuned, base, merged
 _NOTHING = 1e-6  # of a token's output: what the adapter moves less than this, it does not move
 # Of a layer (on the inputs it has with the adapter), and of the logits, where the errors of all layers meet.
 _LAYER_BARS, _LOGIT_BARS = (0.02, 4.0), (0.05, 6.0)
@@ -113,14 +114,21 @@ class LogitsComparison:
     Args:
         rounded_to: By parameter, the dtype it is written in.
         survival: By changed parameter: how large the errors of rounding may be.
+        progress: Gets the bytes of weights that have been computed with, and how many there will be.
     """
 
     def __init__(
-        self, tuned: TunedModel, rounded_to: Mapping[str, torch.dtype], survival: Mapping[str, Survival]
+        self,
+        tuned: TunedModel,
+        rounded_to: Mapping[str, torch.dtype],
+        survival: Mapping[str, Survival],
+        progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> None:
-        exact = tuned.base.model_copy(update={"torch_dtype": "float32", "base_precision": "bf16"})
+        settings = {"torch_dtype": "float32", "base_precision": "bf16", "attn_implementation": "auto"}
+        exact = tuned.base.model_copy(update=settings)
         self.tuned = replace(tuned, base=exact)
-        self.rounded_to, self.survival = rounded_to, survival
+        self.rounded_to, self.survival, self.progress = rounded_to, survival, progress
+        self._done = 0
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
     def needs(self) -> int:
@@ -161,6 +169,7 @@ class LogitsComparison:
 
         def record(number: int, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
             turns.append(_Turn(args, kwargs, _first(output).clone()))
+            self._report(number, model)
 
         model.load()
         zero_added_rows(adapted.meta_model.model, adapted.stored_rows)
@@ -187,11 +196,16 @@ class LogitsComparison:
         def replay(number: int, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
             turn = tuned.turns[number]
             outputs.append(_first(layer.forward(*turn.args, **turn.kwargs)).clone())
+            self._report(number, model)
 
         model = LayerwiseModel(meta.model, meta.model, meta.mapping, self.device, self.rounded_to)
         model.load()
         zero_added_rows(meta.model, stored_rows)
         return model.logits(samples.ids, replay), outputs
+
+    def _report(self, number: int, model: LayerwiseModel) -> None:
+        self._done += model.layer_bytes[number]
+        self.progress(self._done, _PASSES * sum(model.layer_bytes))
 
     def _judge_layer(self, name: str, found: Agreement | None, before: Tensor, after: Tensor, real: Tensor) -> None:
         own = {parameter: part for parameter, part in self.survival.items() if parameter.startswith(f"{name}.")}

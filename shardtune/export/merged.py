@@ -8,6 +8,7 @@ from pathlib import Path
 from transformers import AutoModelForCausalLM
 
 from shardtune.errors import UserInputError
+from shardtune.export.answer_end import add_end_of_turn
 from shardtune.export.base_files import (
     copy_base_files,
     merged_config,
@@ -71,10 +72,14 @@ class MergedExport:
         merged, request = self.merged, self.request
         log.say("merging", f"{len(merged.changes)} parameters change; {len(merged.tensors)} tensors are written")
 
+        measured = _ENOUGH_TO_REFUSE
+
         def progress(done: int) -> None:
+            nonlocal measured
             log.progress(done, self.nbytes)
-            if len(merged.survival) > _ENOUGH_TO_REFUSE:
-                self._refuse_lost(list(merged.survival)[:-1])  # the last may be half measured
+            if len(merged.survival) > measured:  # the last is half measured
+                measured = len(merged.survival)
+                self._refuse_lost(list(merged.survival)[:-1])
 
         with merged:
             self.checksums = write_shards(merged.tensors, folder, request.max_shard_bytes, progress)
@@ -87,6 +92,7 @@ class MergedExport:
             self.base, dequantised=merged.dequantised, untied=merged.untied, dtype=merged.dtype, rows=merged.rows
         )
         write_config(config, folder)
+        add_end_of_turn(request.tuned, self.base, folder, log)
         if not any(any(folder.glob(pattern)) for pattern in ("token*", "tekken.json")):
             log.warn("Neither base nor adapter has a tokenizer: none is written.")
 
@@ -101,7 +107,7 @@ class MergedExport:
             for tensor in self.merged.tensors
             if tensor.parameter is not None and tensor.dtype != FLOAT8 and not tensor.name.endswith(SCALE)
         }
-        comparison = LogitsComparison(self.request.tuned, rounded_to, self.merged.survival)
+        comparison = LogitsComparison(self.request.tuned, rounded_to, self.merged.survival, log.progress)
         needed, free = comparison.needs(), comparison.free()
         if free is not None and needed > free:
             log.warn(

@@ -12,6 +12,8 @@ import yaml
 from pydantic import BaseModel
 
 from shardtune import __version__
+from shardtune.checkpoint.final import FINAL, source_of
+from shardtune.checkpoint.store import CheckpointStore
 from shardtune.config.redact import hide_text, hide_values, redacted_settings
 from shardtune.config.schema import DataSection, LoraSection, ModelSection, TrainSection
 from shardtune.export.base_name import hub_name, licence
@@ -22,9 +24,11 @@ from shardtune.report.header import facts
 from shardtune.report.history import RunHistory
 from shardtune.report.read import listed, mapping, number, read_json, text, whole
 from shardtune.report.results import results_of
+from shardtune.run.folder import CHECKPOINTS
 
 if TYPE_CHECKING:
     from shardtune.export.request import CardParts, ExportRequest, Verification
+    from shardtune.inference.source import TunedModel
 
 CARD = "README.md"
 # What decides what is learnt. Paths, names of accounts and where things ran are no settings of these.
@@ -154,9 +158,24 @@ def _results(request: ExportRequest, history: RunHistory) -> str:
         lines.append(f"- {results.tokens:,} tokens")
     if results.seconds is not None:
         lines.append(f"- {seconds(results.seconds)} from the first to the last event")
-    if lines and request.tuned.step is not None:
-        lines.append(f"- exported: the checkpoint of step {request.tuned.step:,}")
+    if lines and (exported := _step(request.tuned)) is not None:
+        lines.append(f"- exported: {exported}")
     return "## Results\n\n" + "\n".join(lines) if lines else ""
+
+
+def _step(tuned: TunedModel) -> str | None:
+    """Which step the exported weights are of."""
+    assert tuned.run is not None
+    store = CheckpointStore(tuned.run / CHECKPOINTS, keep=None)
+    if tuned.step is not None:
+        manifest = store.manifest(tuned.step)
+        step, value = tuned.step, manifest.eval_loss if manifest is not None else None
+    else:
+        source = source_of(tuned.run, store) if tuned.adapter == tuned.run / FINAL else None
+        if source is None:
+            return None
+        step, value = source.step, source.eval_loss
+    return f"the weights of step {step:,}" + (f", validation loss {loss(value)}" if value is not None else "")
 
 
 def _evaluations(run: Path) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +13,7 @@ from shardtune.adapters.weight_changes import Dora, LowRank, Replaced, Rows, Wei
 from shardtune.errors import UserInputError
 from shardtune.export.request import ExportRequest
 from shardtune.export.served_factors import GATE_UP, LAYER
-from shardtune.export.served_models import ServedModel, Server
+from shardtune.export.served_models import SERVERS, ServedModel, Server
 from shardtune.model.experts import WEIGHTS, why_not_grouped
 from shardtune.model.locate import looks_local
 
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from shardtune.model.meta_model import MetaModel
 
 MERGE = "Export merged weights, which every server loads: --to merged."
-_ALONE = "it is computed together with q_a_proj, which this model does not have"
+_ALONE = "SGLang computes it together with q_a_proj, which this model does not have."
+_UNKNOWN = "It is not known to take LoRA there."
 
 
 def refuse_idle_settings(request: ExportRequest) -> None:
@@ -102,11 +103,11 @@ def check_modules(
             block, _, parameter = name.rpartition(".")
             why = model.refused.get(module.rpartition(".")[0])
             if parameter not in WEIGHTS or model.experts is None:
-                refused[module] = why or "adapters on routed experts are not known to be right for this model"
+                refused[module] = why or _UNKNOWN
             else:
                 _check_gate_above_up(request, block, base.get_submodule(block))
         elif place is None or module not in model.modules:
-            refused[module] = model.refused.get(module) or "it is not known to take LoRA there"
+            refused[module] = model.refused.get(module) or _UNKNOWN
         elif module.endswith("kv_a_proj_with_mqa") and server.ranks is None and not _has(base, name, "q_a_proj"):
             refused[module] = _ALONE
     if refused:
@@ -114,10 +115,18 @@ def check_modules(
         others = f" {len(refused) - 1} more: {', '.join(list(refused)[1:4])}." if len(refused) > 1 else ""
         raise UserInputError(
             f"--to {request.target}: {server.title} would not apply the adapter on '{first}'.",
-            why=f"{why[0].upper()}{why[1:]}.{others} (Read in {server.source}.)",
-            fix=f"{MERGE} Or train without it: lora.target_modules "
-            f"{', '.join(dict.fromkeys(one.rpartition('.')[2] for one in model.modules))}.",
+            why=f"{why}{others} (Read in {server.source}.)",
+            fix=f"{MERGE}{_elsewhere(server, str(base.config.model_type), refused)} Or train without it: "  # type: ignore[union-attr]
+            f"lora.target_modules {', '.join(dict.fromkeys(one.rpartition('.')[2] for one in model.modules))}.",
         )
+
+
+def _elsewhere(server: Server, kind: str, refused: Collection[str]) -> str:
+    for name, other in SERVERS.items():
+        model = other.models.get(kind)
+        if other is not server and model is not None and set(refused) <= set(model.modules):
+            return f" {other.title} applies it: --to {name}."
+    return ""
 
 
 def _has(base: nn.Module, name: str, sibling: str) -> bool:

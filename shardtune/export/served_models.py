@@ -84,11 +84,13 @@ def joined_with(module: str) -> tuple[str, ...]:
     return tuple(f"{parent}.{member}" for member in members)
 
 
-_ABSORBED = "attention multiplies with its base weight directly while decoding: the adapter would act on prompts alone"
+_ABSORBED = (
+    "While decoding, attention multiplies with its base weight directly: the adapter would act on prompts alone."
+)
 _DENSE = ServedModel((*_ATTENTION, *_MLP))
 _GATED_WIDTH = (
-    "SGLang takes the width of the shared expert from intermediate_size, which is that of other layers; the adapter "
-    "does not fit its buffers"
+    "SGLang takes the width of the shared expert from intermediate_size, which is that of other layers: the adapter "
+    "would not fit its buffers."
 )
 
 _VLLM = {
@@ -119,8 +121,8 @@ _VLLM = {
         refused={
             "self_attn.kv_b_proj": _ABSORBED,
             **dict.fromkeys(
-                _COMPRESSED, "q_a_proj and kv_a_proj_with_mqa are one module in vLLM, whose class for this model does "
-                "not name its parts; vLLM refuses such an adapter",
+                _COMPRESSED, "In vLLM q_a_proj and kv_a_proj_with_mqa are one module, and its class for this model does"
+                " not name the parts: it refuses such an adapter.",
             ),
         },
         flags=("--tokenizer-mode mistral", "--config-format mistral", "--load-format mistral"),
@@ -129,7 +131,7 @@ _VLLM = {
 
 # Shared experts must stay modules of their own, or their adapters have nothing to act on.
 _UNFUSED = "--disable-shared-experts-fusion"
-_NO_Q = {"self_attn.q_proj": "SGLang joins q_proj with k_proj and v_proj, which attention with compressed keys has not"}
+_NO_Q = {"self_attn.q_proj": "SGLang joins q_proj with k_proj and v_proj, which attention with compressed keys lacks."}
 _MLA = (*_COMPRESSED, "self_attn.q_b_proj", "self_attn.kv_b_proj", "self_attn.o_proj", *_MLP, *_SHARED)
 
 _SGLANG = {

@@ -56,9 +56,14 @@ class LayerwiseModel:
         self.places = [_places(layer, names, mapping) for _, layer in self.layers]
 
     @property
+    def layer_bytes(self) -> list[int]:
+        """What is read for each layer."""
+        return [sum(place.meta.nbytes for place in places) for places in self.places]
+
+    @property
     def nbytes(self) -> int:
         """What is held at the most."""
-        layers = [sum(place.meta.nbytes for place in places) for places in self.places]
+        layers = self.layer_bytes
         whole = sum(parameter.nbytes for parameter in self.model.parameters())
         return whole - sum(layers) + max(layers, default=0)
 

@@ -22,7 +22,7 @@ from shardtune.inference.source import find_tuned
 from shardtune.model.meta_model import build_meta_model
 from shardtune.model.safetensors_headers import read_headers
 
-FORMS = ("blocks", "rows", "one", "scalar")
+FORMS = ["blocks", "scalar", *(pytest.param(form, marks=pytest.mark.slow) for form in ("rows", "one"))]
 
 
 def fp8_wrapper(folder: Path, form: str, size: float = 0.1) -> dict[str, torch.Tensor]:

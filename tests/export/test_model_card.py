@@ -44,6 +44,7 @@ def run_folder(folder: Path) -> Path:
         "train": {"learning_rate": 0.003, "output_dir": "/home/somebody/runs"},
     }
     (run / "config.yaml").write_text(yaml.safe_dump(config))
+    (run / "final" / "source.json").write_text(json.dumps({"step": 4, "eval_loss": 2.25}))
     (run / "run.json").write_text(json.dumps({"version": 1, "started": 1.0}))
     environment = {"host": socket.gethostname(), "packages": {"torch": "2.13.0"}, "python": "3.11"}
     events = [
@@ -78,7 +79,7 @@ def test_it_has_data_settings_results_hardware_versions_and_use(tmp_path: Path) 
     assert front["library_name"] == "transformers" and "lora" in front["tags"]  # type: ignore[operator]
     for expected in (
         "source: rows.jsonl, more.jsonl", "training: 50 rows, 646 tokens", "format: text", "learning_rate: 0.003", "r: 4",
-        "training loss 4.0000 → 2.5000 in 8 steps", "best validation loss 2.2500 at step 4", "torch 2.13.0",
+        "training loss 4.0000 → 2.5000 in 8 steps", "best validation loss 2.2500 at step 4", "torch 2.13.0", "the weights of step 4, validation loss 2.2500",
         "| exact match | 0.0 % | 71.2 % [58.0, 81.0] |", "test.jsonl, 60 rows, checkpoint final",
         'AutoModelForCausalLM.from_pretrained("out"', "Verified:", "2 processes",
     ):  # fmt: skip

@@ -250,7 +250,10 @@ def test_a_file_that_is_not_what_was_trained_is_not_published(tmp_path: Path) ->
     tensors = load_file(file)
     name = next(name for name in tensors if "q_proj.lora_B" in name)
     save_file({**tensors, name: tensors[name] * 1.0001}, file)
-    with pytest.raises(ShardtuneError, match="differ from those of the adapter"):
+    with pytest.raises(ShardtuneError, match="differs from that of the adapter"):
+        plan.verify(tmp_path / "v", log)
+    save_file({**tensors, name: tensors[name] * float("nan")}, file)
+    with pytest.raises(ShardtuneError, match="by nan of its size"):
         plan.verify(tmp_path / "v", log)
     save_file({key: t for key, t in tensors.items() if "layers.0" not in key}, file)
     with pytest.raises(ShardtuneError, match="1 parameters have none in the file"):
