@@ -22,6 +22,8 @@ from shown_commands import ShownCommand, shown_commands
 RUN_IDS = (RUN, OTHER_RUN, NESTED_RUN)
 # Those that answer in a moment run in this process, where everything is imported already.
 QUICK = ("config", "plan", "explain", "init", "env", *OF_CLUSTERS)
+# So do these, once there is a run.
+ABOUT_RUNS = ("best", "checkpoints", "eval", "export", "generate", "report")
 # What is found on a machine without GPUs, or of a plan that does not fit, is not what the command is tested for.
 MAY_FAIL = {"doctor": (0, 1), "plan": (0, 1)}
 FIRST_PAGES = ("README.md", "docs/index.md", "docs/quickstart.md", "docs/own-data.md", "docs/what-fits.md")
@@ -49,6 +51,11 @@ def is_of_node(words: list[str], index: int) -> bool:
 def is_quick(command: ShownCommand) -> bool:
     words = words_to_type(command) if "shardtune" in command.words else []
     return command.words[0] == "shardtune" and words[0] in QUICK and not any(run in command.text for run in RUN_IDS)
+
+
+def is_about_a_run(command: ShownCommand) -> bool:
+    words = command.words
+    return words[0] == "shardtune" and words[1] in ABOUT_RUNS and not is_quick(command)
 
 
 ALL = commands()
@@ -106,8 +113,6 @@ def test_a_quick_command_of_a_page_works(
     command: ShownCommand, folder: Path, tmp_path: Path, home: Path, server: ApiServer,
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    from shardtune.cli.main import main
-
     words = words_to_type(command)
     there = tmp_path / "there"
     shutil.copytree(folder / ("cluster" if words[0] in OF_CLUSTERS else "here"), there, symlinks=True)
@@ -120,6 +125,26 @@ def test_a_quick_command_of_a_page_works(
         put_job(server, words[0])
     if words[0] == "init":
         (there / "run.yaml").unlink()  # it replaces none
+    type_here(words, monkeypatch, capsys)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", [c for c in ALL if is_about_a_run(c)], ids=lambda command: command.place)
+def test_a_command_of_a_page_about_a_run_works(
+    command: ShownCommand, with_runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    there = tmp_path / "here"
+    shutil.copytree(with_runs / "here", there)
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.chdir(there)
+    type_here(words_to_type(command), monkeypatch, capsys)
+
+
+def type_here(words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """The command line in this process."""
+    from shardtune.cli.main import main
+
     monkeypatch.setattr("sys.argv", ["shardtune", *words])
     code: object = 0
     try:
@@ -132,7 +157,9 @@ def test_a_quick_command_of_a_page_works(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", [c for c in ALL if not is_quick(c)], ids=lambda command: command.place)
+@pytest.mark.parametrize(
+    "command", [c for c in ALL if not is_quick(c) and not is_about_a_run(c)], ids=lambda command: command.place
+)
 def test_a_command_of_a_page_works(
     command: ShownCommand, with_runs: Path, shared_environment: dict[str, str], tmp_path: Path
 ) -> None:
