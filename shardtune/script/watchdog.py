@@ -109,7 +109,7 @@ class ScriptWatchdog(Watchdog):
 
 
 def _cpu_seconds() -> float:
-    """Of this process and its data loaders (its process group), where /proc shows them."""
+    """Of this process and its data loaders (its process group), also those that have ended, where /proc shows them."""
     own, ticks, seen = os.getpgrp(), 0, False
     for entry in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -118,5 +118,5 @@ def _cpu_seconds() -> float:
             continue
         if int(fields[2]) == own:
             seen = True
-            ticks += int(fields[11]) + int(fields[12])
+            ticks += sum(map(int, fields[11:15]))  # its own, and of children that it has waited for
     return ticks / _TICKS if seen else time.process_time()
