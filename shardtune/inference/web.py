@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import hashlib
 import json
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -24,7 +23,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from shardtune import __version__, terminal
+from shardtune import terminal
 from shardtune.data.messages import Message
 from shardtune.errors import ShardtuneError, UserInputError
 from shardtune.inference.answers import (
@@ -47,7 +46,7 @@ from shardtune.inference.trained_format import TrainedFormat
 from shardtune.report.access import AccessMiddleware, Site
 from shardtune.report.chat_servers import ChatServer, recorded
 from shardtune.report.page import asset, shell
-from shardtune.report.server import Address, listen, serve_site
+from shardtune.report.server import Address, listen, serve_site, static_route
 from shardtune.run.exit_codes import DONE
 
 DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 8766
@@ -245,26 +244,19 @@ def _in_words(error: Exception) -> str:
 def application(api: ChatApi, names: Sequence[str], token: str | None) -> Starlette:
     """The site of one model."""
     texts = {name: _own(name) if name in _OWN else asset(name) for name in (*_SCRIPTS, *_STYLES)}
-    version = hashlib.sha256((__version__ + "".join(texts.values())).encode()).hexdigest()[:12]
+    static, version = static_route(texts)
     title = f"{api.model.questions.tuned.name} · chat"
     empty = shell(_SCRIPTS, version, mode="chat", title=title, styles=_STYLES)
 
     def page(request: Request) -> Response:
         return HTMLResponse(empty, headers={"Cache-Control": "no-cache"})
 
-    def static(request: Request) -> Response:
-        name = request.path_params["name"]
-        if name not in texts:
-            return Response(status_code=404)
-        kind = "text/css" if name.endswith(".css") else "text/javascript"
-        return Response(texts[name], media_type=kind, headers={"Cache-Control": "private, max-age=86400"})
-
     def about(request: Request) -> Response:
         return JSONResponse(api.about(), headers={"Cache-Control": "no-store"})
 
     routes = [
         Route("/", page),
-        Route("/static/{name}", static),
+        static,
         Route("/api/model", about),
         Route(ANSWER, api.answer, methods=["POST"]),
     ]

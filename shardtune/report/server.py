@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,20 +37,13 @@ def application(root: Path, names: Sequence[str], token: str | None, *, local: b
     """
     api = RunsApi(root, local=local)
     texts = {name: asset(name) for name in (*SCRIPTS, "live.js", "style.css")} | {_LIBRARY: chart_library()}
-    version = hashlib.sha256((__version__ + "".join(texts.values())).encode()).hexdigest()[:12]
+    static, version = static_route(texts)
     empty = shell(_SCRIPTS, version)
 
     def page(request: Request) -> Response:
         if not is_run_path(request.path_params.get("name", "any")):
             return Response(status_code=404)
         return HTMLResponse(empty, headers={"Cache-Control": "no-cache"})
-
-    def static(request: Request) -> Response:
-        name = request.path_params["name"]
-        if name not in texts:
-            return Response(status_code=404)
-        kind = "text/css" if name.endswith(".css") else "text/javascript"
-        return Response(texts[name], media_type=kind, headers={"Cache-Control": "private, max-age=86400"})
 
     def runs(request: Request) -> Response:
         return _answer(api.runs(request.query_params.get("cursor")))
@@ -65,7 +58,7 @@ def application(root: Path, names: Sequence[str], token: str | None, *, local: b
         Route("/", page),
         Route("/runs/{name:path}", page),
         Route("/compare", page),
-        Route("/static/{name}", static),
+        static,
         Route("/api/runs", runs),
         Route("/api/runs/{name:path}", run),
         Route("/api/compare", compare),
@@ -76,6 +69,20 @@ def application(root: Path, names: Sequence[str], token: str | None, *, local: b
         Middleware(GZipMiddleware, minimum_size=2000, compresslevel=4),
     ]
     return Starlette(routes=routes, middleware=inside)
+
+
+def static_route(texts: Mapping[str, str]) -> tuple[Route, str]:
+    """Scripts and styles by name, and their version: pages name it, so that browsers keep no old ones."""
+
+    def static(request: Request) -> Response:
+        name = request.path_params["name"]
+        if name not in texts:
+            return Response(status_code=404)
+        kind = "text/css" if name.endswith(".css") else "text/javascript"
+        return Response(texts[name], media_type=kind, headers={"Cache-Control": "private, max-age=86400"})
+
+    version = hashlib.sha256((__version__ + "".join(texts.values())).encode()).hexdigest()[:12]
+    return Route("/static/{name}", static), version
 
 
 def _answer(found: dict[str, Any] | None) -> Response:

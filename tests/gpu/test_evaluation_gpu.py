@@ -9,18 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model_state_dict
-from test_inference_gpu import CASES, base
+from test_inference_gpu import CASES, base, tuned_toy
 
-from shardtune.checkpoint.adapter import write_adapter_files
-from shardtune.config.schema import ModelSection
 from shardtune.data.tokens import IGNORED
 from shardtune.evaluation.answers import greedy_answers
 from shardtune.evaluation.likelihood import row_losses
 from shardtune.inference.load import load_tuned
-from shardtune.inference.source import find_tuned
-from shardtune.model.meta_model import build_meta_model
-from shardtune.model.safetensors_headers import read_headers
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 LENGTHS = (5, 17, 9, 30)
@@ -36,17 +30,7 @@ class Rows:
 
 @pytest.mark.parametrize("kind", CASES)
 def test_losses_and_answers_are_those_of_a_cpu(kind: str, tmp_path: Path) -> None:
-    folder = base(kind, tmp_path / "base")
-    modules, parameters = CASES[kind]
-    config = LoraConfig(
-        r=8, task_type="CAUSAL_LM", base_model_name_or_path=str(folder), target_modules=modules,
-        target_parameters=parameters,
-    )  # fmt: skip
-    meta = build_meta_model(ModelSection(model_name_or_path=str(folder)), folder, read_headers(folder)).model
-    torch.manual_seed(2)
-    shapes = get_peft_model_state_dict(PeftModel(meta, config, low_cpu_mem_usage=True))
-    write_adapter_files(config, {name: torch.randn(t.shape) * 0.1 for name, t in shapes.items()}, tmp_path / "adapter")
-    tuned = find_tuned(str(tmp_path / "adapter"))
+    tuned = tuned_toy(kind, tmp_path)
     section = tuned.base.model_copy(update={"torch_dtype": "float32"})
     rows: Any = Rows()
     prompts = [rows.row(number)[0].tolist() for number in range(len(LENGTHS))]

@@ -14,7 +14,7 @@ from toys import mistral4_config, save_toy, toy_text_config, toy_wrapper
 from shardtune.checkpoint.adapter import write_adapter_files
 from shardtune.config.schema import ModelSection
 from shardtune.inference.load import load_tuned
-from shardtune.inference.source import find_tuned
+from shardtune.inference.source import TunedModel, find_tuned
 from shardtune.model.meta_model import build_meta_model
 from shardtune.model.safetensors_headers import read_headers
 
@@ -39,19 +39,25 @@ def base(kind: str, folder: Path) -> Path:
     return save_toy(cls, toy_text_config(kind), folder)
 
 
-@pytest.mark.parametrize("kind", CASES)
-def test_it_computes_there_what_it_does_on_a_cpu_with_the_cache_and_without(kind: str, tmp_path: Path) -> None:
-    folder = base(kind, tmp_path / "base")
+def tuned_toy(kind: str, folder: Path) -> TunedModel:
+    """A random adapter on a toy, in a folder: held as training holds it."""
+    base_folder = base(kind, folder / "base")
     modules, parameters = CASES[kind]
     config = LoraConfig(
-        r=8, task_type="CAUSAL_LM", base_model_name_or_path=str(folder), target_modules=modules,
+        r=8, task_type="CAUSAL_LM", base_model_name_or_path=str(base_folder), target_modules=modules,
         target_parameters=parameters,
     )  # fmt: skip
-    meta = build_meta_model(ModelSection(model_name_or_path=str(folder)), folder, read_headers(folder)).model
+    section = ModelSection(model_name_or_path=str(base_folder))
+    meta = build_meta_model(section, base_folder, read_headers(base_folder)).model
     torch.manual_seed(2)
     shapes = get_peft_model_state_dict(PeftModel(meta, config, low_cpu_mem_usage=True))
-    write_adapter_files(config, {name: torch.randn(t.shape) * 0.1 for name, t in shapes.items()}, tmp_path / "adapter")
-    tuned = find_tuned(str(tmp_path / "adapter"))
+    write_adapter_files(config, {name: torch.randn(t.shape) * 0.1 for name, t in shapes.items()}, folder / "adapter")
+    return find_tuned(str(folder / "adapter"))
+
+
+@pytest.mark.parametrize("kind", CASES)
+def test_it_computes_there_what_it_does_on_a_cpu_with_the_cache_and_without(kind: str, tmp_path: Path) -> None:
+    tuned = tuned_toy(kind, tmp_path)
     logits = {}
     for device, dtype in (("cpu", "float32"), ("cuda", "float32"), ("cuda", "bfloat16")):
         section = tuned.base.model_copy(update={"torch_dtype": dtype})
