@@ -8,20 +8,12 @@ from typing import Annotated
 
 import typer
 
-from shardtune.cli.options import RunsDir, complete_run
+from shardtune.cli.options import BaseModel, Checkpoint, RunsDir, Trained
 from shardtune.export.request import Dtype, TargetName
 
 
 def export(
-    model: Annotated[
-        str,
-        typer.Argument(
-            metavar="RUN|ADAPTER",
-            help="Id (or a unique prefix) or folder of a run, or the folder of an adapter.",
-            show_default=False,
-            autocompletion=complete_run,
-        ),
-    ],
+    run: Trained,
     to: Annotated[
         TargetName,
         typer.Option("--to", help="merged: one checkpoint; adapter: a PEFT folder; gguf; vllm, sglang: an adapter."),
@@ -29,13 +21,8 @@ def export(
     out: Annotated[
         Path | None, typer.Option("--out", metavar="FOLDER", help="New folder; default: RUN/export/TARGET.")
     ] = None,
-    checkpoint: Annotated[
-        str | None, typer.Option("--checkpoint", metavar="final|best|latest|STEP", help="Of a run; default: final.")
-    ] = None,
-    base: Annotated[
-        str | None,
-        typer.Option("--model", metavar="PATH", help="Where the base model is now, if not where the run had it."),
-    ] = None,
+    checkpoint: Checkpoint = None,
+    model: BaseModel = None,
     dtype: Annotated[
         Dtype | None,
         typer.Option("--dtype", help="Of merged weights; default: the base's own, bf16 where that is FP8."),
@@ -44,8 +31,11 @@ def export(
         str | None, typer.Option("--quantization", metavar="TYPE", help="Of a GGUF file, e.g. q8_0; default: none.")
     ] = None,
     max_shard_size: Annotated[
-        str, typer.Option("--max-shard-size", metavar="SIZE", help="Of each safetensors file.")
-    ] = "5GB",
+        str | None,
+        typer.Option(
+            "--max-shard-size", metavar="SIZE", help="Of each safetensors file of merged weights.", show_default="5GB"
+        ),
+    ] = None,
     min_surviving_delta: Annotated[
         float | None,
         typer.Option(
@@ -76,13 +66,13 @@ def export(
     from shardtune.export.run import export_model
     from shardtune.inference.source import find_tuned
 
-    tuned = find_tuned(model, runs_dir, checkpoint=checkpoint, base=base)
+    tuned = find_tuned(run, runs_dir, checkpoint=checkpoint, base=model)
     request = ExportRequest(
         tuned,
         to,
         out if out is not None else default_out(tuned, to),
         dtype,
-        parse_size(max_shard_size),
+        parse_size(max_shard_size) if max_shard_size is not None else None,
         min_surviving_delta,
         quantization,
         base_name,

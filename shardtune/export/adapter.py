@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from shardtune.checkpoint.adapter import WEIGHTS, write_adapter
 from shardtune.checkpoint.wrapper import FOLDER as ON_WRAPPER
 from shardtune.checkpoint.wrapper import write_for_wrapper
-from shardtune.errors import ShardtuneError, UserInputError
+from shardtune.errors import ShardtuneError
 from shardtune.export.base_files import copy_licences, copy_tokenizer, write_chat_template, write_tokenizer
 from shardtune.export.base_name import hub_name
 from shardtune.export.request import CardParts, Export, ExportLog, ExportRequest, Verification
@@ -40,18 +40,8 @@ model = PeftModel.from_pretrained(base, "{{folder}}{inside}")
 
 def prepare(request: ExportRequest) -> Export:
     """Raises:
-    UserInputError: the adapter does not fit the base, or an option has no effect.
+    UserInputError: the adapter does not fit the base.
     """
-    given: dict[str, object] = {
-        "--dtype": request.dtype,
-        "--quantization": request.quantization,
-        "--min-surviving-delta": request.min_surviving_delta,
-    }
-    for option, value in given.items():
-        if value is not None:
-            raise UserInputError(
-                f"{option} has no effect with --to adapter: it is written as it is.", fix="Leave it out."
-            )
     return AdapterExport(request)
 
 

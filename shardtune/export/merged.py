@@ -27,6 +27,7 @@ from shardtune.model.stored_names import SCALE
 from shardtune.terminal import percent, size
 
 _DTYPES: dict[Dtype, str] = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+_SHARD_BYTES = 5_000_000_000
 _FP8_BAR = 0.9  # below it a layer is not what was trained and evaluated
 _WARN_BAR = 0.9
 _ALL = 0.9995  # reads 100.0 %
@@ -48,8 +49,6 @@ def prepare(request: ExportRequest) -> Export:
     """Raises:
     UserInputError: base and adapter do not fit, or the dtype is not to be had.
     """
-    if request.quantization is not None:
-        raise UserInputError("--quantization has no effect: it is for --to gguf.", fix="Leave it out.")
     return MergedExport(request)
 
 
@@ -82,7 +81,7 @@ class MergedExport:
                 self._refuse_lost(list(merged.survival)[:-1])
 
         with merged:
-            self.checksums = write_shards(merged.tensors, folder, request.max_shard_bytes, progress)
+            self.checksums = write_shards(merged.tensors, folder, request.max_shard_bytes or _SHARD_BYTES, progress)
         self._refuse_lost(list(merged.survival))
         self._report_survival(log)
         copy_base_files(self.base, folder, dequantised=merged.dequantised)

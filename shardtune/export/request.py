@@ -37,7 +37,7 @@ class ExportRequest:
     Attributes:
         out: Where the result will appear; targets write to the folder that they are given, which is renamed to it.
         dtype: None: the target's default.
-        max_shard_bytes: Of each safetensors file.
+        max_shard_bytes: Of each safetensors file; None: the target's default.
         min_surviving_delta: The share of the fine-tuning that rounding has to leave; None: the target's default.
         quantization: Of a GGUF file; None: none.
         base_name: What the Hub calls the base model; None: what can be found out.
@@ -47,7 +47,7 @@ class ExportRequest:
     target: TargetName
     out: Path
     dtype: Dtype | None = None
-    max_shard_bytes: int = 5_000_000_000
+    max_shard_bytes: int | None = None
     min_surviving_delta: float | None = None
     quantization: str | None = None
     base_name: str | None = None

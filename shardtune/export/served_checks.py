@@ -27,21 +27,6 @@ _ALONE = "SGLang computes it together with q_a_proj, which this model does not h
 _UNKNOWN = "It is not known to take LoRA there."
 
 
-def refuse_idle_settings(request: ExportRequest) -> None:
-    given = {
-        "--dtype": request.dtype,
-        "--quantization": request.quantization,
-        "--min-surviving-delta": request.min_surviving_delta,
-    }
-    for option, value in given.items():
-        if value is not None:
-            raise UserInputError(
-                f"{option} has no effect with --to {request.target}.",
-                why="The adapter is written in float32; the server casts it to the dtype of its base.",
-                fix=f"Leave {option} out.",
-            )
-
-
 def check_wrapper(
     request: ExportRequest, server: Server, model: ServedModel, meta_model: MetaModel, folder: Path
 ) -> None:

@@ -20,7 +20,7 @@ from shardtune.checkpoint.adapter import write_adapter_files
 from shardtune.checkpoint.wrapper import served_name
 from shardtune.errors import UserInputError
 from shardtune.export.request import CardParts, ExportLog, ExportRequest, Verification
-from shardtune.export.served_checks import MERGE, check_modules, check_wrapper, low_rank, refuse_idle_settings
+from shardtune.export.served_checks import MERGE, check_modules, check_wrapper, low_rank
 from shardtune.export.served_factors import Factors, max_rank, relative_difference, served_factors
 from shardtune.export.served_models import SERVERS, ServedModel, Server, ServerName
 from shardtune.export.served_reading import read_changes, wrong
@@ -168,7 +168,6 @@ def prepare(request: ExportRequest) -> ServedAdapter:
     name = request.target
     assert name in get_args(ServerName)
     server = SERVERS[name]  # type: ignore[index]
-    refuse_idle_settings(request)
     adapted = build_adapted(request.tuned, fp8=False)
     meta_model = adapted.meta_model
     kind = str(meta_model.model.config.model_type)

@@ -15,7 +15,6 @@ from safetensors.torch import load_file
 from tuned_toys import CASES, tuned_toy
 
 from shardtune.checkpoint.adapter import read_adapter
-from shardtune.errors import UserInputError
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -62,10 +61,3 @@ def test_that_of_a_wrapper_has_the_form_for_the_whole_model_beside_it(tmp_path: 
     adapted = PeftModel.from_pretrained(whole, str(wrapped))
     found = {name for name, _ in adapted.named_parameters() if "lora_" in name}
     assert found and all(".language_model." in name for name in found)
-
-
-@pytest.mark.parametrize("option", [{"dtype": "bf16"}, {"quantization": "q8_0"}, {"min_surviving_delta": 0.5}])
-def test_options_of_other_targets_are_refused(option: dict[str, object], tmp_path: Path) -> None:
-    tuned_toy("dense", tmp_path)
-    with pytest.raises(UserInputError, match="no effect"):
-        export(tmp_path / "adapter", tmp_path / "out", "adapter", **option)
