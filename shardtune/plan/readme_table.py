@@ -76,7 +76,7 @@ def _smallest(model: str, count: int, precision: str) -> Plan:
         rows=count,
         model={"base_precision": precision},
         train={"per_device_train_batch_size": 1, "gradient_checkpointing": "full", "offload_activations": False},
-        parallel={"shard": "full", "offload_params": False},
+        parallel={"shard": "full", "reshard_after_forward": True, "offload_params": False},
     )
 
 
