@@ -74,7 +74,7 @@ def chat(
 ) -> None:
     """Chat with a trained model: base and adapter, without merging, in this process.
 
-    Prompts are formatted as in training. Models trained on conversations see the history; others see each question alone.
+    Prompts are formatted as in training. Models trained on conversations see the history, others only the question.
     Ctrl-C stops an answer, Ctrl-D or /quit ends the chat.
 
     Exit codes: 0 ended; 1 the model failed; 2 invalid option or model.

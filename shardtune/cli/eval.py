@@ -51,9 +51,7 @@ def evaluate(
     ] = None,
     batch_size: Annotated[
         int | None,
-        typer.Option(
-            "--batch-size", metavar="N", min=1, help="Prompts per batch.", show_default="32, or 8 on a CPU"
-        ),
+        typer.Option("--batch-size", metavar="N", min=1, help="Prompts per batch.", show_default="32, or 8 on a CPU"),
     ] = None,
     checkpoint: Checkpoint = None,
     model: BaseModel = None,
@@ -69,7 +67,9 @@ def evaluate(
     ] = None,
     num_fewshot: Annotated[
         int | None,
-        typer.Option("--num-fewshot", metavar="N", min=0, help="Number of few-shot examples for each question of a task."),
+        typer.Option(
+            "--num-fewshot", metavar="N", min=0, help="Number of few-shot examples for each question of a task."
+        ),
     ] = None,
     apply_chat_template: Annotated[
         bool, typer.Option("--apply-chat-template", help="Format the tasks' questions with the chat template.")

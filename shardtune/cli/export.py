@@ -28,7 +28,8 @@ def export(
         typer.Option("--dtype", help="Dtype of the merged weights; default: that of the base, or bf16 if it is FP8."),
     ] = None,
     quantization: Annotated[
-        str | None, typer.Option("--quantization", metavar="TYPE", help="Quantization of a GGUF file, e.g. q8_0; default: none.")
+        str | None,
+        typer.Option("--quantization", metavar="TYPE", help="Quantization of a GGUF file, e.g. q8_0; default: none."),
     ] = None,
     max_shard_size: Annotated[
         str | None,

@@ -41,7 +41,9 @@ def generate(
     temperature: Temperature = 0.0,
     top_p: TopP = None,
     seed: Seed = None,
-    compare: Annotated[bool, typer.Option("--compare", help="Also show the base model's answer, side by side.")] = False,
+    compare: Annotated[
+        bool, typer.Option("--compare", help="Also show the base model's answer, side by side.")
+    ] = False,
     checkpoint: Checkpoint = None,
     model: BaseModel = None,
     raw: Annotated[

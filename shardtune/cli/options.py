@@ -96,7 +96,10 @@ Trained = Annotated[
 Checkpoint = Annotated[
     str | None,
     typer.Option(
-        "--checkpoint", metavar="WHICH", help="Checkpoint of a run: final, best, latest or a step number.", show_default="final"
+        "--checkpoint",
+        metavar="WHICH",
+        help="Checkpoint of a run: final, best, latest or a step number.",
+        show_default="final",
     ),
 ]
 BaseModel = Annotated[
@@ -105,7 +108,8 @@ BaseModel = Annotated[
 ]
 System = Annotated[str | None, typer.Option("--system", metavar="TEXT", help="System prompt.")]
 MaxNewTokens = Annotated[
-    int | None, typer.Option("--max-new-tokens", metavar="N", min=1, help="Longest answer, in tokens.", show_default="512")
+    int | None,
+    typer.Option("--max-new-tokens", metavar="N", min=1, help="Longest answer, in tokens.", show_default="512"),
 ]
 Temperature = Annotated[
     float, typer.Option("--temperature", metavar="T", help="0: greedy decoding; above 0: sampling.")

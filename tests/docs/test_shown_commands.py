@@ -13,8 +13,13 @@ import typer
 from not_run import ELSEWHERE, OTHERS, reason
 from running import REPOSITORY
 from shown_commands import (
-    PAGES, ShownCommand, commands_in_sentences, commands_of, hidden_commands, shown_commands,
-)  # fmt: skip
+    PAGES,
+    ShownCommand,
+    commands_in_sentences,
+    commands_of,
+    hidden_commands,
+    shown_commands,
+)
 
 SHOWN = shown_commands()
 OURS = [command for command in SHOWN if "shardtune" in command.words[:6]]
