@@ -21,23 +21,23 @@ def best(
         typer.Argument(metavar="RUN", help="Id or folder of a run.", show_default=False, autocompletion=complete_run),
     ],
     metric: Annotated[
-        str, typer.Option("--metric", metavar="NAME", help="Of its evaluations: loss or token_accuracy.")
+        str, typer.Option("--metric", metavar="NAME", help="Metric to compare evaluations by: loss or token_accuracy.")
     ] = "loss",
     earliest_tie: Annotated[
         bool,
-        typer.Option("--earliest-tie", help="Take the earliest checkpoint that cannot be told apart from the best."),
+        typer.Option("--earliest-tie", help="Choose the earliest checkpoint that is tied with the best."),
     ] = False,
     to_final: Annotated[
-        bool, typer.Option("--to-final", help="Make final/ that checkpoint; of a finished run only.")
+        bool, typer.Option("--to-final", help="Publish that checkpoint in final/; finished runs only.")
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Write nothing.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, with every evaluation.")] = False,
     runs_dir: RunsDir = None,
 ) -> None:
-    """Show which checkpoint of RUN is the best, and why: its evaluations, how much of them is noise, ties, overfitting.
+    """Show which checkpoint of RUN is the best, and why: its evaluations, their noise, ties and overfitting.
 
-    Then point to it: it is what `--checkpoint best` and `--resume best` mean from now on, until the run saves again.
-    A run in progress is only read.
+    Also makes it what `--checkpoint best` and `--resume best` refer to, until the run saves again. A run in progress is
+    not modified.
 
     Exit codes: 0 there is a best checkpoint; 1 no evaluated step has intact weights; 2 no such run, or no evaluations.
     """
