@@ -12,10 +12,11 @@ import numpy as np
 from shardtune.config import ConfigError, Place, load_config
 from shardtune.config.field_checks import check_fields
 from shardtune.config.overrides import read_overrides
+from shardtune.config.schema import SourceSection
 from shardtune.data.formats import loss_on
 from shardtune.data.prepare import prepare
 from shardtune.data.show_rows import special_ids
-from shardtune.data.source import Source, check_dataset_path, has_split
+from shardtune.data.source import Source, check_dataset_path, has_split, sources_of
 from shardtune.data.tokens import IGNORED
 from shardtune.errors import UserInputError
 from shardtune.evaluation.intervals import SEED
@@ -121,6 +122,8 @@ def data_section(tuned: TunedModel, choice: DataChoice) -> tuple[DataSection, bo
             check_dataset_path(section)
     with _said_by_options(tuned):
         split = choice.split or _default_split(section)
+        if choice.data is None and not isinstance(section.dataset_name_or_path, str):
+            section = section.model_copy(update={"dataset_name_or_path": _sources_with(section, split)})
     return section.model_copy(update={"train_split": split, "val_split": None}), False
 
 
@@ -256,6 +259,13 @@ def _without_run(tuned: TunedModel, choice: DataChoice) -> DataSection:
 
 def _names(overrides: Sequence[str]) -> set[str]:
     return {text.partition("=")[0].strip() for text in overrides}
+
+
+def _sources_with(section: DataSection, split: str) -> list[SourceSection]:
+    """Those of a mixture that have the split, each row once: a source's own split and weight are for training."""
+    sources = sources_of(section)
+    having = [source for source in sources if has_split(source, split, "--split")] or sources[:1]
+    return [SourceSection(path=source.path, config_name=source.config_name) for source in having]
 
 
 def _default_split(section: DataSection) -> str:
