@@ -277,7 +277,7 @@ def _say_rows(console: Console, rows: Rows, chosen: Chosen) -> None:
     own = "the run's own validation rows: " if rows.is_own else ""
     of = len(rows.prepared)
     drawn = "" if len(rows.chosen) == of else f"; a seeded sample of {len(rows.chosen):,} of {of:,} rows is evaluated"
-    terminal.say(console, "data", f"{own}{rows.name}, split {rows.split}")
+    terminal.say(console, "data", f"{own}{rows.name}" + (f", split {rows.split}" if rows.split else ""))
     terminal.say(console, "format", f"{rows.prepared_set.choice.name} ({rows.prepared_set.choice.why})")
     terminal.say(console, "rows", counts_line(rows.prepared, rows.section.max_length) + drawn)
     for why, number in rows.without_question.items():

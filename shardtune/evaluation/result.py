@@ -45,7 +45,7 @@ class Evaluation:
         data = self.about["data"]
         if data is not None:
             label = "own" if data["own_validation"] else Path(str(data["path"])).name.partition(".")[0]
-            what = f"{label}-{data['split']}"
+            what = f"{label}-{data['split']}" if data["split"] is not None else label
         else:
             what = "-".join(dict.fromkeys(task.task for task in self.tasks)) or "tasks"
         when = time.strftime("%Y%m%d-%H%M%S", time.localtime(self.began))

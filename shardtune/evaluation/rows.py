@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -57,7 +58,7 @@ class Rows:
         prepared: All rows.
         chosen: Numbers of those that are evaluated, rising.
         name: The data as one says it.
-        split: Of `name`.
+        split: Of `name`; None: that is a file, which has none.
         is_own: The run's own validation rows.
         questions: Rows with an answer; empty where `no_answers` says why.
         without_question: Rows that have none, by the reason.
@@ -69,7 +70,7 @@ class Rows:
     prepared: Prepared
     chosen: tuple[int, ...]
     name: str
-    split: str
+    split: str | None
     is_own: bool
     questions: tuple[Question, ...]
     no_answers: str
@@ -154,11 +155,13 @@ def read_rows(
     if not no_answers and not questions:
         no_answers = "no row has an answer within data.max_length"
     split = str(section.val_split) if is_own else section.train_split
+    is_file = choice.data is not None and choice.split is None and Path(choice.data).expanduser().is_file()
     if is_own and isinstance(section.val_split, float):
         split = f"held out ({section.val_split:g} of {section.train_split})"
     return Rows(
-        section, found, prepared, chosen, _shown(section), split, is_own, tuple(questions), no_answers, without, ends
-    )
+        section, found, prepared, chosen, _shown(section), None if is_file else split, is_own, tuple(questions),
+        no_answers, without, ends,
+    )  # fmt: skip
 
 
 def sample(rows: int, most: int | None) -> tuple[int, ...]:

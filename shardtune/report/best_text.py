@@ -190,8 +190,8 @@ def _overfits(best: Best) -> str:
     assert found is not None
     return (
         f"from step {found.onset:,} on: {count(found.evaluations, 'evaluation')} worse than step {best.lowest.step:,} "
-        f"beyond the noise, while the training loss fell from {found.train_before:.4f} to {found.train_after:.4f}. Train "
-        "for fewer steps (train.early_stopping_patience ends a run by itself), or on more data."
+        f"beyond the noise, while the training loss fell from {found.train_before:.4f} to {found.train_after:.4f}. "
+        "Train for fewer steps (train.early_stopping_patience ends a run by itself), or on more data."
     )
 
 

@@ -60,7 +60,7 @@ def test_the_runs_own_validation_rows_are_the_default(toy_run: Path) -> None:
 def test_another_file_is_read_as_the_runs_rows_are(toy_run: Path, tmp_path: Path) -> None:
     file = jsonl(tmp_path / "other.jsonl", [{"question": "w01 w02", "answer": "w02 w01"}])
     rows = read(toy_run, data=file)
-    assert not rows.is_own and rows.split == "train" and rows.chosen == (0,)
+    assert not rows.is_own and rows.split is None and rows.chosen == (0,)
     assert [len(rows.questions[0].prompt), len(rows.questions[0].expected)] == [3, 2]
     assert read(toy_run, data=str(toy_run.parents[1] / "data")).split == "validation"  # a folder has splits
     assert read(toy_run, data=str(toy_run.parents[1] / "data"), split="train").split == "train"
