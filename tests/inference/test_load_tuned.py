@@ -109,6 +109,15 @@ def test_an_adapter_of_another_model_is_refused(trained: tuple[PeftModel, Path],
         load_tuned(find_tuned(str(trained[1]), base=str(other)), torch.device("cpu"))
 
 
+def test_a_folder_that_is_no_adapter_is_named_for_what_it_is(trained: tuple[PeftModel, Path], tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_bytes((trained[1] / "adapter_config.json").read_bytes())
+    for folder, said in ((tmp_path, "but no adapter_model.safetensors"), (trained[1].parent / "base", "a whole model")):
+        with pytest.raises(UserInputError, match=said):
+            find_tuned(str(folder))
+    with pytest.raises(UserInputError, match="no run"):
+        find_tuned(str(tmp_path / "nowhere"))
+
+
 def test_an_adapter_that_names_no_base_says_how_to_name_it(trained: tuple[PeftModel, Path], tmp_path: Path) -> None:
     for file in trained[1].iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
