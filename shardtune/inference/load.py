@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
-_INITS_OF_ADAPTERS_ALONE = ("gaussian", "eva", "orthogonal")
+_INITS_OF_ADAPTERS_ALONE = ("gaussian", "eva", "orthogonal", "mica")
 
 
 @dataclass(frozen=True)
@@ -207,7 +207,7 @@ def _refuse_changed_base(tuned: TunedModel, config: LoraConfig) -> None:
         raise UserInputError(
             f"The adapter '{tuned.adapter}' changes the base model besides (init_lora_weights: {init}).",
             why="PEFT takes the adapter's initial values out of the base's weights whenever it loads such an adapter.",
-            fix="Convert it to plain LoRA, as PEFT describes: path_initial_model_for_weight_conversion of save_pretrained.",
+            fix="Convert it to plain LoRA with PEFT: save_pretrained(path_initial_model_for_weight_conversion=...).",
         )
     if config.layer_replication:
         raise UserInputError(
