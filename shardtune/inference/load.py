@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
-_INITS_OF_ADAPTERS_ALONE = ("gaussian", "eva", "orthogonal", "mica")
+_INITS_OF_ADAPTERS_ALONE = ("gaussian", "eva", "orthogonal", "mica", "lora_ga")
 
 
 @dataclass(frozen=True)
