@@ -73,5 +73,7 @@ def _record(found: Best, eval_loss: float | None, to_final: bool) -> Recorded:
     from shardtune.run.best import BestStep, record_best
 
     assert found.chosen is not None
-    step = BestStep(found.chosen.step, found.metric.name, found.chosen.value, eval_loss, found.is_tie)
+    chosen = found.chosen
+    in_final = chosen.weights == "final"
+    step = BestStep(chosen.step, found.metric.name, chosen.value, eval_loss, found.is_tie, in_final)
     return record_best(found.run, step, to_final=to_final)

@@ -92,10 +92,10 @@ def chat(
                 raise UserInputError(f"--{name} has no effect without --web.", fix="Leave it out, or add --web.")
     tuned = find_tuned(run, runs_dir, checkpoint=checkpoint, base=model)
     trained = trained_format(tuned, raw=raw)
-    from shardtune.inference.chat import ChatOptions
+    from shardtune.inference.answers import AnswerOptions
     from shardtune.inference.chat import chat as run_chat
 
-    options = ChatOptions(sampling, system, max_new_tokens, compare, device)
+    options = AnswerOptions(sampling, system, max_new_tokens, compare, device)
     if web:
         from shardtune.inference.web import Listening, serve_chat
 

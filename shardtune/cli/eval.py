@@ -126,8 +126,16 @@ def evaluate(
             raise UserInputError("--tasks names no task.", fix="Give names with commas between them.")
         wanted = TaskChoice(names, limit, include_path, num_fewshot, apply_chat_template)
         check_tasks(wanted)
-    folder = evaluations_folder(tuned.run) if tuned.run is not None else None
+    folder, unwritable = None, None
+    if tuned.run is not None:
+        try:
+            folder = evaluations_folder(tuned.run)
+        except UserInputError as error:  # somebody else's run
+            if out is None:
+                raise
+            unwritable = error
     if out is not None:
+        out = out.expanduser()
         check_out(out)
     choice = DataChoice(data, split, max_rows, tuple(override or ())) if with_data else None
 
@@ -145,6 +153,8 @@ def evaluate(
         say(console, "result", str(file))
     if not files:
         say(console, "notice", "Nothing is kept: the adapter lies in no run, and there is no --out.", "yellow")
+    elif unwritable is not None:
+        say(console, "notice", f"{unwritable.what} It is in --out alone, and in no report.", "yellow")
     elif folder is not None and tuned.run is not None:
         say(console, "report", f"shardtune report {tuned.run}")
     if as_json:

@@ -69,11 +69,12 @@ def generate(
     prompts = read_prompts(prompt or (), prompt_file)
     tuned = find_tuned(run, runs_dir, checkpoint=checkpoint, base=model)
     trained = trained_format(tuned, raw=raw)
-    from shardtune.inference import generate as inference
+    from shardtune.inference.answers import AnswerOptions
+    from shardtune.inference.generate import generate as answer
 
-    asked = inference.Asked(prompts, sampling, system, max_new_tokens, compare, as_json, device)
+    options = AnswerOptions(sampling, system, max_new_tokens, compare, device)
     try:
-        code = inference.generate(tuned, trained, asked)
+        code = answer(tuned, trained, prompts, options, as_json=as_json)
     except BrokenPipeError:  # `shardtune generate … | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,32 +18,47 @@ if TYPE_CHECKING:
     from shardtune.export.request import ExportLog
     from shardtune.inference.source import TunedModel
 
-_FILE = "generation_config.json"
+GENERATION_CONFIG = "generation_config.json"
 
 
-def add_end_of_turn(tuned: TunedModel, base: Path, folder: Path, log: ExportLog) -> None:
-    """Let generation_config.json in `folder` end answers where the chat template of training ends a turn.
+@dataclass(frozen=True)
+class AnswerEnd:
+    """The token that ended a turn in training.
 
-    A base model that learnt a chat template would otherwise go on: its own end of a text never comes.
+    Attributes:
+        settings: The base's generation settings, with it among `eos_token_id`.
+    """
+
+    token: str
+    number: int
+    settings: Mapping[str, Any]
+
+    def write(self, folder: Path, log: ExportLog) -> None:
+        text = json.dumps(self.settings, indent=2, ensure_ascii=False) + "\n"
+        (folder / GENERATION_CONFIG).write_text(text, encoding="utf-8")
+        log.say("answers", f"end at {self.token} (id {self.number}), as in training: added to {GENERATION_CONFIG}")
+
+
+def missing_answer_end(tuned: TunedModel, base: Path) -> AnswerEnd | None:
+    """What has to be added to the generation settings of the base so that answers end where they did in training.
+
+    A base model that learnt a chat template would otherwise go on: its own end of a text never comes. None where
+    nothing is missing, or where it is not known.
     """
     token, number = _end_of_turn(tuned, base)
-    known, _ = generation_defaults(folder)
+    known, _ = generation_defaults(base)
     if number is None or number in known:
-        return
-    config: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        return None
+    config: dict[str, Any] = json.loads((base / "config.json").read_text(encoding="utf-8"))
     text = config.get("text_config") or config
-    if (folder / _FILE).is_file():
-        settings = dict(json.loads((folder / _FILE).read_text(encoding="utf-8")))
+    if (base / GENERATION_CONFIG).is_file():
+        settings = dict(json.loads((base / GENERATION_CONFIG).read_text(encoding="utf-8")))
     else:  # transformers takes these from config.json then
         names = ("bos_token_id", "eos_token_id", "pad_token_id")
         settings = {name: text[name] for name in names if text.get(name) is not None}
     own = settings.get("eos_token_id", text.get("eos_token_id"))
     ids = own if isinstance(own, list) else [own] if own is not None else []
-    if number in ids:
-        return
-    settings["eos_token_id"] = [*ids, number]
-    (folder / _FILE).write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    log.say("answers", f"end at {token} (id {number}), as in training: added to {_FILE}")
+    return AnswerEnd(token, number, {**settings, "eos_token_id": [*ids, number]}) if number not in ids else None
 
 
 def _end_of_turn(tuned: TunedModel, base: Path) -> tuple[str, int | None]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from transformers import AutoModelForCausalLM
 
 from shardtune.errors import UserInputError
-from shardtune.export.answer_end import add_end_of_turn
+from shardtune.export.answer_end import missing_answer_end
 from shardtune.export.base_files import (
     copy_base_files,
     merged_config,
@@ -91,7 +91,8 @@ class MergedExport:
             self.base, dequantised=merged.dequantised, untied=merged.untied, dtype=merged.dtype, rows=merged.rows
         )
         write_config(config, folder)
-        add_end_of_turn(request.tuned, self.base, folder, log)
+        if (end := missing_answer_end(request.tuned, self.base)) is not None:
+            end.write(folder, log)
         if not any(any(folder.glob(pattern)) for pattern in ("token*", "tekken.json")):
             log.warn("Neither base nor adapter has a tokenizer: none is written.")
 

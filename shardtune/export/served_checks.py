@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from peft.tuners.lora import ParamWrapper
@@ -13,7 +13,7 @@ from shardtune.adapters.weight_changes import Dora, LowRank, Replaced, Rows, Wei
 from shardtune.errors import UserInputError
 from shardtune.export.request import ExportRequest
 from shardtune.export.served_factors import GATE_UP, LAYER
-from shardtune.export.served_models import SERVERS, ServedModel, Server
+from shardtune.export.served_models import SERVERS, UNKNOWN, ServedModel, Server
 from shardtune.model.experts import WEIGHTS, why_not_grouped
 from shardtune.model.locate import looks_local
 
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 MERGE = "Export merged weights, which every server loads: --to merged."
 _ALONE = "SGLang computes it together with q_a_proj, which this model does not have."
-_UNKNOWN = "It is not known to take LoRA there."
 
 
 def check_wrapper(
@@ -88,34 +87,36 @@ def check_modules(
             block, _, parameter = name.rpartition(".")
             why = model.refused.get(module.rpartition(".")[0])
             if parameter not in WEIGHTS or model.experts is None:
-                refused[module] = why or _UNKNOWN
+                refused[module] = why or UNKNOWN
             else:
                 _check_gate_above_up(request, block, base.get_submodule(block))
-        elif place is None or module not in model.modules:
-            refused[module] = model.refused.get(module) or _UNKNOWN
+        elif (why := model.why_not(module, base.config)) is not None:
+            refused[module] = why
         elif module.endswith("kv_a_proj_with_mqa") and server.ranks is None and not _has(base, name, "q_a_proj"):
             refused[module] = _ALONE
     if refused:
         first, why = next(iter(refused.items()))
+        applied = [one.rpartition(".")[2] for one in model.modules if model.why_not(one, base.config) is None]
+        without = f" Or train without it: lora.target_modules {', '.join(dict.fromkeys(applied))}." if applied else ""
         others = f" {len(refused) - 1} more: {', '.join(list(refused)[1:4])}." if len(refused) > 1 else ""
         raise UserInputError(
             f"--to {request.target}: {server.title} would not apply the adapter on '{first}'.",
             why=f"{why}{others} (Read in {server.source}.)",
-            fix=f"{MERGE}{_elsewhere(server, str(base.config.model_type), refused)} Or train without it: "  # type: ignore[union-attr]
-            f"lora.target_modules {', '.join(dict.fromkeys(one.rpartition('.')[2] for one in model.modules))}.",
+            fix=f"{MERGE}{_elsewhere(server, base.config, refused)}{without}",
         )
 
 
-def _elsewhere(server: Server, kind: str, refused: Collection[str]) -> str:
+def _elsewhere(server: Server, config: Any, refused: Collection[str]) -> str:
     for name, other in SERVERS.items():
-        model = other.models.get(kind)
-        if other is not server and model is not None and set(refused) <= set(model.modules):
+        model = other.models.get(config.model_type)
+        if other is not server and model is not None and all(model.why_not(one, config) is None for one in refused):
             return f" {other.title} applies it: --to {name}."
     return ""
 
 
 def _has(base: nn.Module, name: str, sibling: str) -> bool:
-    return hasattr(base.get_submodule(name.rpartition(".")[0].rpartition(".")[0]), sibling)
+    # transformers sets what a config leaves out to None.
+    return getattr(base.get_submodule(name.rpartition(".")[0].rpartition(".")[0]), sibling, None) is not None
 
 
 def _check_gate_above_up(request: ExportRequest, block: str, experts: nn.Module) -> None:

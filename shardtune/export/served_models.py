@@ -12,6 +12,8 @@ from typing import Literal
 
 ServerName = Literal["vllm", "sglang"]
 
+UNKNOWN = "It is not known to take LoRA there."
+
 _ATTENTION = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
 _COMPRESSED = ("self_attn.q_a_proj", "self_attn.kv_a_proj_with_mqa")
 _MLP = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
@@ -47,7 +49,8 @@ class ServedModel:
         wrappers: Vision+text models (their `model_type`) that can be served whole.
         mistral_format: The server's class reads Mistral's own files: params.json and consolidated*.safetensors.
         refused: Why a module takes no LoRA, where that is known.
-        flags: What the server has to be started with besides.
+        needs: What config.json has to set for a module's adapter, and why.
+        flags: What the server has to be started with besides, word by word.
     """
 
     modules: tuple[str, ...]
@@ -56,7 +59,19 @@ class ServedModel:
     wrappers: tuple[str, ...] = ()
     mistral_format: bool = False
     refused: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    needs: Mapping[str, tuple[str, str]] = field(default_factory=lambda: MappingProxyType({}))
     flags: tuple[str, ...] = ()
+
+    def why_not(self, module: str, config: object) -> str | None:
+        """Why an adapter on a linear module is not applied; None: it is.
+
+        Args:
+            config: The text model's.
+        """
+        if module not in self.modules:
+            return self.refused.get(module, UNKNOWN)
+        name, why = self.needs.get(module, ("", ""))
+        return f"{why} This model's config.json has no {name}." if name and not getattr(config, name, None) else None
 
 
 @dataclass(frozen=True)
@@ -88,6 +103,12 @@ _ABSORBED = (
     "While decoding, attention multiplies with its base weight directly: the adapter would act on prompts alone."
 )
 _DENSE = ServedModel((*_ATTENTION, *_MLP))
+_DENSE_LAYERS = (
+    "mlp_only_layers",
+    "vLLM's class knows the parts of gate_up_proj only where it lists dense layers there.",
+)
+_ALL_SPARSE = dict.fromkeys(_MLP, "SGLang's class makes a mixture of experts of every layer.")
+_HEAD_DIM = ("head_dim", "SGLang takes the sizes of its buffers from it.")
 _GATED_WIDTH = (
     "SGLang takes the width of the shared expert from intermediate_size, which is that of other layers: the adapter "
     "would not fit its buffers."
@@ -103,7 +124,7 @@ _VLLM = {
     "gemma2": _DENSE,
     "gemma3_text": ServedModel(_DENSE.modules, wrappers=("gemma3",)),
     "qwen2_moe": ServedModel((*_ATTENTION, *_MLP, *_SHARED_ONE), Experts()),
-    "qwen3_moe": ServedModel((*_ATTENTION, *_MLP), Experts()),
+    "qwen3_moe": ServedModel((*_ATTENTION, *_MLP), Experts(), needs=dict.fromkeys(_MLP[:2], _DENSE_LAYERS)),
     "mixtral": ServedModel(_ATTENTION, Experts("block_sparse_moe.experts", "w1", "w3", "w2")),
     "glm4_moe": ServedModel((*_ATTENTION, *_MLP, *_SHARED), Experts()),
     "deepseek_v3": ServedModel(
@@ -125,7 +146,9 @@ _VLLM = {
                 " not name the parts: it refuses such an adapter.",
             ),
         },
-        flags=("--tokenizer-mode mistral", "--config-format mistral", "--load-format mistral"),
+        flags=(
+            "--tokenizer-mode", "mistral", "--config-format", "mistral", "--load-format", "mistral",
+        ),
     ),
 }  # fmt: skip
 
@@ -144,14 +167,16 @@ _SGLANG = {
     "gemma2": _DENSE,
     "gemma3_text": _DENSE,
     "qwen2_moe": ServedModel(_ATTENTION, refused=dict.fromkeys((*_MLP, *_SHARED_ONE, "mlp.experts"), _GATED_WIDTH)),
-    "qwen3_moe": ServedModel((*_ATTENTION, *_MLP), Experts()),
+    "qwen3_moe": ServedModel(_ATTENTION, Experts(), refused=_ALL_SPARSE),
     # Names are matched by layer and projection; its module is block_sparse_moe, but w1, w2 and w3 are no target names.
-    "mixtral": ServedModel(_ATTENTION, Experts("block_sparse_moe.experts")),
+    "mixtral": ServedModel(
+        _ATTENTION, Experts("block_sparse_moe.experts"), needs=dict.fromkeys(_ATTENTION, _HEAD_DIM)
+    ),
     "glm4_moe": ServedModel((*_ATTENTION, *_MLP, *_SHARED), Experts(), flags=(_UNFUSED,)),
     "deepseek_v3": ServedModel(_MLA, Experts(), refused=_NO_Q, flags=(_UNFUSED,)),
     "mistral4": ServedModel(
         _MLA, Experts(), text_alone=False, wrappers=("mistral3",), mistral_format=True, refused=_NO_Q,
-        flags=("--model-config-parser mistral", "--load-format mistral", _UNFUSED),
+        flags=("--model-config-parser", "mistral", "--load-format", "mistral", _UNFUSED),
     ),
 }  # fmt: skip
 

@@ -6,10 +6,12 @@ routed expert, gets 2-D tensors of one rank whose product needs no scale.
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
@@ -19,6 +21,7 @@ from shardtune.adapters.weight_changes import LowRank, weight_changes
 from shardtune.checkpoint.adapter import write_adapter_files
 from shardtune.checkpoint.wrapper import served_name
 from shardtune.errors import UserInputError
+from shardtune.export.answer_end import AnswerEnd, missing_answer_end
 from shardtune.export.request import CardParts, ExportLog, ExportRequest, Verification
 from shardtune.export.served_checks import MERGE, check_modules, check_wrapper, low_rank
 from shardtune.export.served_factors import Factors, max_rank, relative_difference, served_factors
@@ -26,6 +29,7 @@ from shardtune.export.served_models import SERVERS, ServedModel, Server, ServerN
 from shardtune.export.served_reading import read_changes, wrong
 from shardtune.inference.load import MetaAdapter, build_adapted, load_tuned_tokenizer
 from shardtune.model.load import load_tokenizer
+from shardtune.model.locate import local_or_hub, looks_local
 from shardtune.model.weight_loading import is_adapter, unwrapped_name
 
 if TYPE_CHECKING:
@@ -46,6 +50,7 @@ class ServedAdapter:
         prefixes: Prefix of the text model's names → that of the model that is served.
         rank: Of every tensor that is written.
         template: The chat template of training, where the base has another.
+        end: Of an answer, where the base goes on.
     """
 
     request: ExportRequest
@@ -56,6 +61,7 @@ class ServedAdapter:
     prefixes: Mapping[str, str]
     rank: int
     template: str | None
+    end: AnswerEnd | None
 
     @property
     def nbytes(self) -> int:
@@ -70,6 +76,8 @@ class ServedAdapter:
         write_adapter_files(self._config(), tensors, folder)
         if self.template is not None:
             (folder / _TEMPLATE).write_text(self.template, encoding="utf-8")
+        if self.end is not None:
+            self.end.write(folder, log)
         log.say("adapter", f"{len(tensors) // 2} modules of rank {self.rank}, float32, scale 1")
         log.say("serve", self.command(str(self.request.out)))
 
@@ -102,7 +110,8 @@ class ServedAdapter:
         base = self.request.tuned.base.model_name_or_path
         asked = self.adapter_name if self.server.package == "vllm" else f"{base}:{self.adapter_name}"
         usage = (
-            f"```bash\n{self.command('{folder}')}\n```\n\nRequests name the adapter as their model: `{asked}`. "
+            f"```bash\n{self.command(self.request.out.name)}\n```\n\n"
+            f"Requests name the adapter as their model: `{asked}`. "
             f"Names and layout are those that {self.server.source} loads."
         )
         contents = (
@@ -119,21 +128,31 @@ class ServedAdapter:
 
     def command(self, folder: str) -> str:
         """What starts the server with the adapter. Flags are those of the sources in `served_models`."""
-        base = shlex.quote(self.request.tuned.base.model_name_or_path)
-        given = f"{self.adapter_name}={folder if folder == '{folder}' else shlex.quote(folder)}"
+        section, name = self.request.tuned.base, self.adapter_name
+        base = local_or_hub(section.model_name_or_path)
+        given = f"{name}={folder}"
         if self.server.ranks is not None:
             limit = next(rank for rank in self.server.ranks if rank >= self.rank)
-            parts = [f"vllm serve {base} --enable-lora --max-lora-rank {limit} --lora-modules {given}"]
+            if set("=,") & set(folder):  # vLLM splits at each "=", and takes what has a comma for JSON
+                given = json.dumps({"name": name, "path": folder})
+            words = ["vllm", "serve", base, "--enable-lora", "--max-lora-rank", str(limit)]
+            words += ["--lora-modules", given]
         else:
-            parts = [
-                f"python -m sglang.launch_server --model-path {base} --enable-lora --lora-paths {given} "
-                f"--max-lora-rank {self.rank} --max-loras-per-batch 2 --lora-strict-loading"
-            ]
-        # Mistral's own tokenizer has no chat template.
-        parts += [flag for flag in self.model.flags if self.template is None or "tokenizer" not in flag]
+            words = ["python", "-m", "sglang.launch_server", "--model-path", base]
+            words += ["--enable-lora", "--lora-paths", given, "--max-lora-rank", str(self.rank)]
+            words += ["--max-loras-per-batch", "2", "--lora-strict-loading"]
+        if section.revision is not None and not looks_local(base):
+            words += ["--revision", section.revision]
+        words += self.model.flags
         if self.template is not None:
-            parts.append(f"--chat-template {folder}/{_TEMPLATE}")
-        return " ".join(parts)
+            # Mistral's own tokenizer takes no template, and left alone vLLM chooses that one where it finds its file.
+            words = ["hf" if before == "--tokenizer-mode" else word for before, word in pairwise(["", *words])]
+            words += ["--chat-template", f"{folder}/{_TEMPLATE}"]
+        if self.end is not None and self.server.ranks is not None:
+            words += ["--generation-config", folder]
+        elif self.end is not None:  # SGLang reads the base's generation_config.json alone
+            words += ["--json-model-override-args", json.dumps({"eos_token_id": self.end.settings["eos_token_id"]})]
+        return shlex.join(words)
 
     @property
     def _experts(self) -> bool:
@@ -196,6 +215,7 @@ def prepare(request: ExportRequest) -> ServedAdapter:
         wrapper.served if wrapper is not None else {},
         rank,
         _other_template(request, adapted.folder),
+        missing_answer_end(request.tuned, adapted.folder),
     )
 
 

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
+_INITS_OF_ADAPTERS_ALONE = ("gaussian", "eva", "orthogonal", "mica", "lora_ga")
 
 
 @dataclass(frozen=True)
@@ -194,8 +195,26 @@ def _peft_config(tuned: TunedModel) -> LoraConfig:
             fix="Use an adapter that the installed PEFT can load.",
         ) from error
     assert isinstance(config, LoraConfig)  # `find_tuned` refuses others
+    _refuse_changed_base(tuned, config)
     config.inference_mode = False  # what trained is what is loaded; requires_grad says which
     return config
+
+
+def _refuse_changed_base(tuned: TunedModel, config: LoraConfig) -> None:
+    """PEFT changes the base's weights or layers as it loads these adapters, so that it is W + BA of another W."""
+    init = config.init_lora_weights
+    if isinstance(init, str) and init.lower() not in _INITS_OF_ADAPTERS_ALONE:
+        raise UserInputError(
+            f"The adapter '{tuned.adapter}' changes the base model besides (init_lora_weights: {init}).",
+            why="PEFT takes the adapter's initial values out of the base's weights whenever it loads such an adapter.",
+            fix="Convert it to plain LoRA with PEFT: save_pretrained(path_initial_model_for_weight_conversion=...).",
+        )
+    if config.layer_replication:
+        raise UserInputError(
+            f"The adapter '{tuned.adapter}' repeats layers of the base model (layer_replication).",
+            why="Such a model has more layers than its base's files.",
+            fix="Merge it with PEFT: merge_and_unload.",
+        )
 
 
 def _trained_rows(config: LoraConfig) -> list[int]:

@@ -214,11 +214,15 @@ class ChatFormat:
     kind: ClassVar[Kind] = "chat"
     has_turns: ClassVar[bool] = True
     asked: ClassVar[tuple[str, ...]] = ()
-    tail: ClassVar[str] = ""
 
     @property
     def end(self) -> str:
         return self.renderer.finder.end_of_turn.strip()
+
+    @property
+    def tail(self) -> str:
+        """An end of turn that is no token: the model has learnt to spell it out."""
+        return "" if self.end in self.encoder.tokenizer.get_vocab() else self.end
 
     @property
     def description(self) -> str:

@@ -75,8 +75,25 @@ def find_tuned(
             )
         path = path.resolve()
         return _described(path, _run_of(path), base)
+    _refuse_folder(path)
     run = find_run(given, runs_dir)
     return _described(_adapter_of(run, checkpoint), run, base)
+
+
+def _refuse_folder(path: Path) -> None:
+    """A folder that is taken for an adapter, and is none."""
+    if (path / ADAPTER_CONFIG).is_file():
+        raise UserInputError(
+            f"'{path}' has {ADAPTER_CONFIG}, but no {ADAPTER_WEIGHTS}.",
+            why="Weights are read from safetensors alone.",
+            fix="Copy the file, or let PEFT write the adapter again: model.save_pretrained(folder).",
+        )
+    if (path / "config.json").is_file():
+        raise UserInputError(
+            f"'{path}' is a whole model, not a run or an adapter.",
+            why="Base and tuned model are read as a base and an adapter on it.",
+            fix="Give the run that trained it, or its adapter; a merged model is served by vLLM or SGLang.",
+        )
 
 
 def _adapter_of(run: Path, checkpoint: str | None) -> Path:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import secrets
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import uvicorn
 from starlette.applications import Starlette
@@ -113,10 +115,10 @@ def listen(host: str, port: int, token: str | None, what: str = "The dashboard")
         UserInputError: the address cannot be bound.
     """
     local = is_loopback(host)
-    if token == "" or (token is not None and len(token) < 8):
+    if token is not None and not re.fullmatch(r"[!-~]{8,}", token):
         raise UserInputError(
-            "--token is too short.",
-            fix="Use at least 8 characters, or omit it to have one generated.",
+            "--token is too short, or has characters that do not fit into an address.",
+            fix="Use at least 8 of the characters that an English keyboard has, or omit it to have one generated.",
         )
     if token is None and not local:
         token = secrets.token_urlsafe(24)
@@ -134,7 +136,8 @@ def listen(host: str, port: int, token: str | None, what: str = "The dashboard")
     if host in ("0.0.0.0", "::"):
         shown = socket.gethostname()
     names = ("127.0.0.1", "localhost", "::1", host) if local else ()
-    return Address(listening, f"http://{shown}:{number}/" + (f"?token={token}" if token else ""), token, names)
+    query = f"?{urlencode({'token': token})}" if token else ""
+    return Address(listening, f"http://{shown}:{number}/{query}", token, names)
 
 
 def serve(root: Path, address: Address, ready: Callable[[], None]) -> None:

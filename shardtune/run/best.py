@@ -19,6 +19,7 @@ class BestStep:
     Attributes:
         metric: What it is the best by, as `eval` events name it, with its value.
         is_tie: It is not the best value, but cannot be told apart from it.
+        in_final: `final/` is of it, and no intact checkpoint.
     """
 
     step: int
@@ -26,6 +27,7 @@ class BestStep:
     value: float
     eval_loss: float | None
     is_tie: bool = False
+    in_final: bool = False
 
 
 @dataclass(frozen=True)
@@ -50,9 +52,11 @@ def record_best(run: Path, best: BestStep, *, to_final: bool) -> Recorded:
         UserInputError: `final/` was to be replaced and cannot be.
     """
     store = CheckpointStore(run / CHECKPOINTS, keep=None)
-    if best.step not in store.steps():
+    if best.in_final or best.step not in store.steps():
         stays = store.best()
         pointer = f"unchanged: these weights are in {FINAL}/ alone"
+        if stays is not None and stays[0] == best.step:
+            return Recorded(f"{pointer}. It names their damaged checkpoint: delete {store.path(best.step)}")
         return Recorded(pointer + (f", and of the checkpoints step {stays[0]:,} is the best" if stays else ""))
     if not to_final and _is_recorded(store, best):
         return Recorded(f"{store.folder / BEST} names step {best.step:,}")

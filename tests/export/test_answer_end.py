@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
 import yaml
-from export.exporting import export
+from export.exporting import Quiet, export
 from peft import LoraConfig, get_peft_model
 from toys import toy_chat_llama
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+
+from shardtune.export.request import ExportRequest, TargetName
+from shardtune.export.run import export_model
+from shardtune.inference.source import find_tuned
 
 
 def run_on_chats(folder: Path, kind: str = "chat") -> Path:
     """What is left of a run that trained on conversations."""
-    from transformers import AutoModelForCausalLM
-
     toy_chat_llama(folder / "base")
     model = AutoModelForCausalLM.from_pretrained(folder / "base")
     run = folder / "20260101-000000-abcd"
@@ -42,8 +46,6 @@ def run_on_chats(folder: Path, kind: str = "chat") -> Path:
 
 @pytest.mark.parametrize("file", [{"eos_token_id": 5, "top_p": 0.9}, {"eos_token_id": [5, 6]}, None])
 def test_its_token_joins_those_that_end_an_answer(file: dict[str, object] | None, tmp_path: Path) -> None:
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
     run = run_on_chats(tmp_path)
     (tmp_path / "base" / "generation_config.json").unlink()
     config = json.loads((tmp_path / "base" / "config.json").read_text())
@@ -56,6 +58,24 @@ def test_its_token_joins_those_that_end_an_answer(file: dict[str, object] | None
     before = [5] if file is None or file["eos_token_id"] == 5 else [5, 6]
     assert settings.eos_token_id == [*before, end]
     assert settings.top_p == (file or {}).get("top_p", settings.top_p)
+
+
+@pytest.mark.parametrize("target", ["vllm", "sglang"])
+def test_a_server_of_the_adapter_is_told_its_token(target: TargetName, tmp_path: Path) -> None:
+    """It would go by the generation settings of the base alone."""
+    run = run_on_chats(tmp_path)
+    (tmp_path / "base" / "generation_config.json").write_text(json.dumps({"eos_token_id": 5, "top_p": 0.9}))
+    log = Quiet()
+    export_model(ExportRequest(find_tuned(str(run / "final")), target, tmp_path / "out"), log)
+    [line] = [line for line in log.lines if line.startswith("serve ")]
+    words = shlex.split(line)
+    end = AutoTokenizer.from_pretrained(tmp_path / "base").convert_tokens_to_ids("<|im_end|>")
+    if target == "vllm":
+        folder = Path(words[words.index("--generation-config") + 1])
+        settings = GenerationConfig.from_pretrained(folder)
+        assert settings.eos_token_id == [5, end] and settings.top_p == 0.9
+    else:
+        assert json.loads(words[words.index("--json-model-override-args") + 1]) == {"eos_token_id": [5, end]}
 
 
 def test_what_ends_it_already_and_other_formats_leave_the_file_alone(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -103,8 +104,8 @@ def test_experts_are_served_one_by_one(
     kind: str, name: str, where: str, projections: tuple[str, str, str], tmp_path: Path
 ) -> None:
     adapter = _trained(
-        kind, name, tmp_path, target_modules=["q_proj", "k_proj", "v_proj"], target_parameters=_EXPERTS,
-        rank_pattern={"experts.down_proj": 2}, alpha_pattern={"experts.gate_up_proj": 7},
+        kind, name, tmp_path, {"head_dim": 8}, target_modules=["q_proj", "k_proj", "v_proj"],
+        target_parameters=_EXPERTS, rank_pattern={"experts.down_proj": 2}, alpha_pattern={"experts.gate_up_proj": 7},
     )  # fmt: skip
     linear = {"qkv_proj", "o_proj", "gate_up_proj", "down_proj"}
     vllm = vllm_deltas(_export(adapter, "vllm", tmp_path / "v"), linear, ["qkv_proj"], (where, projections), 4)
@@ -170,6 +171,17 @@ def test_compressed_attention_is_served_by_sglang_and_refused_for_vllm(tmp_path:
     assert "--to merged" in refused.value.fix
 
 
+def test_what_sglang_computes_with_queries_that_are_not_compressed_is_refused(tmp_path: Path) -> None:
+    adapter = _trained(
+        "deepseek_v3", "DeepseekV3ForCausalLM", tmp_path, {"q_lora_rank": None}, target_modules=["kv_a_proj_with_mqa"],
+        rank_pattern={}, alpha_pattern={},
+    )  # fmt: skip
+    with pytest.raises(UserInputError, match=r"'self_attn\.kv_a_proj_with_mqa'") as refused:
+        _export(adapter, "sglang", tmp_path / "s")
+    assert "together with q_a_proj" in str(refused.value.why)
+    _export(adapter, "vllm", tmp_path / "v")
+
+
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "DoRA": ({"target_modules": ["q_proj"], "use_dora": True}, "DoRA"),
     "trained in full": ({"target_modules": ["q_proj"], "modules_to_save": ["lm_head"]}, "trained in full"),
@@ -203,6 +215,32 @@ def test_dense_layers_that_peft_addresses_by_their_weight_are_modules_again(tmp_
     before = base.model.layers[0].mlp.gate_proj.weight.detach().clone()
     merged = PeftModel.from_pretrained(base, adapter).merge_and_unload().model.layers[0].mlp.gate_proj.weight
     torch.testing.assert_close(deltas["model.layers.0.mlp.gate_proj"], merged.detach() - before, rtol=1e-4, atol=1e-4)
+    with pytest.raises(UserInputError, match=r"SGLang would not apply the adapter on 'mlp\.gate_proj'") as refused:
+        _export(adapter, "sglang", tmp_path / "s")
+    assert "--to vllm" in refused.value.fix
+
+
+def test_dense_layers_that_vllm_does_not_see_in_the_config_are_refused(tmp_path: Path) -> None:
+    """Its class names the parts of gate_up_proj where `mlp_only_layers` has entries, whatever else makes layers dense."""
+    adapter = _trained(
+        "qwen3_moe", "Qwen3MoeForCausalLM", tmp_path, {"decoder_sparse_step": 2}, target_modules=["o_proj"],
+        target_parameters=["mlp.gate_proj.weight"], rank_pattern={}, alpha_pattern={},
+    )  # fmt: skip
+    with pytest.raises(UserInputError, match=r"the adapter on 'mlp\.gate_proj'") as refused:
+        _export(adapter, "vllm", tmp_path / "v")
+    assert "has no mlp_only_layers" in str(refused.value.why) and "--to sglang" not in refused.value.fix
+
+
+def test_attention_of_a_mixtral_is_refused_where_sglang_cannot_size_its_buffers(tmp_path: Path) -> None:
+    """Released Mixtrals have no head_dim, and SGLang multiplies with what transformers says then: None."""
+    adapter = _trained(
+        "mixtral", "MixtralForCausalLM", tmp_path, target_modules=["o_proj"], target_parameters=_EXPERTS,
+        rank_pattern={}, alpha_pattern={},
+    )  # fmt: skip
+    with pytest.raises(UserInputError, match=r"'self_attn\.o_proj'") as refused:
+        _export(adapter, "sglang", tmp_path / "s")
+    assert "has no head_dim" in str(refused.value.why) and "train without" not in refused.value.fix
+    _export(adapter, "vllm", tmp_path / "v")
 
 
 def test_a_rank_that_vllm_does_not_take_is_refused(tmp_path: Path) -> None:
@@ -284,6 +322,45 @@ def test_a_chat_template_of_its_own_goes_to_the_server(tmp_path: Path) -> None:
     assert (out / "chat_template.jinja").read_text() == "{{ messages }}"
     command = prepare(ExportRequest(find_tuned(str(adapter)), "sglang", out)).command(str(out))
     assert f"--chat-template {out}/chat_template.jinja" in command and "--lora-strict-loading" in command
+
+
+def _given(command: list[str], flag: str) -> str:
+    return command[command.index(flag) + 1]
+
+
+@pytest.mark.parametrize("folder", ["my runs/v", "lr=1e-4/v", "a,b/v", "plain/v"])
+def test_the_command_reaches_the_server_whatever_the_paths_are(folder: str, tmp_path: Path) -> None:
+    home = tmp_path / folder
+    adapter = _trained("llama", "LlamaForCausalLM", home, target_modules=["q_proj"], rank_pattern={}, alpha_pattern={})
+    tokenizer = transformers.AutoTokenizer.from_pretrained(home / "base")
+    tokenizer.chat_template = "{{ messages }}"
+    tokenizer.save_pretrained(adapter)
+    tuned, out = find_tuned(str(adapter)), str(home / "out")
+    vllm = shlex.split(prepare(ExportRequest(tuned, "vllm", Path(out))).command(out))
+    sglang = shlex.split(prepare(ExportRequest(tuned, "sglang", Path(out))).command(out))
+    assert vllm[2] == _given(sglang, "--model-path") == str(home / "base")
+    modules = _given(vllm, "--lora-modules")  # entrypoints/openai/cli_args.py, LoRAParserAction
+    if "=" in modules and "," not in modules:
+        name, path = modules.split("=")
+    else:
+        name, path = json.loads(modules)["name"], json.loads(modules)["path"]
+    assert (name, path) == ("adapter", out)
+    assert _given(sglang, "--lora-paths").split("=", 1) == ["adapter", out]
+    for command in (vllm, sglang):
+        assert _given(command, "--chat-template") == f"{out}/chat_template.jinja"
+
+
+def test_a_template_of_training_is_not_left_to_mistrals_own_tokenizer(tmp_path: Path) -> None:
+    """That one ignores --chat-template, and vLLM takes it by itself where tekken.json lies beside the weights."""
+    adapter = _mistral4_release(tmp_path, target_modules=["o_proj"], rank_pattern={}, alpha_pattern={})
+    tuned, out = find_tuned(str(adapter)), tmp_path / "v"
+    before = shlex.split(prepare(ExportRequest(tuned, "vllm", out)).command("F"))
+    assert _given(before, "--tokenizer-mode") == "mistral"
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "base")
+    tokenizer.chat_template = "{{ messages }}"
+    tokenizer.save_pretrained(adapter)
+    after = shlex.split(prepare(ExportRequest(tuned, "vllm", out)).command("F"))
+    assert _given(after, "--tokenizer-mode") == "hf" and _given(after, "--config-format") == "mistral"
 
 
 @pytest.mark.slow

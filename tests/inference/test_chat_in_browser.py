@@ -97,8 +97,10 @@ def test_it_is_written_as_it_comes_and_can_be_stopped(
     send(at, "Hello")
     at.until("document.querySelector('.answer.tuned .said.live')?.textContent.length > 3")
     assert len(computed) < 200
-    page.locator("#stop").click()
+    page.locator("#stop").focus()
+    page.keyboard.press("Enter")
     at.until(DONE)
+    assert page.evaluate("document.activeElement.id") == "question", "where the next question is typed"
     assert page.locator(".answer.tuned .note").inner_text() == "stopped"
     kept = page.evaluate(SAID, "tuned")[0]
     done = len(computed)

@@ -13,8 +13,7 @@ from typing import Any
 
 import uvicorn
 
-from shardtune.inference.answers import AnsweringModel
-from shardtune.inference.chat import ChatOptions
+from shardtune.inference.answers import AnsweringModel, AnswerOptions
 from shardtune.inference.sampling import Sampling
 from shardtune.inference.web import ChatApi, application
 from shardtune.report.server import listen
@@ -24,6 +23,7 @@ from shardtune.report.server import listen
 class Served:
     port: int
     token: str | None
+    printed: str
 
     @property
     def url(self) -> str:
@@ -52,9 +52,11 @@ class Served:
 
 
 @contextmanager
-def served(model: AnsweringModel, host: str = "127.0.0.1", options: ChatOptions | None = None) -> Iterator[Served]:
-    address = listen(host, 0, None, "The chat")
-    site = application(ChatApi(model, options or ChatOptions(Sampling())), address.names, address.token)
+def served(
+    model: AnsweringModel, host: str = "127.0.0.1", options: AnswerOptions | None = None, token: str | None = None
+) -> Iterator[Served]:
+    address = listen(host, 0, token, "The chat")
+    site = application(ChatApi(model, options or AnswerOptions(Sampling())), address.names, address.token)
     server = uvicorn.Server(
         uvicorn.Config(site, access_log=False, log_level="warning", lifespan="off", timeout_graceful_shutdown=2)
     )
@@ -65,7 +67,7 @@ def served(model: AnsweringModel, host: str = "127.0.0.1", options: ChatOptions 
         while not server.started:
             assert time.monotonic() < until
             time.sleep(0.01)
-        yield Served(address.listening.getsockname()[1], address.token)
+        yield Served(address.listening.getsockname()[1], address.token, address.url)
     finally:
         server.should_exit = True
         thread.join(30)

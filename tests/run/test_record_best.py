@@ -136,6 +136,20 @@ def test_weights_that_are_in_no_checkpoint_are_kept_beside_it(run: Path) -> None
     assert (done.kept / "tokenizer.json").is_file()
 
 
+def test_the_only_intact_copy_of_weights_is_kept(run: Path) -> None:
+    (store_of(run).path(30) / "adapter_model.safetensors").write_bytes(adapter(99))
+    done = record_best(run, BestStep(20, "loss", 1.5, 1.5), to_final=True)
+    assert done.kept == run / "final-step-000030"
+    assert (done.kept / "adapter_model.safetensors").read_bytes() == adapter(30)
+
+
+def test_a_damaged_checkpoint_is_not_pointed_to_where_final_has_its_weights(run: Path) -> None:
+    (store_of(run).path(20) / "adapter_model.safetensors").write_bytes(adapter(99))
+    done = record_best(run, BestStep(20, "loss", 1.5, 1.5, in_final=True), to_final=True)
+    assert f"delete {store_of(run).path(20)}" in done.pointer and not done.final
+    assert store_of(run).choice() is None and read_source(run / FINAL) == FinalSource(30, 1.7)
+
+
 def test_a_run_in_progress_is_not_written_to(run: Path) -> None:
     lease = Lease.take(run / LEASE)
     assert lease is not None
