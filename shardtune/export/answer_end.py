@@ -24,7 +24,7 @@ def add_end_of_turn(tuned: TunedModel, base: Path, folder: Path, log: ExportLog)
 
     A base model that learnt a chat template would otherwise go on: its own end of a text never comes.
     """
-    token, number = _end_of_turn(tuned, base)
+    token, number = end_of_turn(tuned, base)
     known, _ = generation_defaults(folder)
     if number is None or number in known:
         return
@@ -44,8 +44,8 @@ def add_end_of_turn(tuned: TunedModel, base: Path, folder: Path, log: ExportLog)
     log.say("answers", f"end at {token} (id {number}), as in training: added to {_FILE}")
 
 
-def _end_of_turn(tuned: TunedModel, base: Path) -> tuple[str, int | None]:
-    """The token and its id; None where training had no conversations, or it is not known."""
+def end_of_turn(tuned: TunedModel, base: Path) -> tuple[str, int | None]:
+    """The token that ended a turn in training, and its id; None: no conversations were trained on, or it is not known."""
     if tuned.run is None:
         return "", None
     try:
