@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
+_COPY = ".base_layer.weight"
+_CHANGE_THE_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 
 
 @dataclass(frozen=True)
@@ -111,7 +113,7 @@ def build_adapted(tuned: TunedModel, *, fp8: bool | None = None) -> MetaAdapter:
     if highest >= stored_rows:
         meta_model.model.resize_token_embeddings(highest + 1, mean_resizing=False)
     model = _adapted(meta_model.model, config, tuned)
-    tensors = read_adapter(tuned.adapter)
+    tensors = _without_copies(read_adapter(tuned.adapter), meta_model)
     try:
         check_adapter_matches(model, tensors)
     except AdapterMismatchError as error:
@@ -194,8 +196,43 @@ def _peft_config(tuned: TunedModel) -> LoraConfig:
             fix="Use an adapter that the installed PEFT can load.",
         ) from error
     assert isinstance(config, LoraConfig)  # `find_tuned` refuses others
+    _refuse_another_base(tuned, config)
     config.inference_mode = False  # what trained is what is loaded; requires_grad says which
     return config
+
+
+def _without_copies(tensors: dict[str, torch.Tensor], meta_model: MetaModel) -> dict[str, torch.Tensor]:
+    """Beside LoRA on a head PEFT's save_pretrained writes the head itself; one that is the base's says nothing new."""
+    copies = [name for name in tensors if name.endswith(_COPY)]
+    if not copies:
+        return tensors
+    mapping = meta_model.mapping
+    with ShardReader(mapping) as reader:
+        for name in copies:
+            base = name.removeprefix("base_model.model.").removesuffix(_COPY) + ".weight"
+            pieces = mapping.pieces.get(mapping.same.get(base, base), ())
+            if len(pieces) == 1 and pieces[0].scale is None and pieces[0].stored.shape == tuple(tensors[name].shape):
+                rows = reader.rows(pieces[0].stored, 0, len(tensors[name]))
+                if torch.equal(rows.to(tensors[name].dtype), tensors[name]):
+                    tensors = {other: tensor for other, tensor in tensors.items() if other != name}
+    return tensors
+
+
+def _refuse_another_base(tuned: TunedModel, config: LoraConfig) -> None:
+    """PEFT changes the base's weights when it puts such an adapter on: nothing computed here would be right."""
+    method = str(config.init_lora_weights).lower()
+    if method.startswith(_CHANGE_THE_BASE):
+        raise UserInputError(
+            f"The adapter '{tuned.adapter}' was trained with init_lora_weights: {config.init_lora_weights}.",
+            why="That takes a part out of the base's weights: the adapter does not belong to the base as it is stored.",
+            fix="Save it as plain LoRA: PEFT's save_pretrained(…, path_initial_model_for_weight_conversion=…).",
+        )
+    if config.layer_replication:
+        raise UserInputError(
+            f"The adapter '{tuned.adapter}' repeats layers of the base (layer_replication).",
+            why="The model it belongs to has more layers than the base's files.",
+            fix="Save the larger model, and train the adapter on that.",
+        )
 
 
 def _trained_rows(config: LoraConfig) -> list[int]:

@@ -75,6 +75,14 @@ def find_tuned(
             )
         path = path.resolve()
         return _described(path, _run_of(path), base)
+    if (path / ADAPTER_CONFIG).is_file() and not _is_adapter(path):
+        raise UserInputError(
+            f"'{given}' has {ADAPTER_CONFIG} and no {ADAPTER_WEIGHTS}.",
+            why="It has adapter_model.bin, a pickle format that is not supported."
+            if (path / "adapter_model.bin").is_file()
+            else "The weights were not copied.",
+            fix=f"Save the adapter again with PEFT (save_pretrained writes {ADAPTER_WEIGHTS}), or copy the file.",
+        )
     run = find_run(given, runs_dir)
     return _described(_adapter_of(run, checkpoint), run, base)
 

@@ -11,7 +11,7 @@ import torch
 from fp8_toys import to_fp8
 from peft import LoraConfig, PeftModel, get_peft_model_state_dict
 from toys import mistral4_config, save_toy, toy_wrapper
-from tuned_toys import CASES, IDS, tuned_toy
+from tuned_toys import CASES, IDS, adapted_toy, tuned_toy
 
 from shardtune.adapters.weight_changes import weight_changes
 from shardtune.checkpoint.adapter import write_adapter_files
@@ -118,3 +118,21 @@ def test_an_adapter_that_names_no_base_says_how_to_name_it(trained: tuple[PeftMo
         find_tuned(str(tmp_path))
     assert "--model" in refused.value.fix
     assert find_tuned(str(tmp_path), base="somewhere").base.model_name_or_path == "somewhere"
+
+
+@pytest.mark.parametrize(
+    "settings", [{"init_lora_weights": "pissa_niter_4"}, {"init_lora_weights": "olora"}, {"layer_replication": [[0, 2], [1, 2]]}]
+)  # fmt: skip
+def test_an_adapter_that_belongs_to_a_changed_base_is_refused(settings: dict[str, object], tmp_path: Path) -> None:
+    """PEFT takes a part out of the base's weights when it puts such an adapter on, which no export would notice."""
+    adapted_toy("llama", "LlamaForCausalLM", {"target_modules": ["q_proj"], **settings}, tmp_path)
+    with pytest.raises(UserInputError, match=next(iter(settings))):
+        build_adapted(find_tuned(str(tmp_path / "adapter")))
+
+
+def test_an_adapter_in_a_pickle_is_called_what_it_is(tmp_path: Path) -> None:
+    tuned_toy("dense", tmp_path)
+    (tmp_path / "adapter" / "adapter_model.safetensors").rename(tmp_path / "adapter" / "adapter_model.bin")
+    with pytest.raises(UserInputError) as refused:
+        find_tuned(str(tmp_path / "adapter"))
+    assert "adapter_model.safetensors" in refused.value.what and "pickle" in refused.value.why
