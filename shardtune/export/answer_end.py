@@ -45,7 +45,7 @@ def add_end_of_turn(tuned: TunedModel, base: Path, folder: Path, log: ExportLog)
 
 
 def end_of_turn(tuned: TunedModel, base: Path) -> tuple[str, int | None]:
-    """The token that ended a turn in training, and its id; None: no conversations were trained on, or it is not known."""
+    """The token that ended a turn in training, and its id; None: no conversations were trained on, or it is unknown."""
     if tuned.run is None:
         return "", None
     try:

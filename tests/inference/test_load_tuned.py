@@ -136,3 +136,12 @@ def test_an_adapter_in_a_pickle_is_called_what_it_is(tmp_path: Path) -> None:
     with pytest.raises(UserInputError) as refused:
         find_tuned(str(tmp_path / "adapter"))
     assert "adapter_model.safetensors" in refused.value.what and "pickle" in refused.value.why
+
+
+def test_a_base_that_has_moved_is_asked_for_by_the_option_of_the_command(tmp_path: Path) -> None:
+    tuned_toy("dense", tmp_path)
+    (tmp_path / "base").rename(tmp_path / "moved")
+    with pytest.raises(UserInputError) as refused:
+        build_adapted(find_tuned(str(tmp_path / "adapter")))
+    assert "does not exist" in refused.value.what and "--model PATH" in refused.value.fix
+    build_adapted(find_tuned(str(tmp_path / "adapter"), base=str(tmp_path / "moved")))
