@@ -85,8 +85,10 @@ def _refuse_folder(path: Path) -> None:
     if (path / ADAPTER_CONFIG).is_file():
         raise UserInputError(
             f"'{path}' has {ADAPTER_CONFIG}, but no {ADAPTER_WEIGHTS}.",
-            why="Weights are read from safetensors alone.",
-            fix="Copy the file, or let PEFT write the adapter again: model.save_pretrained(folder).",
+            why="It has adapter_model.bin, a pickle format that is not supported."
+            if (path / "adapter_model.bin").is_file()
+            else "The weights were not copied.",
+            fix=f"Copy the file, or save the adapter again with PEFT (save_pretrained writes {ADAPTER_WEIGHTS}).",
         )
     if (path / "config.json").is_file():
         raise UserInputError(
