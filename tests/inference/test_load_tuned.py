@@ -127,3 +127,16 @@ def test_an_adapter_that_names_no_base_says_how_to_name_it(trained: tuple[PeftMo
         find_tuned(str(tmp_path))
     assert "--model" in refused.value.fix
     assert find_tuned(str(tmp_path), base="somewhere").base.model_name_or_path == "somewhere"
+
+
+def test_a_base_that_has_moved_says_how_to_name_it(trained: tuple[PeftModel, Path], tmp_path: Path) -> None:
+    for file in trained[1].iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    config = tmp_path / "adapter_config.json"
+    gone = str(tmp_path / "gone")
+    config.write_text(json.dumps({**json.loads(config.read_text()), "base_model_name_or_path": gone}))
+    with pytest.raises(UserInputError, match="gone' is not there") as refused:
+        find_tuned(str(tmp_path))
+    assert str(tmp_path) in refused.value.why and "--model" in refused.value.fix
+    now = str(trained[1].parent / "base")
+    assert find_tuned(str(tmp_path), base=now).base.model_name_or_path == now
