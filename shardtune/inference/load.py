@@ -103,7 +103,7 @@ def build_adapted(tuned: TunedModel, *, fp8: bool | None = None) -> MetaAdapter:
     """
     # Attention code of training reads packed rows and knows no cache.
     section = tuned.base.model_copy(update={"attn_implementation": "auto"})
-    folder = _base_folder(tuned, section)
+    folder = model_folder(section)
     meta_model = build_meta_model(section, folder, read_headers(folder))
     if fp8 if fp8 is not None else _is_held_in_fp8(section, meta_model):
         use_fp8_storage(meta_model.model, fp8_blocks(meta_model))
@@ -123,20 +123,6 @@ def build_adapted(tuned: TunedModel, *, fp8: bool | None = None) -> MetaAdapter:
             fix="Give the model it was trained on: --model PATH.",
         ) from error
     return MetaAdapter(tuned, meta_model, model, tensors, folder, stored_rows)
-
-
-def _base_folder(tuned: TunedModel, section: ModelSection) -> Path:
-    """Raises:
-    UserInputError: it has been moved, or its name is relative to the folder that training was started in.
-    """
-    try:
-        return model_folder(section)
-    except UserInputError as error:
-        raise UserInputError(
-            f"The base model of '{tuned.name}' is not here. {error.what}",
-            why=error.why,
-            fix="Say where it is: --model PATH.",
-        ) from error
 
 
 def load_tuned(

@@ -147,10 +147,14 @@ def test_an_adapter_in_a_pickle_is_called_what_it_is(tmp_path: Path) -> None:
     assert "adapter_model.safetensors" in refused.value.what and "pickle" in refused.value.why
 
 
-def test_a_base_that_has_moved_is_asked_for_by_the_option_of_the_command(tmp_path: Path) -> None:
-    tuned_toy("dense", tmp_path)
-    (tmp_path / "base").rename(tmp_path / "moved")
-    with pytest.raises(UserInputError) as refused:
-        build_adapted(find_tuned(str(tmp_path / "adapter")))
-    assert "does not exist" in refused.value.what and "--model PATH" in refused.value.fix
-    build_adapted(find_tuned(str(tmp_path / "adapter"), base=str(tmp_path / "moved")))
+def test_a_base_that_has_moved_says_how_to_name_it(trained: tuple[PeftModel, Path], tmp_path: Path) -> None:
+    for file in trained[1].iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    config = tmp_path / "adapter_config.json"
+    gone = str(tmp_path / "gone")
+    config.write_text(json.dumps({**json.loads(config.read_text()), "base_model_name_or_path": gone}))
+    with pytest.raises(UserInputError, match="gone' is not there") as refused:
+        find_tuned(str(tmp_path))
+    assert str(tmp_path) in refused.value.why and "--model" in refused.value.fix
+    now = str(trained[1].parent / "base")
+    assert find_tuned(str(tmp_path), base=now).base.model_name_or_path == now
