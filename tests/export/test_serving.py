@@ -365,6 +365,14 @@ def test_a_template_of_training_is_not_left_to_mistrals_own_tokenizer(tmp_path: 
     tokenizer.save_pretrained(adapter)
     after = shlex.split(prepare(ExportRequest(tuned, "vllm", out)).command("F"))
     assert _given(after, "--tokenizer-mode") == "hf" and _given(after, "--config-format") == "mistral"
+    dense = _trained(
+        "mistral", "MistralForCausalLM", tmp_path / "7b", target_modules=["q_proj"], rank_pattern={}, alpha_pattern={}
+    )
+    tokenizer.save_pretrained(dense)
+    tuned = find_tuned(str(dense))
+    assert "--tokenizer-mode" not in prepare(ExportRequest(tuned, "vllm", out)).command("F")
+    (tmp_path / "7b" / "base" / "tekken.json").write_text("{}")
+    assert "--tokenizer-mode hf --chat-template" in prepare(ExportRequest(tuned, "vllm", out)).command("F")
 
 
 # The names of heads and widths that vLLM's attention kernels have, and an adapter that changes what is answered.
