@@ -1,7 +1,7 @@
 """Targets `vllm` and `sglang`: which adapter does the server compute exactly as it was trained?
 
-Both ignore PEFT's `rank_pattern`, `alpha_pattern` and `target_parameters`, without an error. So every module, and every
-routed expert, gets 2-D tensors of one rank whose product needs no scale.
+Both ignore PEFT's `target_parameters`, SGLang and older vLLM also `rank_pattern` and `alpha_pattern`, without an error.
+So every module, and every routed expert, gets 2-D tensors of one rank whose product needs no scale.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 _OUTER = "base_model.model."
 _TEMPLATE = "chat_template.jinja"
+_TOKENIZER = "--tokenizer-mode"
 _EXACT = 1e-6  # float32 rounds the scale into B (6e-8); the norms are taken in float64
 
 
@@ -49,6 +50,7 @@ class ServedAdapter:
         shapes: Of the base's parameters.
         prefixes: Prefix of the text model's names → that of the model that is served.
         rank: Of every tensor that is written.
+        flags: What the server has to be started with besides.
         template: The chat template of training, where the base has another.
         end: Of an answer, where the base goes on.
     """
@@ -60,6 +62,7 @@ class ServedAdapter:
     shapes: Mapping[str, tuple[int, ...]]
     prefixes: Mapping[str, str]
     rank: int
+    flags: tuple[str, ...]
     template: str | None
     end: AnswerEnd | None
 
@@ -143,10 +146,8 @@ class ServedAdapter:
             words += ["--max-loras-per-batch", "2", "--lora-strict-loading"]
         if section.revision is not None and not looks_local(base):
             words += ["--revision", section.revision]
-        words += self.model.flags
+        words += self.flags
         if self.template is not None:
-            # Mistral's own tokenizer takes no template, and left alone vLLM chooses that one where it finds its file.
-            words = ["hf" if before == "--tokenizer-mode" else word for before, word in pairwise(["", *words])]
             words += ["--chat-template", f"{folder}/{_TEMPLATE}"]
         if self.end is not None and self.server.ranks is not None:
             words += ["--generation-config", folder]
@@ -206,6 +207,7 @@ def prepare(request: ExportRequest) -> ServedAdapter:
             f"--to {name}: the adapter has rank {rank}, and {server.title} takes up to {server.ranks[-1]}.", fix=MERGE
         )
     wrapper = meta_model.wrapper
+    template = _other_template(request, adapted.folder)
     return ServedAdapter(
         request,
         server,
@@ -214,7 +216,8 @@ def prepare(request: ExportRequest) -> ServedAdapter:
         {parameter: tuple(p.shape) for parameter, p in _base_parameters(adapted)},
         wrapper.served if wrapper is not None else {},
         rank,
-        _other_template(request, adapted.folder),
+        model.flags if template is None else _flags_for_template(server, model, adapted.folder),
+        template,
         missing_answer_end(request.tuned, adapted.folder),
     )
 
@@ -229,6 +232,13 @@ def _other_template(request: ExportRequest, folder: Path) -> str | None:
     tuned = load_tuned_tokenizer(request.tuned, folder).chat_template
     base = load_tokenizer(request.tuned.base, folder).chat_template
     return tuned if isinstance(tuned, str) and tuned != base else None
+
+
+def _flags_for_template(server: Server, model: ServedModel, folder: Path) -> tuple[str, ...]:
+    """Mistral's own tokenizer ignores --chat-template, and left alone vLLM chooses that one where it finds its file."""
+    others = tuple(word for before, word in pairwise(("", *model.flags)) if _TOKENIZER not in (before, word))
+    own = [*folder.glob("tekken.json"), *folder.glob("tokenizer.model.v*")]
+    return (*others, _TOKENIZER, "hf") if server.package == "vllm" and (own or others != model.flags) else model.flags
 
 
 def _on_meta(changes: Mapping[str, LowRank]) -> dict[str, LowRank]:

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import shlex
+import subprocess
+import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -361,22 +365,59 @@ def test_a_template_of_training_is_not_left_to_mistrals_own_tokenizer(tmp_path: 
     tokenizer.save_pretrained(adapter)
     after = shlex.split(prepare(ExportRequest(tuned, "vllm", out)).command("F"))
     assert _given(after, "--tokenizer-mode") == "hf" and _given(after, "--config-format") == "mistral"
+    dense = _trained(
+        "mistral", "MistralForCausalLM", tmp_path / "7b", target_modules=["q_proj"], rank_pattern={}, alpha_pattern={}
+    )
+    tokenizer.save_pretrained(dense)
+    tuned = find_tuned(str(dense))
+    assert "--tokenizer-mode" not in prepare(ExportRequest(tuned, "vllm", out)).command("F")
+    (tmp_path / "7b" / "base" / "tekken.json").write_text("{}")
+    assert "--tokenizer-mode hf --chat-template" in prepare(ExportRequest(tuned, "vllm", out)).command("F")
+
+
+# The names of heads and widths that vLLM's attention kernels have, and an adapter that changes what is answered.
+_WIDE = {"hidden_size": 128, "head_dim": 64, "num_attention_heads": 2, "num_key_value_heads": 1}
+_ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+_VLLM = os.environ.get("VLLM_PYTHON") or (sys.executable if importlib.util.find_spec("vllm") else None)
 
 
 @pytest.mark.slow
-@pytest.mark.gpu
-@pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")
-def test_vllm_loads_it(tmp_path: Path) -> None:
-    from vllm import LLM, SamplingParams  # type: ignore[import-not-found]
-    from vllm.lora.request import LoRARequest  # type: ignore[import-not-found]
-
-    adapter = _trained("llama", "LlamaForCausalLM", tmp_path, target_modules=["q_proj", "v_proj", "o_proj"])
+@pytest.mark.skipif(_VLLM is None, reason="vLLM is not installed; VLLM_PYTHON names a Python that has it")
+@pytest.mark.parametrize(
+    ("kind", "name", "settings"),
+    [
+        ("llama", "LlamaForCausalLM", {"target_modules": _ALL, "use_rslora": True}),
+        ("qwen3", "Qwen3ForCausalLM", {"target_modules": ["q_proj", "v_proj", "o_proj", "up_proj"]}),
+        ("qwen3_moe", "Qwen3MoeForCausalLM", {"target_modules": ["o_proj"], "target_parameters": _EXPERTS}),
+    ],
+)
+def test_vllm_itself_answers_as_peft_does(kind: str, name: str, settings: dict[str, Any], tmp_path: Path) -> None:
+    adapter = _trained(kind, name, tmp_path, _WIDE, **{**settings, "alpha_pattern": {"o_proj": 5}})
     out = _export(adapter, "vllm", tmp_path / "v")
-    server = LLM(str(tmp_path / "base"), enable_lora=True, max_lora_rank=8, dtype="float32", enforce_eager=True)
-    ids = [1, 5, 9, 20, 33]
-    once = SamplingParams(max_tokens=1, temperature=0, logprobs=5)
-    answer = server.generate({"prompt_token_ids": ids}, once, lora_request=LoRARequest("tuned", 1, str(out)))
-    base = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "base", dtype=torch.float32)
-    wanted = PeftModel.from_pretrained(base, adapter)(input_ids=torch.tensor([ids])).logits[0, -1].log_softmax(-1)
-    for token, found in answer[0].outputs[0].logprobs[0].items():
-        assert abs(found.logprob - float(wanted[token])) < 1e-2
+    request = {
+        "base": str(tmp_path / "base"), "adapter": str(out), "max_lora_rank": 8, "vocabulary": 72,
+        "experts": "target_parameters" in settings, "prompts": [[1, 5, 9], [1, 60, 61, 7, 12, 40], [1, *range(10, 40)]],
+    }  # fmt: skip
+    (tmp_path / "request.json").write_text(json.dumps(request))
+    script, answers_file = Path(__file__).with_name("vllm_answers.py"), tmp_path / "answers.json"
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    done = subprocess.run(
+        [str(_VLLM), str(script), str(tmp_path / "request.json"), str(answers_file)],
+        env=environment, capture_output=True, text=True, timeout=600,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-4000:]
+    answers = json.loads(answers_file.read_text())
+    if "skipped" in answers:
+        pytest.skip(answers["skipped"])
+    base = getattr(transformers, name).from_pretrained(tmp_path / "base", dtype=torch.float32)
+    model = PeftModel.from_pretrained(base, adapter)
+    for place, prompt in enumerate(request["prompts"]):
+        logprobs = {}
+        for side in ("tuned", "base"):
+            tokens = [token for token, _ in answers[side][place]]
+            found = torch.tensor([values for _, values in answers[side][place]])
+            with torch.no_grad(), model.disable_adapter() if side == "base" else nullcontext():
+                logits = model(input_ids=torch.tensor([[*prompt, *tokens]])).logits[0, len(prompt) - 1 : -1]
+            torch.testing.assert_close(found, logits.log_softmax(-1), rtol=0, atol=0.02)
+            logprobs[side] = found[0]
+        assert (logprobs["tuned"] - logprobs["base"]).abs().max() > 0.5  # else nothing is compared

@@ -71,7 +71,7 @@ def test_best_means_what_was_chosen_until_the_run_saves_again(run: Path) -> None
     assert "names step 10" in record_best(run, by_accuracy(10), to_final=False).pointer
     store = store_of(run)
     assert store.best() == (10, 1.6) and (store.folder / BEST).read_text() == "step-000010\n"
-    assert find_tuned(str(run), checkpoint="best", base="/m").step == 10
+    assert find_tuned(str(run), checkpoint="best", base=str(run)).step == 10
     assert next(iter(store.by_eval_loss())) == (20, 1.5), "load_best_model_at_end keeps to the eval loss"
     store.write(40, lambda folder: fill(folder, 40), {"eval_loss": 1.9})
     assert store.best() == (20, 1.5) and (store.folder / BEST).read_text() == "step-000020\n"
