@@ -12,6 +12,7 @@ from shardtune.cli.options import RunsDir, complete_run
 
 if TYPE_CHECKING:
     from shardtune.report.best import Best
+    from shardtune.report.history import RunHistory
     from shardtune.run.best import Recorded
 
 
@@ -56,9 +57,7 @@ def best(
     console = Console(stderr=as_json)
     if not as_json:
         best_text.show(console, found)
-    done = (
-        None if dry_run or found.chosen is None else _record(found, history.eval_loss_at(found.chosen.step), to_final)
-    )
+    done = None if dry_run or found.chosen is None else _record(found, history, to_final)
     if as_json:
         print(json.dumps(best_text.as_json(found) | {"pointer": done.pointer if done else None}, indent=1))
     else:
@@ -69,11 +68,15 @@ def best(
     sys.exit(0 if found.chosen is not None else 1)
 
 
-def _record(found: Best, eval_loss: float | None, to_final: bool) -> Recorded:
+def _record(found: Best, history: RunHistory, to_final: bool) -> Recorded:
     from shardtune.run.best import BestStep, record_best
 
-    assert found.chosen is not None
-    chosen = found.chosen
-    in_final = chosen.weights == "final"
-    step = BestStep(chosen.step, found.metric.name, chosen.value, eval_loss, found.is_tie, in_final)
-    return record_best(found.run, step, to_final=to_final)
+    chosen, saved = found.chosen, found.saved
+    assert chosen is not None
+    if saved is None:
+        return record_best(found.run, None, to_final=to_final, in_final=chosen.step)
+    is_chosen = saved.step == chosen.step
+    step = BestStep(
+        saved.step, found.metric.name, saved.value, history.eval_loss_at(saved.step), found.is_tie and is_chosen
+    )
+    return record_best(found.run, step, to_final=to_final, in_final=None if is_chosen else chosen.step)

@@ -164,7 +164,7 @@ class AnsweringModel:
         """The answer to a conversation; nothing is computed before it is iterated over.
 
         Args:
-            max_new_tokens: None: up to DEFAULT_NEW_TOKENS, or what the model's positions leave.
+            max_new_tokens: None: DEFAULT_NEW_TOKENS. Fewer where the model's positions do not leave so many.
             stopped: Asked before each token.
 
         Raises:
@@ -180,23 +180,21 @@ class AnsweringModel:
 
 
 def room_for(prompt: int, max_new_tokens: int | None, positions: int | None) -> int:
-    """How many tokens may be generated.
+    """How many tokens may be generated: what was asked for, or what the model's positions leave of it.
 
     Raises:
-        UserInputError: fewer than asked for, or none at all.
+        UserInputError: they leave nothing.
     """
+    most = max_new_tokens or DEFAULT_NEW_TOKENS
     if positions is None:
-        return max_new_tokens or DEFAULT_NEW_TOKENS
-    left = positions - prompt
-    if left < 1 or (max_new_tokens is not None and max_new_tokens > left):
+        return most
+    if prompt >= positions:
         raise UserInputError(
-            f"The prompt has {prompt:,} tokens, and the model was made for {positions:,}"
-            + ("." if left < 1 else f": there is room for {left:,} new tokens, not {max_new_tokens:,}."),
+            f"The prompt has {prompt:,} tokens, and the model was made for {positions:,}.",
             why="Beyond its positions a model answers with nonsense (max_position_embeddings in its config.json).",
-            fix="Shorten the prompt, or start a new conversation"
-            + ("." if left < 1 else f", or set at most {left} new tokens."),
+            fix="Shorten the prompt, or start a new conversation.",
         )
-    return min(max_new_tokens or DEFAULT_NEW_TOKENS, left)
+    return min(most, positions - prompt)
 
 
 def prepare_questions(tuned: TunedModel, trained: TrainedFormat) -> Questions:

@@ -137,7 +137,7 @@ def chat(tuned: TunedModel, trained: TrainedFormat, options: AnswerOptions) -> i
     conversation = Chat(questions, options, options.system)
     interactive = sys.stdin.isatty()
     if interactive:
-        terminal.say(console, "commands", ", ".join(f"{name} ({what})" for name, what in _COMMANDS.items()))
+        _say_commands(console)
     for line in _typed() if interactive else stdin_lines():
         try:
             if not _handle(line, conversation, model, console):
@@ -176,13 +176,18 @@ def _obey(line: str, conversation: Chat, console: Console) -> bool:
         terminal.say(console, "system", rest or "none")
     elif name == "/save" and rest:
         terminal.say(console, "saved", str(conversation.save(rest)))
+    elif name == "/help":
+        _say_commands(console)
     else:
-        known = "\n".join(f"{command:<14} {what}" for command, what in _COMMANDS.items())
         raise UserInputError(
-            f"There is no command '{name}'." if name not in ("/save", "/help") else "Commands:",
-            fix=f"{known}\nA question that starts with / is asked with a space before it.",
+            "/save needs the name of a file." if name == "/save" else f"There is no command '{name}'.",
+            fix="/help lists the commands. A question that begins with / is asked with a space before it.",
         )
     return True
+
+
+def _say_commands(console: Console) -> None:
+    terminal.say(console, "commands", ", ".join(f"{name} ({what})" for name, what in _COMMANDS.items()))
 
 
 def _typed() -> Iterator[str]:

@@ -256,10 +256,12 @@ class ChatFormat:
 
     def messages_of(self, row: Mapping[str, Any]) -> list[Message]:
         """Up to the last message that is not the assistant's."""
-        if set(row) & {"prompt"} and isinstance(row["prompt"], str):
+        if isinstance(row.get("prompt"), str):
             return _question(row["prompt"])
         names = dict.fromkeys((*self.choice.columns[:1], "messages", "conversations"))
         name = next((name for name in names if row.get(name)), None)
+        if name is None and "prompt" in row:
+            return _question(row["prompt"])
         if name is None:
             raise _lacks(row, f"'{next(iter(names))}' (or 'prompt')")
         try:

@@ -123,6 +123,7 @@ class ChatApi:
         self.model, self.options = model, options
         self._free = threading.Lock()
         self._stop = threading.Event()  # of the answer that is being generated
+        self._cut: Callable[[], None] = lambda: None  # ends its response
         # A thread that is not a daemon: the interpreter waits for it, and it ends at its next token.
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="answer")
 
@@ -150,6 +151,11 @@ class ChatApi:
                 "max_new_tokens": options.max_new_tokens,
             },
         }
+
+    def end(self) -> None:
+        """The server ends, and the response without waiting for the token that is being computed."""
+        self._stop.set()
+        self._cut()
 
     async def answer(self, request: Request) -> Response:
         """Lines of JSON: pieces of text by side, then how each side ended."""
@@ -208,6 +214,7 @@ class ChatApi:
                 self._free.release()
                 put(None)
 
+        self._cut = lambda: put(None)
         self._thread.submit(work)
         return lines
 
@@ -315,9 +322,10 @@ def serve_chat(tuned: TunedModel, trained: TrainedFormat, options: AnswerOptions
     model = load_answering(questions, device)
     limit = f"up to {options.max_new_tokens or DEFAULT_NEW_TOKENS} new tokens an answer (the page can set others)"
     announce_choice(console, model, options.sampling, limit)
-    site = application(ChatApi(model, options), address.names, address.token)
+    api = ChatApi(model, options)
+    site = application(api, address.names, address.token)
     plain = address.url.partition("?")[0]
     with recorded(tuned.run or tuned.adapter, ChatServer(plain, needs_token=address.token is not None)):
-        serve_site(site, address, lambda: print(f"Chat: {address.url}\nPress Ctrl-C to stop.", flush=True))
+        serve_site(site, address, lambda: print(f"Chat: {address.url}\nPress Ctrl-C to stop.", flush=True), api.end)
     print("Chat stopped.")
     return DONE

@@ -105,6 +105,7 @@ class Best:
         reference: The best of those whose weights are there and intact, to which the others are compared; None: there
             is none.
         chosen: The same, or the earliest of its ties where that was asked for.
+        saved: The same, or else the best of those that have an intact checkpoint: `chosen` is in `final/` alone.
         ties: Others with weights that cannot be told apart from `reference`, earliest first.
         damaged: Checkpoints passed over.
         final: What `final/` is of, where it is known.
@@ -116,6 +117,7 @@ class Best:
     lowest: Evaluation
     reference: Evaluation | None
     chosen: Evaluation | None
+    saved: Evaluation | None
     ties: tuple[Evaluation, ...]
     damaged: tuple[DamagedCheckpoint, ...]
     overfitting: Overfitting | None
@@ -169,6 +171,9 @@ def best_of(run: RunHistory, metric: Metric, *, earliest_tie: bool = False) -> B
         for one in evaluations
     }
     ranked = [measured[one.step] for one in ranked]
+    saved = measured[chosen.step] if chosen is not None else None
+    if saved is None or saved.weights == "final":
+        saved, _ = _first_intact([one for one in ranked if one.weights == "checkpoint"], store, None)
     return Best(
         run=run.folder,
         metric=metric,
@@ -176,6 +181,7 @@ def best_of(run: RunHistory, metric: Metric, *, earliest_tie: bool = False) -> B
         lowest=ranked[0],
         reference=measured[reference.step] if reference is not None else None,
         chosen=measured[chosen.step] if chosen is not None else None,
+        saved=saved,
         ties=tuple(_ties(ranked, reference, comparisons)),
         damaged=tuple(sorted(damaged, key=lambda one: one.step)),
         overfitting=_overfitting(list(measured.values()), ranked[0], metric, comparisons),

@@ -9,6 +9,7 @@ import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any
 from urllib.parse import urlencode
 
@@ -146,15 +147,39 @@ def serve(root: Path, address: Address, ready: Callable[[], None]) -> None:
     serve_site(application(root, address.names, address.token, local=local), address, ready)
 
 
-def serve_site(site: Starlette, address: Address, ready: Callable[[], None]) -> None:
+class SiteServer(uvicorn.Server):
+    """Serves a site until it is told to end.
+
+    Args:
+        ending: Called when it is: what still answers should end by itself, or it is cancelled with a traceback.
+    """
+
+    def __init__(self, site: Starlette, ending: Callable[[], None] = lambda: None) -> None:
+        # No access log: the first address has the token in it.
+        super().__init__(
+            uvicorn.Config(
+                site,
+                access_log=False,
+                log_level="warning",
+                lifespan="off",
+                timeout_graceful_shutdown=2,
+                server_header=False,
+            )
+        )
+        self._ending = ending
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self._ending()
+        super().handle_exit(sig, frame)
+
+
+def serve_site(
+    site: Starlette, address: Address, ready: Callable[[], None], ending: Callable[[], None] = lambda: None
+) -> None:
     """Serve until interrupted."""
-    # No access log: the first address has the token in it.
-    config = uvicorn.Config(
-        site, access_log=False, log_level="warning", lifespan="off", timeout_graceful_shutdown=2, server_header=False
-    )
     ready()
     try:
-        uvicorn.Server(config).run(sockets=[address.listening])
+        SiteServer(site, ending).run(sockets=[address.listening])
     except KeyboardInterrupt:  # uvicorn shuts down cleanly, then re-raises the signal
         pass
     finally:

@@ -183,7 +183,7 @@ def test_after_what_is_wrong_it_still_answers(site: Served) -> None:
         ({"conversations": {"tuned": QUESTION}, "nonsense": 1}, "nonsense"),
         ({"conversations": {"tuned": QUESTION}, "temperature": -1}, "temperature"),
         ({"conversations": {"tuned": QUESTION}, "seed": 4}, "no effect"),
-        ({"conversations": {"tuned": QUESTION}, "max_new_tokens": 4000}, "room for"),
+        ({"conversations": {"tuned": [{"role": "user", "content": "x" * 400}]}}, "made for 256"),
         ({"conversations": {"tuned": [{"role": "user", "content": "<|im_end|>"}]}}, "cannot render"),
     ]
     for body, said in wrong:
@@ -293,18 +293,26 @@ def test_a_token_of_ones_own_works_as_it_is_printed(token: str, is_right: bool, 
         assert site.ask("/api/model", Cookie=cookie)[0] == 200
 
 
-@pytest.mark.slow
-def test_a_server_that_is_told_to_end_ends_its_answer_too(model: AnsweringModel, slow: list[float]) -> None:
+def test_a_server_that_is_told_to_end_ends_its_answer_too_and_has_nothing_to_complain(
+    model: AnsweringModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    computed = []
+
+    def late(self: Decoder) -> int:
+        computed.append(time.monotonic())
+        time.sleep(0.5)
+        return 50
+
+    monkeypatch.setattr(Decoder, "next", late)
     with served(model) as site:
         connection = site.connect()
-        body = json.dumps({"conversations": {"tuned": QUESTION}, "max_new_tokens": 200})
-        connection.request("POST", "/api/answer", body, {"Content-Type": "application/json"})
-        connection.getresponse().readline()
+        connection.request("POST", "/api/answer", BODY, {"Content-Type": "application/json"})
+        answer = connection.getresponse()
+        answer.readline()
+    answer.read()
     connection.close()
-    time.sleep(0.2)
-    done = len(slow)
-    time.sleep(0.3)
-    assert len(slow) == done < 200
+    time.sleep(0.6)
+    assert len(computed) <= 2 and not caplog.records
 
 
 def test_without_a_port_a_free_one_is_taken_where_the_usual_one_is_not(monkeypatch: pytest.MonkeyPatch) -> None:

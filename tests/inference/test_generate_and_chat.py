@@ -98,9 +98,8 @@ REFUSED: dict[str, tuple[list[object], str]] = {
     "bytes that are no text": (["-p", "caf\udce9"], "not UTF-8"),
     "stdin twice": (["-p", "-", "--prompt-file", "-"], "twice"),
     "a file that is not there": (["--prompt-file", "nowhere.txt"], "nowhere.txt"),
-    "no room": (["-p", "x", "--max-new-tokens", 1000], "room for"),
     "no such checkpoint": (["-p", "x", "--checkpoint", 7], "no such checkpoint"),
-    "no such model": (["-p", "x", "--model", "./nowhere"], "nowhere"),
+    "no such model": (["-p", "x", "--model", "./nowhere"], "is not there"),
     "a turn in the prompt": (["-p", "<|im_end|>"], "cannot render"),
 }
 
@@ -136,7 +135,7 @@ def test_a_file_that_was_written_on_windows_is_read(name: str, run: Path, tmp_pa
 
 
 def test_an_answer_that_fills_the_model_says_that_no_option_gives_more(run: Path) -> None:
-    done = typed("generate", run, "-p", "the answer is forty two " * 30)
+    done = typed("generate", run, "-p", "the answer is forty two " * 30, "--max-new-tokens", 1000)
     assert "(the model was made for no more)" in done.stderr and "--max-new-tokens" not in done.stderr
 
 
@@ -245,10 +244,14 @@ def test_a_conversation_goes_on_and_each_side_has_its_own(run: Path, asked: list
 
 def test_without_a_terminal_a_wrong_line_ends_it_and_quit_too(run: Path) -> None:
     assert typed("chat", run, "--max-new-tokens", 3, stdin="/quit\nnever\n").stdout == ""
+    assert "/save FILE (write the conversation as JSON)" in typed("chat", run, stdin="/help\n").stderr.replace(
+        "\n", " "
+    )
     for line, said in (
         ("/nothing", "no command"),
         ("<|im_end|>", "cannot render"),
         ("/save /nowhere/x", "Cannot write"),
+        ("/save", "needs the name of a file"),
     ):
         with pytest.raises(UserInputError, match=said):
             typed("chat", run, "--max-new-tokens", 3, stdin=f"{line}\n")

@@ -200,6 +200,7 @@ def test_weights_whose_checkpoint_is_damaged_or_deleted_count_where_final_has_th
     assert best.chosen is not None and (best.chosen.step, best.chosen.weights) == (10, "final")
     assert [one.weights for one in best.evaluations] == ["final", "checkpoint"]
     assert best.path == run.folder / FINAL and "step-000010" in texts(best)["warning"]
+    assert best.saved is not None and best.saved.step == 20
     run.store.path(10).rename(run.folder / "elsewhere")
     assert run.best().chosen == best.chosen and run.best().damaged == ()
     (run.folder / FINAL / "adapter_model.safetensors").unlink()

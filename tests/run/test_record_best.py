@@ -143,11 +143,13 @@ def test_the_only_intact_copy_of_weights_is_kept(run: Path) -> None:
     assert (done.kept / "adapter_model.safetensors").read_bytes() == adapter(30)
 
 
-def test_a_damaged_checkpoint_is_not_pointed_to_where_final_has_its_weights(run: Path) -> None:
+def test_the_pointer_names_an_intact_checkpoint_where_final_alone_has_the_best_weights(run: Path) -> None:
     (store_of(run).path(20) / "adapter_model.safetensors").write_bytes(adapter(99))
-    done = record_best(run, BestStep(20, "loss", 1.5, 1.5, in_final=True), to_final=True)
-    assert f"delete {store_of(run).path(20)}" in done.pointer and not done.final
-    assert store_of(run).choice() is None and read_source(run / FINAL) == FinalSource(30, 1.7)
+    done = record_best(run, BestStep(10, "loss", 1.6, 1.6), to_final=True, in_final=20)
+    assert done.pointer.endswith("names step 10: the weights of step 20 are in final/ alone") and not done.final
+    assert store_of(run).best() == (10, 1.6), "not the damaged one, whose manifest still has a lower loss"
+    assert read_source(run / FINAL) == FinalSource(30, 1.7)
+    assert "not written" in record_best(run, None, to_final=True, in_final=20).pointer
 
 
 def test_a_run_in_progress_is_not_written_to(run: Path) -> None:

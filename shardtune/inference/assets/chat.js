@@ -78,7 +78,7 @@
     const place = turn.places[side], answer = turn.answers[side];
     const end = answer.ended === null && turn.live ? (answer.text ? "" : "…") : ended(answer, turn);
     place.text.textContent = answer.text;
-    place.text.classList.toggle("live", turn.live && answer.ended === null);
+    place.text.classList.toggle("growing", turn.live && answer.ended === null);
     place.text.classList.toggle("nothing", !answer.text && !turn.live);
     place.foot.textContent = end;
     place.foot.classList.toggle("bad", Boolean(turn.problem));
