@@ -107,6 +107,25 @@ def address(site: Path) -> Iterator[str]:
 
 
 @pytest.mark.slow
+def test_the_copy_button_takes_the_commands_without_prompts_and_output(address: str) -> None:
+    playwright = pytest.importorskip("playwright.sync_api", reason="needs the package playwright")
+    if _CHROMIUM is None:
+        pytest.skip("needs a Chromium (apt-get install chromium)")
+    with playwright.sync_playwright() as running:
+        browser = running.chromium.launch(executable_path=_CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+        context = browser.new_context(permissions=["clipboard-read", "clipboard-write"])
+        page = context.new_page()
+        for name, shown, copied in (
+            ("own-data", "torchrun", "torchrun --nproc-per-node 2 -m shardtune train run.yaml"),
+            ("quickstart", "task      turn a sentence", "make quickstart"),
+        ):
+            page.goto(f"{address}/{name}.html")
+            page.locator("pre", has_text=shown).first.locator(".md-code__button[data-md-type=copy]").click()
+            assert page.evaluate("navigator.clipboard.readText()").strip() == copied
+        browser.close()
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_in_a_browser_it_asks_nobody_else_and_finds_what_is_searched(address: str, scheme: str) -> None:
     playwright = pytest.importorskip("playwright.sync_api", reason="needs the package playwright")
