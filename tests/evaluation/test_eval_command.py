@@ -142,6 +142,7 @@ def test_a_run_without_final_says_which_checkpoints_there_are(tmp_path: Path) ->
 
 
 @needs_permissions
+@pytest.mark.slow
 def test_a_run_that_may_only_be_read_is_evaluated_into_a_file(
     toy_run: Path, tmp_path: Path, environment: dict[str, str]
 ) -> None:
