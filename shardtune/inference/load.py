@@ -64,9 +64,7 @@ class LoadedModel:
         trained = {name: self.model.get_parameter(name).data for name in self.own_biases}
         try:
             with warnings.catch_warnings():
-                warnings.filterwarnings(
-                    "ignore", "Careful, disabling adapter layers with bias"
-                )  # they are put back here
+                warnings.filterwarnings("ignore", "Careful, disabling adapter layers with bias")  # they change below
                 layers.disable_adapter_layers()
             for name, bias in self.own_biases.items():
                 self.model.get_parameter(name).data = bias
