@@ -41,7 +41,7 @@ class LoadedModel:
     """A trained model, ready to answer.
 
     Attributes:
-        model: Base and adapter; `model.disable_adapter()` is the base alone.
+        model: Base and adapter; `side` is the one or the other.
         folder: Of the base model's files.
         stored_rows: Rows of the embedding that the base has; tokens from this id on are known with the adapter alone.
         own_biases: The base's, of those that trained: PEFT has only one place for both.
@@ -61,18 +61,20 @@ class LoadedModel:
         if tuned:
             yield self.model
             return
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Careful, disabling adapter layers with bias")  # they are put back here
-            disabled = self.model.disable_adapter()
-        with disabled:
-            trained = {name: self.model.get_parameter(name).data for name in self.own_biases}
-            try:
-                for name, bias in self.own_biases.items():
-                    self.model.get_parameter(name).data = bias
-                yield self.model
-            finally:
-                for name, bias in trained.items():
-                    self.model.get_parameter(name).data = bias
+        # Not `disable_adapter`, which looks at every module for a report first: for each token, 15 ms in 36 layers.
+        layers = self.model.base_model
+        trained = {name: self.model.get_parameter(name).data for name in self.own_biases}
+        try:
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "Careful, disabling adapter layers with bias")  # they change below
+                layers.disable_adapter_layers()
+            for name, bias in self.own_biases.items():
+                self.model.get_parameter(name).data = bias
+            yield self.model
+        finally:
+            for name, bias in trained.items():
+                self.model.get_parameter(name).data = bias
+            layers.enable_adapter_layers()
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ import json
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -186,6 +187,16 @@ def test_control_characters_of_a_model_do_not_reach_a_terminal() -> None:
 
     assert shown("a\x1b[2J\x07\nb\tc\x9b", Terminal()) == "a[2J\nb\tc"
     assert shown("a\x1b[2J", io.StringIO()) == "a\x1b[2J"
+
+
+def test_of_answers_that_grow_beyond_the_screen_the_end_is_shown() -> None:
+    from rich.console import Console
+
+    from shardtune.inference.screen import _last_lines
+
+    reply: Any = SimpleNamespace(text="\n".join(map(str, range(50))))
+    lines = _last_lines(reply, Console(width=80, height=12), 2).plain.split("\n")
+    assert lines == [str(number) for number in range(40, 50)]
 
 
 def test_the_first_ctrl_c_is_noted_and_the_second_interrupts() -> None:

@@ -45,10 +45,14 @@ def _take_terminal() -> None:
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # Ctrl-C then reaches it as a signal
 
 
-def until(master: int, text: str, seconds: float = 120) -> str:
-    shown, end = "", time.monotonic() + seconds
+def until(master: int, text: str, seconds: float = 120, again: bytes = b"") -> str:
+    """What is shown up to a text; meanwhile, `again` is typed every 5 seconds."""
+    shown, end, typed = "", time.monotonic() + seconds, time.monotonic()
     while text not in shown:
         assert time.monotonic() < end, f"no {text!r} in {shown!r}"
+        if again and time.monotonic() > typed + 5:
+            os.write(master, again)
+            typed = time.monotonic()
         if select.select([master], [], [], 0.2)[0]:
             shown += os.read(master, 65536).decode(errors="replace")
     return shown
@@ -85,10 +89,10 @@ def test_a_conversation_that_was_learnt_is_answered_everywhere(journey: Journey,
         until(master, "\n> ")
         os.write(master, b"ping\n")
         until(master, f"{SAID['ping']}\r\n> ")
-        os.write(master, b"/nothing\n")
-        assert "/reset" in until(master, "space before it.\r\n> ")
+        os.write(master, b"/help\n")
+        assert "/reset" in until(master, "answer)\r\n> ")
         os.write(master, b"\x03")
-        until(master, "leaves.")
+        until(master, "leaves.", again=b"\x03")  # CPython misses one between readline's prompt and its first select
         os.write(master, b"/quit\n")
         assert process.wait(60) == 0
 
