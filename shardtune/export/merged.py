@@ -174,10 +174,11 @@ class MergedExport:
             text += f"; median parameter {percent(median.share)}, worst: {_listed(dict(ordered[:3]))}"
         log.say("rounding", f"{text} (rounding errors: {percent(whole.noise)} of its size)")
         lost = [name for name, part in ordered if part.share < _WARN_BAR]
-        if lost and not self.fp8:
+        if lost:
+            where = "FP8. --dtype bf16 keeps more of it" if self.fp8 else "this dtype. --dtype fp32 keeps all of it"
             log.warn(
                 f"{len(lost)} of {len(ordered)} changed parameters keep less than {percent(_WARN_BAR)} of their change "
-                "in this dtype. --dtype fp32 keeps all of it, in twice the space."
+                f"in {where}, in twice the space."
             )
 
 

@@ -110,12 +110,18 @@ def build_adapted(tuned: TunedModel, *, fp8: bool | None = None) -> MetaAdapter:
     if fp8 if fp8 is not None else _is_held_in_fp8(section, meta_model):
         use_fp8_storage(meta_model.model, fp8_blocks(meta_model))
     config = _peft_config(tuned)
+    tensors = _without_copies(read_adapter(tuned.adapter), meta_model)
+    if meta_model.wrapper is not None and any(".language_model." in name for name in tensors):
+        raise UserInputError(
+            f"The adapter '{tuned.adapter}' was trained on {meta_model.wrapper.class_name}, the vision+text model.",
+            why="Its tensors have the names of that class, and here the text model computes alone.",
+            fix=f"Merge it with PEFT: load {meta_model.wrapper.class_name}, then merge_and_unload.",
+        )
     stored_rows = len(meta_model.model.get_input_embeddings().weight)  # type: ignore[arg-type]
     highest = max(_trained_rows(config), default=-1)
     if highest >= stored_rows:
         meta_model.model.resize_token_embeddings(highest + 1, mean_resizing=False)
     model = _adapted(meta_model.model, config, tuned)
-    tensors = _without_copies(read_adapter(tuned.adapter), meta_model)
     try:
         check_adapter_matches(model, tensors)
     except AdapterMismatchError as error:

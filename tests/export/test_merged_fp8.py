@@ -123,6 +123,9 @@ def test_a_small_change_is_not_rounded_to_fp8(tmp_path: Path) -> None:
     assert [file.name for file in tmp_path.iterdir() if "out" in file.name or "export" in file.name] == []
     lowered = export(tmp_path / "adapter", tmp_path / "out", dtype="fp8", min_surviving_delta=0.0)
     assert lowered.verification.figures["surviving_delta"] < 0.9
+    assert (
+        "less than 90.0 % of their change in FP8" in (tmp_path / "out" / "README.md").read_text()
+    )  # its users are told
 
 
 def test_quantised_parts_of_the_vision_model_are_dequantised_too(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from fp8_toys import to_fp8
-from peft import LoraConfig, PeftModel, get_peft_model_state_dict
+from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict
 from toys import mistral4_config, save_toy, toy_wrapper
 from tuned_toys import CASES, IDS, adapted_toy, tuned_toy
 
@@ -158,3 +158,14 @@ def test_a_base_that_has_moved_says_how_to_name_it(trained: tuple[PeftModel, Pat
     assert str(tmp_path) in refused.value.why and "--model" in refused.value.fix
     now = str(trained[1].parent / "base")
     assert find_tuned(str(tmp_path), base=now).base.model_name_or_path == now
+
+
+def test_an_adapter_of_the_vision_text_class_is_called_what_it_is(tmp_path: Path) -> None:
+    from transformers import Mistral3ForConditionalGeneration
+
+    toy_wrapper(tmp_path / "base")
+    whole = Mistral3ForConditionalGeneration.from_pretrained(tmp_path / "base")
+    config = LoraConfig(r=2, task_type="CAUSAL_LM", target_modules=r".*language_model.*o_proj")
+    get_peft_model(whole, config).save_pretrained(tmp_path / "adapter")
+    with pytest.raises(UserInputError, match="Mistral3ForConditionalGeneration, the vision"):
+        build_adapted(find_tuned(str(tmp_path / "adapter")))
