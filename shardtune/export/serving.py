@@ -1,7 +1,7 @@
 """Targets `vllm` and `sglang`: which adapter does the server compute exactly as it was trained?
 
-Both ignore PEFT's `target_parameters`, SGLang and older vLLM also `rank_pattern` and `alpha_pattern`, without an error. So every
-module, and every routed expert, gets 2-D tensors of one rank whose product needs no scale.
+Both ignore PEFT's `target_parameters`, SGLang and older vLLM also `rank_pattern` and `alpha_pattern`, without an error.
+So every module, and every routed expert, gets 2-D tensors of one rank whose product needs no scale.
 """
 
 from __future__ import annotations
