@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Nothing here may ask a hub; a model or dataset that is not on this disk is an error, not a download.
 OFFLINE := HF_HUB_OFFLINE=1 HF_DATASETS_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 
-.PHONY: install quickstart test lint types slow soak namespaces browser reference readme docs picture speed-table clean
+.PHONY: install quickstart test lint types slow nightly soak namespaces browser reference readme docs picture speed-table clean
 
 install: $(VENV)/.installed
 
@@ -50,8 +50,13 @@ test: lint types $(VENV)/.vision namespaces browser
 # Slow tests wait a lot (for a node that is gone, for a rank that hangs): three workers keep two cores busy.
 slow: WORKERS = 3
 slow: $(VENV)/.weights $(VENV)/.vision namespaces browser
-	$(PYTEST) -m "slow and not gpu"
-	$(VISION) -m "slow and not gpu"
+	$(PYTEST) -m "slow and not nightly and not gpu"
+	$(VISION) -m "slow and not nightly and not gpu"
+
+# What takes minutes each and is not part of CI: the real quickstart, many faults in a row, compiled runs.
+nightly: $(VENV)/.weights $(VENV)/.vision namespaces
+	$(PYTEST) -m "nightly and not gpu"
+	$(VISION) -m "nightly and not gpu"
 
 # Faults at random on a run of three nodes; in the end its weights must be those of a run nobody disturbed.
 FAULTS ?= 10

@@ -60,6 +60,11 @@ def read_source(final: Path) -> FinalSource | None:
         return None
 
 
+def has_weights(final: Path) -> bool:
+    """Whether the folder is there, with an adapter."""
+    return (final / _WEIGHTS).is_file()
+
+
 def source_of(run: Path, store: CheckpointStore) -> FinalSource | None:
     """The step that a run's `final/` is of: as it says, or that of the checkpoint with the same bytes of weights."""
     return read_source(run / FINAL) or _same_weights(run / FINAL, store)
@@ -85,7 +90,7 @@ def replace_final(run: Path, store: CheckpointStore, source: FinalSource) -> Pat
     taken over; the adapter, its settings, and its form for the vision+text model are the checkpoint's.
 
     Returns:
-        Where the earlier `final/` was kept, if its weights are in no checkpoint and would be lost.
+        Where the earlier `final/` was kept, if its weights are in no intact checkpoint and would be lost.
 
     Raises:
         UserInputError: there is no `final/`, or it has links.
@@ -93,14 +98,15 @@ def replace_final(run: Path, store: CheckpointStore, source: FinalSource) -> Pat
     """
     final = run / FINAL
     restore_interrupted(final)
-    if not (final / _WEIGHTS).is_file():
+    if not has_weights(final):
         raise UserInputError(
             f"The run '{run.name}' has no {FINAL}/.",
             why="Its tokenizer and settings are written when training ends; a checkpoint has the adapter alone.",
             fix=f"Resume the run to its end, or use the checkpoint as it is, a PEFT adapter: {store.path(source.step)}",
         )
     kept = None
-    if _same_weights(final, store) is None:
+    same = _same_weights(final, store)  # as its manifest says: its own file may be damaged
+    if same is None or any(damage.is_fatal for damage in store.verify(same.step)):
         earlier = read_source(final)
         kept = _free_name(run / (f"{FINAL}-step-{earlier.step:06d}" if earlier else f"{FINAL}-earlier"))
         publish(kept, lambda folder: _copy_files(final, folder, without=frozenset()))

@@ -12,6 +12,7 @@ from shardtune.cli.options import RunsDir, complete_run
 
 if TYPE_CHECKING:
     from shardtune.report.best import Best
+    from shardtune.report.history import RunHistory
     from shardtune.run.best import Recorded
 
 
@@ -21,23 +22,23 @@ def best(
         typer.Argument(metavar="RUN", help="Id or folder of a run.", show_default=False, autocompletion=complete_run),
     ],
     metric: Annotated[
-        str, typer.Option("--metric", metavar="NAME", help="Of its evaluations: loss or token_accuracy.")
+        str, typer.Option("--metric", metavar="NAME", help="Metric to compare evaluations by: loss or token_accuracy.")
     ] = "loss",
     earliest_tie: Annotated[
         bool,
-        typer.Option("--earliest-tie", help="Take the earliest checkpoint that cannot be told apart from the best."),
+        typer.Option("--earliest-tie", help="Choose the earliest checkpoint that is tied with the best."),
     ] = False,
     to_final: Annotated[
-        bool, typer.Option("--to-final", help="Make final/ that checkpoint; of a finished run only.")
+        bool, typer.Option("--to-final", help="Publish that checkpoint in final/; finished runs only.")
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Write nothing.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, with every evaluation.")] = False,
     runs_dir: RunsDir = None,
 ) -> None:
-    """Show which checkpoint of RUN is the best, and why: its evaluations, how much of them is noise, ties, overfitting.
+    """Show which checkpoint of RUN is the best, and why: its evaluations, their noise, ties and overfitting.
 
-    Then point to it: it is what `--checkpoint best` and `--resume best` mean from now on, until the run saves again.
-    A run in progress is only read.
+    Also makes it what `--checkpoint best` and `--resume best` refer to, until the run saves again. A run in progress is
+    not modified.
 
     Exit codes: 0 there is a best checkpoint; 1 no evaluated step has intact weights; 2 no such run, or no evaluations.
     """
@@ -56,9 +57,7 @@ def best(
     console = Console(stderr=as_json)
     if not as_json:
         best_text.show(console, found)
-    done = (
-        None if dry_run or found.chosen is None else _record(found, history.eval_loss_at(found.chosen.step), to_final)
-    )
+    done = None if dry_run or found.chosen is None else _record(found, history, to_final)
     if as_json:
         print(json.dumps(best_text.as_json(found) | {"pointer": done.pointer if done else None}, indent=1))
     else:
@@ -69,9 +68,15 @@ def best(
     sys.exit(0 if found.chosen is not None else 1)
 
 
-def _record(found: Best, eval_loss: float | None, to_final: bool) -> Recorded:
+def _record(found: Best, history: RunHistory, to_final: bool) -> Recorded:
     from shardtune.run.best import BestStep, record_best
 
-    assert found.chosen is not None
-    step = BestStep(found.chosen.step, found.metric.name, found.chosen.value, eval_loss, found.is_tie)
-    return record_best(found.run, step, to_final=to_final)
+    chosen, saved = found.chosen, found.saved
+    assert chosen is not None
+    if saved is None:
+        return record_best(found.run, None, to_final=to_final, in_final=chosen.step)
+    is_chosen = saved.step == chosen.step
+    step = BestStep(
+        saved.step, found.metric.name, saved.value, history.eval_loss_at(saved.step), found.is_tie and is_chosen
+    )
+    return record_best(found.run, step, to_final=to_final, in_final=None if is_chosen else chosen.step)

@@ -31,7 +31,7 @@ def chat(
     top_p: TopP = None,
     seed: Seed = None,
     compare: Annotated[
-        bool, typer.Option("--compare", help="The base model answers too, with a conversation of its own.")
+        bool, typer.Option("--compare", help="The base model answers, too, with its own history.")
     ] = False,
     web: Annotated[bool, typer.Option("--web", help="Serve a page with base and tuned model side by side.")] = False,
     host: Annotated[
@@ -39,7 +39,7 @@ def chat(
         typer.Option(
             "--host",
             metavar="ADDRESS",
-            help="With --web: address to listen on; any but loopback needs a token.",
+            help="With --web: address to listen on; anything but loopback needs a token.",
             show_default="127.0.0.1",
         ),
     ] = None,
@@ -67,17 +67,17 @@ def chat(
     checkpoint: Checkpoint = None,
     model: BaseModel = None,
     raw: Annotated[
-        bool, typer.Option("--raw", help="Continue each text as it is, without the template of training.")
+        bool, typer.Option("--raw", help="Continue each text as it is, without the training template.")
     ] = False,
     device: Device = None,
     runs_dir: RunsDir = None,
 ) -> None:
-    """Talk to a trained model: adapter and base, not merged, in this process.
+    """Chat with a trained model: base and adapter, without merging, in this process.
 
-    It is asked as training asked: runs of conversations remember what was said, in others each question stands alone.
+    Prompts are formatted as in training. Models trained on conversations see the history, others only the question.
     Ctrl-C stops an answer, Ctrl-D or /quit ends the chat.
 
-    Exit codes: 0 ended; 1 the model failed; 2 a wrong option or model.
+    Exit codes: 0 ended; 1 the model failed; 2 invalid option or model.
     """
     from shardtune.errors import UserInputError
     from shardtune.inference.sampling import Sampling
@@ -92,10 +92,10 @@ def chat(
                 raise UserInputError(f"--{name} has no effect without --web.", fix="Leave it out, or add --web.")
     tuned = find_tuned(run, runs_dir, checkpoint=checkpoint, base=model)
     trained = trained_format(tuned, raw=raw)
-    from shardtune.inference.chat import ChatOptions
+    from shardtune.inference.answers import AnswerOptions
     from shardtune.inference.chat import chat as run_chat
 
-    options = ChatOptions(sampling, system, max_new_tokens, compare, device)
+    options = AnswerOptions(sampling, system, max_new_tokens, compare, device)
     if web:
         from shardtune.inference.web import Listening, serve_chat
 

@@ -17,7 +17,7 @@ def evaluate(
         typer.Option(
             "--data",
             metavar="FILE|FOLDER|NAME",
-            help="What to evaluate on, read as the run's own data are.",
+            help="Data to evaluate on, processed like the run's own data.",
             show_default="the run's validation rows",
         ),
     ] = None,
@@ -26,14 +26,14 @@ def evaluate(
         typer.Option(
             "--split",
             metavar="NAME",
-            help="Of --data, or of the run's data.",
+            help="Split of --data, or of the run's data.",
             show_default="test, validation or train, the first there is",
         ),
     ] = None,
     metrics: Annotated[
         str | None,
         typer.Option(
-            "--metrics", metavar="NAMES", help="perplexity, exact_match, json.", show_default="all that make sense"
+            "--metrics", metavar="NAMES", help="perplexity, exact_match, json.", show_default="all that apply"
         ),
     ] = None,
     max_rows: Annotated[
@@ -45,34 +45,34 @@ def evaluate(
             "--max-new-tokens",
             metavar="N",
             min=1,
-            help="Longest answer.",
-            show_default="half as much again as the longest expected one, from 16 to 1024",
+            help="Longest answer, in tokens.",
+            show_default="1.5 times the longest expected answer, between 16 and 1024",
         ),
     ] = None,
     batch_size: Annotated[
         int | None,
-        typer.Option(
-            "--batch-size", metavar="N", min=1, help="Prompts answered together.", show_default="32, or 8 on a CPU"
-        ),
+        typer.Option("--batch-size", metavar="N", min=1, help="Prompts per batch.", show_default="32, or 8 on a CPU"),
     ] = None,
     checkpoint: Checkpoint = None,
     model: BaseModel = None,
     tasks: Annotated[
         str | None,
-        typer.Option("--tasks", metavar="NAMES", help="Tasks of lm-evaluation-harness, such as arc_easy,hellaswag."),
+        typer.Option("--tasks", metavar="NAMES", help="lm-evaluation-harness tasks, such as arc_easy,hellaswag."),
     ] = None,
     limit: Annotated[
         int | None, typer.Option("--limit", metavar="N", min=1, help="Only the first N documents of each task.")
     ] = None,
     include_path: Annotated[
-        Path | None, typer.Option("--include-path", metavar="DIR", help="A folder with tasks of your own.")
+        Path | None, typer.Option("--include-path", metavar="DIR", help="A folder with your own tasks.")
     ] = None,
     num_fewshot: Annotated[
         int | None,
-        typer.Option("--num-fewshot", metavar="N", min=0, help="Examples before each question of a task."),
+        typer.Option(
+            "--num-fewshot", metavar="N", min=0, help="Number of few-shot examples for each question of a task."
+        ),
     ] = None,
     apply_chat_template: Annotated[
-        bool, typer.Option("--apply-chat-template", help="Ask the tasks' questions by the chat template.")
+        bool, typer.Option("--apply-chat-template", help="Format the tasks' questions with the chat template.")
     ] = False,
     override: Annotated[
         list[str] | None,
@@ -80,22 +80,22 @@ def evaluate(
             "--override",
             "-o",
             metavar="KEY=VALUE",
-            help="Change a data setting of the run, e.g. data.max_length=2048. Repeatable.",
+            help="Override a data setting of the run, e.g. data.max_length=2048. Repeatable.",
         ),
     ] = None,
-    base: Annotated[bool, typer.Option("--base/--no-base", help="Evaluate the base model too, and compare.")] = True,
+    base: Annotated[bool, typer.Option("--base/--no-base", help="Also evaluate the base model, and compare.")] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object on stdout.")] = False,
     out: Annotated[
         Path | None,
-        typer.Option("--out", metavar="FILE", help="Write the result there, too; its rows are beside it."),
+        typer.Option("--out", metavar="FILE", help="Also write the result to FILE, and its rows next to it."),
     ] = None,
     device: Device = None,
     runs_dir: RunsDir = None,
 ) -> None:
     """Score base and tuned model on the same rows: perplexity, exact match, JSON fields, lm-evaluation-harness tasks.
 
-    Every number has a 95 % interval; the difference tuned − base is paired, row by row. The result is kept in
-    RUN/evaluations, and `shardtune report` shows it. docs/evaluate.md says how each number is counted.
+    Every number has a 95 % confidence interval; the difference tuned − base is paired by row. The result is stored in
+    RUN/evaluations and shown by `shardtune report`. docs/evaluate.md says how each number is computed.
 
     Exit codes: 0 evaluated; 2 invalid input; 1 anything else.
     """
@@ -126,8 +126,16 @@ def evaluate(
             raise UserInputError("--tasks names no task.", fix="Give names with commas between them.")
         wanted = TaskChoice(names, limit, include_path, num_fewshot, apply_chat_template)
         check_tasks(wanted)
-    folder = evaluations_folder(tuned.run) if tuned.run is not None else None
+    folder, unwritable = None, None
+    if tuned.run is not None:
+        try:
+            folder = evaluations_folder(tuned.run)
+        except UserInputError as error:  # somebody else's run
+            if out is None:
+                raise
+            unwritable = error
     if out is not None:
+        out = out.expanduser()
         check_out(out)
     choice = DataChoice(data, split, max_rows, tuple(override or ())) if with_data else None
 
@@ -145,6 +153,8 @@ def evaluate(
         say(console, "result", str(file))
     if not files:
         say(console, "notice", "Nothing is kept: the adapter lies in no run, and there is no --out.", "yellow")
+    elif unwritable is not None:
+        say(console, "notice", f"{unwritable.what} It is in --out alone, and in no report.", "yellow")
     elif folder is not None and tuned.run is not None:
         say(console, "report", f"shardtune report {tuned.run}")
     if as_json:

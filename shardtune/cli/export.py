@@ -25,15 +25,16 @@ def export(
     model: BaseModel = None,
     dtype: Annotated[
         Dtype | None,
-        typer.Option("--dtype", help="Of merged weights; default: the base's own, bf16 where that is FP8."),
+        typer.Option("--dtype", help="Dtype of the merged weights; default: that of the base, or bf16 if it is FP8."),
     ] = None,
     quantization: Annotated[
-        str | None, typer.Option("--quantization", metavar="TYPE", help="Of a GGUF file, e.g. q8_0; default: none.")
+        str | None,
+        typer.Option("--quantization", metavar="TYPE", help="Quantization of a GGUF file, e.g. q8_0; default: none."),
     ] = None,
     max_shard_size: Annotated[
         str | None,
         typer.Option(
-            "--max-shard-size", metavar="SIZE", help="Of each safetensors file of merged weights.", show_default="5GB"
+            "--max-shard-size", metavar="SIZE", help="Largest safetensors file of merged weights.", show_default="5GB"
         ),
     ] = None,
     min_surviving_delta: Annotated[
@@ -43,7 +44,7 @@ def export(
             metavar="SHARE",
             min=0.0,
             max=1.0,
-            help="Refuse where rounding leaves less of a layer's change; default: 0.9 for fp8.",
+            help="Refuse if less of a parameter's change survives rounding; default: 0.9 for fp8 and quantized GGUF.",
         ),
     ] = None,
     base_name: Annotated[
@@ -51,15 +52,15 @@ def export(
         typer.Option(
             "--base-name",
             metavar="OWNER/NAME",
-            help="The base model's name on the Hub, for the model card, where the run had it in a local folder.",
+            help="The base model's name on the Hub, for the model card, if the run loaded it from a local folder.",
         ),
     ] = None,
     runs_dir: RunsDir = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object on stdout.")] = False,
 ) -> None:
-    """Write RUN's model for its next user; verified before the folder appears.
+    """Export a trained model as merged weights, GGUF or an adapter, verified before the folder appears.
 
-    Exit codes: 0 written and verified; 1 it could not be; 2 it cannot be exported so.
+    Exit codes: 0 written and verified; 1 writing or verification failed; 2 this export is not possible.
     """
     from shardtune.export.log import ConsoleLog
     from shardtune.export.request import ExportRequest, default_out, parse_size

@@ -96,28 +96,32 @@ Trained = Annotated[
 Checkpoint = Annotated[
     str | None,
     typer.Option(
-        "--checkpoint", metavar="WHICH", help="Of a run: final, best, latest or a step.", show_default="final"
+        "--checkpoint",
+        metavar="WHICH",
+        help="Checkpoint of a run: final, best, latest or a step number.",
+        show_default="final",
     ),
 ]
 BaseModel = Annotated[
     str | None,
-    typer.Option("--model", metavar="PATH", help="Where the base model is now, if not where training had it."),
+    typer.Option("--model", metavar="PATH", help="Current location of the base model, if it has moved since training."),
 ]
 System = Annotated[str | None, typer.Option("--system", metavar="TEXT", help="System prompt.")]
 MaxNewTokens = Annotated[
-    int | None, typer.Option("--max-new-tokens", metavar="N", min=1, help="Longest answer.", show_default="512")
+    int | None,
+    typer.Option("--max-new-tokens", metavar="N", min=1, help="Longest answer, in tokens.", show_default="512"),
 ]
 Temperature = Annotated[
-    float, typer.Option("--temperature", metavar="T", help="0: always the likeliest token; above, tokens are drawn.")
+    float, typer.Option("--temperature", metavar="T", help="0: greedy decoding; above 0: sampling.")
 ]
 TopP = Annotated[
     float | None,
-    typer.Option("--top-p", metavar="P", help="Draw from the likeliest tokens that together have this probability."),
+    typer.Option("--top-p", metavar="P", help="Sample from the most likely tokens whose total probability is P."),
 ]
-Seed = Annotated[int | None, typer.Option("--seed", metavar="N", help="Of the draws; the same seed, the same answer.")]
+Seed = Annotated[int | None, typer.Option("--seed", metavar="N", help="Seed for sampling, for reproducible answers.")]
 Device = Annotated[
     Literal["cpu", "cuda"] | None,
-    typer.Option("--device", help="Where it is computed.", show_default="the first GPU, or the CPU"),
+    typer.Option("--device", help="Device to compute on.", show_default="the first GPU, or the CPU"),
 ]
 # Jobs on a cluster.
 To = Annotated[Target | None, typer.Option("--to", help="Where the job goes; default: cluster.target.")]
@@ -135,7 +139,7 @@ Script = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="-- SCRIPT ARGS…",
-        help="A script in the image or on a volume, or -m MODULE, instead of a training. CONFIG may be left out then.",
+        help="A script in the image or on a volume, or -m MODULE, instead of training. CONFIG is then optional.",
         show_default=False,
     ),
 ]

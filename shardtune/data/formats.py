@@ -296,7 +296,9 @@ def _chat_choice(section: DataSection, columns: Sequence[str], sample: Sequence[
         raise UserInputError(
             "data.format is chat, but no column of messages was found.",
             why=f"Looked for 'messages' and 'conversations'. The columns are: {_listed(columns)}.",
-            fix="Set data.messages_field to the column with the messages.",
+            fix="Set data.format: prompt-completion for the texts in 'prompt' and 'completion'."
+            if all(name in columns for name in _PAIR)
+            else "Set data.messages_field to the column with the messages.",
         )
     _require_columns([column], columns, "data.messages_field")
     value = _first(column, sample)

@@ -73,6 +73,12 @@ class StepOrder(Sampler[list[int]]):
             if micro in (None, index // across) and rank in (None, index % across // self.micro_batch)
         ]
 
+    def part(self, batch: int, parts: int) -> int:
+        """Which of `parts` equal stretches of an epoch a micro-batch lies in, counted over all ranks. (Of fewer
+        micro-batches than parts each is its own.)"""
+        batches = math.ceil(self.rows / self.micro_batch)
+        return min(batch, batches - 1) * min(parts, batches) // batches
+
     def _permutation(self, epoch: int) -> list[int]:
         if self.seed is None:
             return list(range(self.rows))

@@ -136,8 +136,9 @@ def evaluate(tuned: TunedModel, request: Request, console: Console, device: torc
                     metrics += json_metrics(expected, texts)
     tasks: list[TaskScore] = []
     if request.tasks is not None:
-        with _memory(loaded):
-            tasks = run_tasks(loaded, request.tasks, request.sides, batch_size=_batch_size(loaded, request))
+        size = _batch_size(loaded, request)
+        with _memory(loaded, tasks_batch=size):
+            tasks = run_tasks(loaded, request.tasks, request.sides, batch_size=size)
     return Evaluation(
         about=_about(loaded, request, rows, limit, said, time.time() - began),
         metrics=tuple(metrics),
@@ -206,16 +207,23 @@ def _refuse_unknown_tokens(loaded: LoadedModel, rows: Rows) -> None:
 
 
 @contextmanager
-def _memory(loaded: LoadedModel) -> Iterator[None]:
-    """Batches are halved until they fit; what is raised then is one row that does not."""
+def _memory(loaded: LoadedModel, tasks_batch: int | None = None) -> Iterator[None]:
+    """Batches of rows are halved until they fit, so what is raised is one row that does not; the harness's are not."""
     try:
         yield
     except torch.cuda.OutOfMemoryError as error:
-        raise UserInputError(
-            "One row alone does not fit into the GPU's memory beside the model.",
-            why=f"{_device(loaded)}: {str(error).splitlines()[0]}",
-            fix="Free the GPU's memory, use a larger one, or shorten rows: -o data.max_length=…, --max-new-tokens N.",
-        ) from error
+        what = "One row alone does not fit into the GPU's memory beside the model."
+        fix = "Free the GPU's memory, use a larger one, or shorten rows: -o data.max_length=…, --max-new-tokens N."
+        if tasks_batch is not None:
+            what = (
+                f"The tasks' questions, {tasks_batch:,} at a time, do not fit into the GPU's memory beside the model."
+            )
+            fix = (
+                f"--batch-size {tasks_batch // 2}."
+                if tasks_batch > 1
+                else "Free the GPU's memory, or use a larger one."
+            )
+        raise UserInputError(what, why=f"{_device(loaded)}: {str(error).splitlines()[0]}", fix=fix) from error
 
 
 def _vocabulary(loaded: LoadedModel, side: Side) -> int:
@@ -269,7 +277,7 @@ def _say_rows(console: Console, rows: Rows, chosen: Chosen) -> None:
     own = "the run's own validation rows: " if rows.is_own else ""
     of = len(rows.prepared)
     drawn = "" if len(rows.chosen) == of else f"; a seeded sample of {len(rows.chosen):,} of {of:,} rows is evaluated"
-    terminal.say(console, "data", f"{own}{rows.name}, split {rows.split}")
+    terminal.say(console, "data", f"{own}{rows.name}" + (f", split {rows.split}" if rows.split else ""))
     terminal.say(console, "format", f"{rows.prepared_set.choice.name} ({rows.prepared_set.choice.why})")
     terminal.say(console, "rows", counts_line(rows.prepared, rows.section.max_length) + drawn)
     for why, number in rows.without_question.items():
@@ -295,6 +303,8 @@ def _notes(rows: Rows | None, limit: int | None, said: Mapping[Side, _Said]) -> 
         found.append(f"A seeded sample: {len(rows.chosen):,} of {len(rows.prepared):,} rows.")
     if len(rows.chosen) < _FEW:
         found.append(f"{terminal.count(len(rows.chosen), 'row')}: with so few, intervals are rough.")
+    if rows.prepared.counts.split or rows.prepared.manifest.get("concatenate"):
+        found.append("Rows are parts of longer texts; parts of one text err alike, so intervals are rather too narrow.")
     if rows.is_own and rows.prepared_set.overlap:
         found.append(
             f"{terminal.count(rows.prepared_set.overlap, 'validation row')} stand among the training rows, too."

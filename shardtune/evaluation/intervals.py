@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from shardtune.report.noise import STUDENT_T
+from shardtune.report.noise import student_t
 
 Z = 1.959963984540054  # the normal distribution's 97.5 % quantile
 SEED = 0  # of the bootstrap and of samples of rows
@@ -114,7 +114,7 @@ def _tail(rows: int) -> float:
     Resamples of few rows spread too little, by √((n−1)/n) and as the normal distribution does beside Student's t.
     """
     freedom = rows - 1
-    wide = STUDENT_T[freedom - 1] if freedom <= len(STUDENT_T) else Z + (Z**3 + Z) / (4 * freedom)
+    wide = student_t(min(freedom, 1000))
     return math.erfc(math.sqrt(rows / freedom) * wide / math.sqrt(2)) / 2
 
 
@@ -134,12 +134,12 @@ def resampled(sums: Numbers) -> Numbers:
 
 
 def mean_difference(tuned: Numbers, base: Numbers) -> Estimate:
-    """The mean of differences row by row, with a normal interval."""
+    """The mean of differences row by row, with Student's interval; without one where all are the same."""
     differences = tuned - base
     if not len(differences):
         return Estimate(None)
     value = float(differences.mean())
-    if len(differences) < 2:
+    if len(differences) < 2 or np.ptp(differences) <= _ROUNDING * abs(value):
         return Estimate(value)
-    error = float(differences.std(ddof=1)) / math.sqrt(len(differences))
-    return Estimate(value, value - Z * error, value + Z * error)
+    half = student_t(min(len(differences) - 1, 1000)) * float(differences.std(ddof=1)) / math.sqrt(len(differences))
+    return Estimate(value, value - half, value + half)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import time
 from collections.abc import Sequence
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from shardtune import __version__
-from shardtune.durable import replace_file
+from shardtune.durable import read_plain, replace_file
 from shardtune.errors import UserInputError
 from shardtune.evaluation.metrics import Metric
 from shardtune.evaluation.tasks import TaskScore
@@ -44,7 +45,7 @@ class Evaluation:
         data = self.about["data"]
         if data is not None:
             label = "own" if data["own_validation"] else Path(str(data["path"])).name.partition(".")[0]
-            what = f"{label}-{data['split']}"
+            what = f"{label}-{data['split']}" if data["split"] is not None else label
         else:
             what = "-".join(dict.fromkeys(task.task for task in self.tasks)) or "tasks"
         when = time.strftime("%Y%m%d-%H%M%S", time.localtime(self.began))
@@ -86,14 +87,34 @@ def evaluations_folder(run: Path) -> Path:
 
 
 def check_out(file: Path) -> None:
-    """Raise now rather than after the work if `file` cannot be written."""
-    folder = file.expanduser().absolute().parent
+    """Raise now rather than after the work if `file` cannot be written, or it or its rows would replace another's."""
+    folder = file.absolute().parent
     try:
-        if file.expanduser().is_dir():
+        if file.is_dir():
             raise UserInputError(f"--out: '{file}' is a folder.", fix="Give a file, such as results.json.")
         _check_writable(folder)
+        taken = [path for path in (file, rows_file(file)) if os.path.lexists(path)]
+        if taken and not _is_result(file):
+            raise UserInputError(
+                f"--out: '{taken[0]}' is there already, and is no result of shardtune eval.",
+                why=f"The result would replace {'it' if taken[0] == file else 'it with its rows'}.",
+                fix="Give another name.",
+            )
     except OSError as error:
         raise _not_writable(folder, error) from error
+
+
+def _is_result(file: Path) -> bool:
+    try:
+        found = json.loads(read_plain(file))
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(found, dict) and {"schema", "shardtune", "sides"} <= found.keys()
+
+
+def rows_file(file: Path) -> Path:
+    """Beside a result, what happened row by row."""
+    return file.with_name(f"{file.name.removesuffix('.json')}.rows.jsonl")
 
 
 def write(evaluation: Evaluation, file: Path) -> None:
@@ -106,7 +127,7 @@ def write(evaluation: Evaluation, file: Path) -> None:
     rows = saved_rows(evaluation.rows)
     try:
         if rows:
-            beside = file.with_name(f"{file.name.removesuffix('.json')}.rows.jsonl")
+            beside = rows_file(file)
             replace_file(beside, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
             result["rows_file"] = {"name": beside.name, "rows": len(rows), "of": len(evaluation.rows)}
         replace_file(file, json.dumps(result, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
@@ -145,5 +166,5 @@ def _not_writable(folder: Path, error: OSError) -> UserInputError:
     return UserInputError(
         f"The result cannot be written to '{folder}'.",
         why=error.strerror or str(error),
-        fix="Make the folder writable and free space on its disk, or evaluate a copy of the run.",
+        fix="Make the folder writable and free space on its disk, or write elsewhere: --out FILE.",
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,10 +13,11 @@ import numpy as np
 from shardtune.config import ConfigError, Place, load_config
 from shardtune.config.field_checks import check_fields
 from shardtune.config.overrides import read_overrides
+from shardtune.config.schema import SourceSection
 from shardtune.data.formats import loss_on
 from shardtune.data.prepare import prepare
 from shardtune.data.show_rows import special_ids
-from shardtune.data.source import Source, check_dataset_path, has_split
+from shardtune.data.source import Source, check_dataset_path, has_split, sources_of
 from shardtune.data.tokens import IGNORED
 from shardtune.errors import UserInputError
 from shardtune.evaluation.intervals import SEED
@@ -56,7 +58,7 @@ class Rows:
         prepared: All rows.
         chosen: Numbers of those that are evaluated, rising.
         name: The data as one says it.
-        split: Of `name`.
+        split: Of `name`; None: that is a file, which has none.
         is_own: The run's own validation rows.
         questions: Rows with an answer; empty where `no_answers` says why.
         without_question: Rows that have none, by the reason.
@@ -68,7 +70,7 @@ class Rows:
     prepared: Prepared
     chosen: tuple[int, ...]
     name: str
-    split: str
+    split: str | None
     is_own: bool
     questions: tuple[Question, ...]
     no_answers: str
@@ -121,6 +123,8 @@ def data_section(tuned: TunedModel, choice: DataChoice) -> tuple[DataSection, bo
             check_dataset_path(section)
     with _said_by_options(tuned):
         split = choice.split or _default_split(section)
+        if choice.data is None and not isinstance(section.dataset_name_or_path, str):
+            section = section.model_copy(update={"dataset_name_or_path": _sources_with(section, split)})
     return section.model_copy(update={"train_split": split, "val_split": None}), False
 
 
@@ -151,11 +155,13 @@ def read_rows(
     if not no_answers and not questions:
         no_answers = "no row has an answer within data.max_length"
     split = str(section.val_split) if is_own else section.train_split
+    is_file = choice.data is not None and choice.split is None and Path(choice.data).expanduser().is_file()
     if is_own and isinstance(section.val_split, float):
         split = f"held out ({section.val_split:g} of {section.train_split})"
     return Rows(
-        section, found, prepared, chosen, _shown(section), split, is_own, tuple(questions), no_answers, without, ends
-    )
+        section, found, prepared, chosen, _shown(section), None if is_file else split, is_own, tuple(questions),
+        no_answers, without, ends,
+    )  # fmt: skip
 
 
 def sample(rows: int, most: int | None) -> tuple[int, ...]:
@@ -256,6 +262,13 @@ def _without_run(tuned: TunedModel, choice: DataChoice) -> DataSection:
 
 def _names(overrides: Sequence[str]) -> set[str]:
     return {text.partition("=")[0].strip() for text in overrides}
+
+
+def _sources_with(section: DataSection, split: str) -> list[SourceSection]:
+    """Those of a mixture that have the split, each row once: a source's own split and weight are for training."""
+    sources = sources_of(section)
+    having = [source for source in sources if has_split(source, split, "--split")] or sources[:1]
+    return [SourceSection(path=source.path, config_name=source.config_name) for source in having]
 
 
 def _default_split(section: DataSection) -> str:

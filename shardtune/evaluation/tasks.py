@@ -116,13 +116,13 @@ def scores(results: Mapping[Side, Mapping[str, Any]]) -> list[TaskScore]:
     A metric that is a mean over documents has a paired difference with an interval, one of a whole corpus only the
     difference. Where every document is right or wrong, intervals are those of shares; otherwise ± 1.96 standard errors.
     """
-    first = next(iter(results.values()))
+    asked: dict[tuple[str, str], None] = {}
+    for result in results.values():  # a metric may be a number of one side alone
+        asked |= {(task, key): None for task, entries in result["results"].items() for key in entries}
     found = []
-    for task, entries in first["results"].items():
-        for key, value in entries.items():
-            name, comma, filter_ = key.partition(",")
-            if not comma or name in _NOT_METRICS or name.endswith(_STDERR) or not _is_number(value):
-                continue
+    for task, key in asked:
+        name, comma, filter_ = key.partition(",")
+        if comma and name not in _NOT_METRICS and not name.endswith(_STDERR):
             found.append(_score(task, name, filter_, results))
     return found
 
@@ -165,8 +165,11 @@ def _score(task: str, name: str, filter_: str, results: Mapping[Side, Mapping[st
 def _estimate(result: Mapping[str, Any], task: str, name: str, filter_: str, documents: np.ndarray | None) -> Estimate:
     if documents is not None and _is_binary(documents):
         return wilson(int(documents.sum()), len(documents))
-    value = float(result["results"][task][f"{name},{filter_}"])
-    error = result["results"][task].get(f"{name}{_STDERR},{filter_}")
+    entries = result["results"].get(task, {})
+    value, error = entries.get(f"{name},{filter_}"), entries.get(f"{name}{_STDERR},{filter_}")
+    if not _is_number(value):
+        return Estimate(None)
+    value = float(value)
     if not _is_number(error) or not float(error):
         return Estimate(value)
     return Estimate(value, value - Z * float(error), value + Z * float(error))
@@ -179,8 +182,10 @@ def _per_document(result: Mapping[str, Any], task: str, name: str, filter_: str)
     if not values or not all(_is_number(value) for value in values):
         return None
     found = np.array(values, float)
-    value = float(result["results"][task][f"{name},{filter_}"])
-    return found if abs(float(found.mean()) - value) <= _SAME_MEAN * max(1.0, abs(value)) else None
+    value = result["results"][task].get(f"{name},{filter_}")
+    if not _is_number(value):
+        return None
+    return found if abs(float(found.mean()) - float(value)) <= _SAME_MEAN * max(1.0, abs(float(value))) else None
 
 
 def _effective(result: Mapping[str, Any], task: str) -> int | None:
@@ -206,6 +211,7 @@ def _manager(choice: TaskChoice) -> Any:
 
 
 def _evaluated(model: Any, choice: TaskChoice) -> dict[str, Any]:
+    import torch
     from lm_eval.evaluator import simple_evaluate
 
     try:
@@ -218,6 +224,14 @@ def _evaluated(model: Any, choice: TaskChoice) -> dict[str, Any]:
             task_manager=_manager(choice),
             log_samples=True,
         )
+    except torch.cuda.OutOfMemoryError:
+        raise
+    except ImportError as error:
+        raise UserInputError(
+            f"lm-evaluation-harness could not run {', '.join(choice.names)}: a package is missing.",
+            why=str(error).strip().splitlines()[0],
+            fix=f"pip install {error.name}" if error.name else "Install what it names.",
+        ) from error
     except (OSError, ValueError, KeyError, RuntimeError) as error:  # ConnectionError is an OSError
         first = (str(error).strip().splitlines() or [""])[0]
         raise UserInputError(

@@ -45,7 +45,7 @@ def missing_answer_end(tuned: TunedModel, base: Path) -> AnswerEnd | None:
     A base model that learnt a chat template would otherwise go on: its own end of a text never comes. None where
     nothing is missing, or where it is not known.
     """
-    token, number = _end_of_turn(tuned, base)
+    token, number = end_of_turn(tuned, base)
     known, _ = generation_defaults(base)
     if number is None or number in known:
         return None
@@ -61,8 +61,8 @@ def missing_answer_end(tuned: TunedModel, base: Path) -> AnswerEnd | None:
     return AnswerEnd(token, number, {**settings, "eos_token_id": [*ids, number]}) if number not in ids else None
 
 
-def _end_of_turn(tuned: TunedModel, base: Path) -> tuple[str, int | None]:
-    """The token and its id; None where training had no conversations, or it is not known."""
+def end_of_turn(tuned: TunedModel, base: Path) -> tuple[str, int | None]:
+    """The token that ended a turn in training, and its id; None: no conversations were trained on, or it is unknown."""
     if tuned.run is None:
         return "", None
     try:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 BASE_CARD = "README-base.md"
 # Weights in other forms, what lists them, and what a download leaves.
 _WEIGHTS = re.compile(r".*\.(safetensors|bin|pt|pth|gguf|msgpack|h5|onnx|ckpt|index\.json)|\..*")
+_NOT_COPIED = ("config.json", "adapter_config.json")  # the second would make transformers look for an adapter
 _TOKENIZER = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja",
     "chat_template.json", "vocab.json", "merges.txt",
@@ -31,7 +32,7 @@ _TEMPLATES = "additional_chat_templates"
 def copy_base_files(base: Path, folder: Path, *, dequantised: bool) -> None:
     """Everything of the base that is neither weights nor config.json. Its README.md becomes README-base.md."""
     for file in sorted(base.iterdir()):
-        if not file.is_file() or _WEIGHTS.fullmatch(file.name) or file.name == "config.json":
+        if not file.is_file() or _WEIGHTS.fullmatch(file.name) or file.name in _NOT_COPIED:
             continue
         if file.name == "params.json" and dequantised and "quantization" in _json(file):
             continue  # of the form with another name (consolidated.safetensors), and untrue now
@@ -74,17 +75,24 @@ def write_tokenizer(tuned: TunedModel, base: Path, folder: Path, *, grown: bool)
                 (folder / name).unlink(missing_ok=True)
 
 
-def write_chat_template(tuned: TunedModel, folder: Path, log: ExportLog) -> None:
-    """That of training, where `data.chat_template` named another than the tokenizer's."""
+def trained_template(tuned: TunedModel, log: ExportLog) -> str | None:
+    """The chat template of training, where `data.chat_template` named another than the tokenizer's."""
     asked = tuned.config.data.chat_template if tuned.config is not None else None
     if asked is None:
-        return
+        return None
     try:
-        source = read_template(asked)
+        return read_template(asked)
     except UserInputError as error:
         log.warn(
             f"The chat template of training is not written: {error.what} {error.why} The tokenizer has the base's."
         )
+        return None
+
+
+def write_chat_template(tuned: TunedModel, folder: Path, log: ExportLog) -> None:
+    """Put `trained_template` beside the tokenizer's files."""
+    source = trained_template(tuned, log)
+    if source is None:
         return
     (folder / "chat_template.jinja").write_text(source, encoding="utf-8")  # goes before that in tokenizer_config.json
     shutil.rmtree(folder / _TEMPLATES, ignore_errors=True)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from shardtune import terminal
 from shardtune.errors import ShardtuneError, UserInputError
-from shardtune.export.base_files import copy_licences
+from shardtune.export.answer_end import end_of_turn
+from shardtune.export.base_files import copy_licences, trained_template
 from shardtune.export.merged_tensors import main_dtype, plan_merge
 from shardtune.export.request import CardParts, Export, ExportLog, ExportRequest, Verification
 from shardtune.export.survival import by_share, together
@@ -87,6 +88,7 @@ class GgufExport:
             log.warn(f"{self.wrapper.class_name}: the text model alone is written; the file has no vision part.")
         changes = len(self.plan.merged.changes)
         log.say("merging", f"{changes} parameters change; {len(self.plan.tensors)} tensors are written")
+        self._state_chat(log)
         stated = dict(keys_of(settings(self.config, self.model, self.rows), self.model.arch))
         with self.plan.merged:
             self.checksums = write_file(
@@ -101,6 +103,16 @@ class GgufExport:
             )
         copy_licences(self.folder, folder)
         self._report_rounding(log)
+
+    def _state_chat(self, log: ExportLog) -> None:
+        """How a conversation was written in training, and the token at which its answers ended."""
+        template = trained_template(self.request.tuned, log)
+        if template is not None:
+            self.stated = replace(self.stated, chat_template=template)
+        token, number = end_of_turn(self.request.tuned, self.folder)
+        if number is not None and number != self.stated.ids.get("eos"):
+            self.stated = replace(self.stated, ids={**self.stated.ids, "turn": number})
+            log.say("answers", f"end at {token} (id {number}), as in training")
 
     def verify(self, folder: Path, log: ExportLog) -> Verification:
         from shardtune.export.gguf_file import check_file

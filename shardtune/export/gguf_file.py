@@ -182,7 +182,7 @@ def _add_tokenizer(writer: Any, tokenizer: GgufTokenizer) -> None:
     writer.add_token_types(tokenizer.types)
     writer.add_token_merges(tokenizer.merges)
     setters = {"bos": writer.add_bos_token_id, "eos": writer.add_eos_token_id, "unknown": writer.add_unk_token_id,
-               "padding": writer.add_pad_token_id}  # fmt: skip
+               "padding": writer.add_pad_token_id, "turn": writer.add_eot_token_id}  # fmt: skip
     for name, index in tokenizer.ids.items():
         setters[name](index)
     writer.add_add_bos_token(tokenizer.add["bos"])

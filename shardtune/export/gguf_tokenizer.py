@@ -40,7 +40,7 @@ _KNOWN: dict[tuple[str | None, bool, bool], str] = {
 class GgufTokenizer:
     """Attributes:
     pre: How text is split, by llama.cpp's name.
-    ids: `bos`, `eos`, `unknown`, `padding` → id, of those there are.
+    ids: `bos`, `eos`, `unknown`, `padding`, `turn` (the end of an answer) → id, of those there are.
     add: `bos` and `eos` → are they put around a text?
     """
 

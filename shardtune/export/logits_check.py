@@ -34,6 +34,9 @@ _NOTHING = 1e-6  # of a token's output: what the adapter moves less than this, i
 # Of a layer (on the inputs it has with the adapter), and of the logits, where the errors of all layers meet.
 _LAYER_BARS, _LOGIT_BARS = (0.02, 4.0), (0.05, 6.0)
 _MOST_SHARE_ERROR = 0.2
+# How exactly float32 computes an output: adapter and merged weights sum in another order. A change that is not much
+# larger cannot be compared any better.
+_EXACT = 1e-6
 
 
 @dataclass(frozen=True)
@@ -43,11 +46,13 @@ class Agreement:
     Attributes:
         share: Projection of the one on the other: 1 if they are the same.
         error: Size of their difference relative to the second.
+        size: Of the second, relative to the base's output.
         tokens: That the adapter moves at all.
     """
 
     share: float
     error: float
+    size: float
     tokens: int
 
 
@@ -219,7 +224,7 @@ class LogitsComparison:
     def _judge(self, what: str, found: Agreement, parts: dict[str, Survival], bars: tuple[float, float]) -> None:
         floor, factor = bars
         shares = [part.share for part in parts.values() if part.delta] or [1.0]
-        noise = together(parts).noise
+        noise = together(parts).noise + _EXACT / found.size
         slack = floor + min(_MOST_SHARE_ERROR, noise)
         low, high = min(shares) - slack, max(shares) + slack
         most = floor + factor * noise
@@ -244,14 +249,15 @@ def _agreement(base: Tensor, tuned: Tensor, merged: Tensor, real: Tensor) -> Agr
     """Medians over tokens: a token that another expert takes after rounding says nothing about the others."""
     keep = real.to(base.device)
     change, made = (tuned - base)[keep].float(), (merged - base)[keep].float()
-    size = change.norm(dim=-1)
-    moved = size > _NOTHING * base[keep].float().norm(dim=-1)
+    size, whole = change.norm(dim=-1), base[keep].float().norm(dim=-1)
+    moved = size > _NOTHING * whole
     if not bool(moved.any()):
         return None
-    change, made, size = change[moved], made[moved], size[moved]
+    change, made, size, whole = change[moved], made[moved], size[moved], whole[moved]
     share = (made * change).sum(-1) / size.square()
     error = (made - change).norm(dim=-1) / size
-    return Agreement(float(share.median()), float(error.median()), int(moved.sum()))
+    relative = size / whole.clamp(min=torch.finfo(whole.dtype).tiny)
+    return Agreement(float(share.median()), float(error.median()), float(relative.median()), int(moved.sum()))
 
 
 def _first(output: Any) -> Tensor:

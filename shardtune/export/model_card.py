@@ -17,6 +17,7 @@ from shardtune.checkpoint.store import CheckpointStore
 from shardtune.config.redact import hide_text, hide_values, redacted_settings
 from shardtune.config.schema import DataSection, LoraSection, ModelSection, TrainSection
 from shardtune.export.base_name import hub_name, licence
+from shardtune.model.locate import looks_local
 from shardtune.report.evaluations import FOLDER as EVALUATIONS
 from shardtune.report.evaluations import with_interval
 from shardtune.report.formatting import loss, plain, seconds
@@ -49,6 +50,7 @@ _SECTIONS: Mapping[str, type[BaseModel]] = {
 }  # fmt: skip
 _ALWAYS = {"lora": ("r", "lora_alpha", "target_modules"), "train": ("optim", "learning_rate", "lr_scheduler_type")}
 _PATH = re.compile(r"(?<![\w:/.~-])(?:file://)?(?:~\w*/|/)(?:[\w.@+ -]+/)*[\w.@+-]+")
+_DATA_FILE = re.compile(r"\.(jsonl?|parquet|csv|tsv|txt|arrow)(\.\w+)?$", re.IGNORECASE)
 _DATA_LINES = (("training", "Data"), ("validation", "Validation"))
 _MOST_EVALUATIONS = 5
 
@@ -127,7 +129,8 @@ def _training(request: ExportRequest, history: RunHistory) -> Iterator[str]:
 
 def _source(path: str) -> str:
     """A hub name as it is; of a path or a URL the last part."""
-    return path if path.count("/") == 1 and path[0] not in "./~" else re.split(r"[/\\]", path.rstrip("/"))[-1]
+    local = path.count("/") != 1 or looks_local(path) or _DATA_FILE.search(path) is not None
+    return re.split(r"[/\\]", path.rstrip("/"))[-1] if local else path
 
 
 def _settings(written: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:

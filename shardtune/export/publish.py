@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import glob
 import os
 import secrets
 import shutil
@@ -14,6 +16,7 @@ from shardtune.durable import fsync
 from shardtune.errors import ShardtuneError, UserInputError
 from shardtune.lease import Lease, is_held
 
+_TAKEN = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)  # of renaming a folder onto something
 _RESERVE = 64 << 20  # for the small files: tokenizer, config, model card
 
 
@@ -31,6 +34,8 @@ def check_out(out: Path, nbytes: int, sources: tuple[Path, ...] = ()) -> None:
             raise UserInputError(
                 f"--out {out} is the folder that is read.", fix="Give a folder that does not exist yet."
             )
+    if out.name in ("", ".."):
+        raise UserInputError(f"--out {out} is not the name of a new folder.", fix="Give it a name: --out exported")
     if out.is_symlink() or (out.exists() and (not out.is_dir() or any(out.iterdir()))):
         raise UserInputError(
             f"--out {out} exists already{' and is not empty' if out.is_dir() else ''}.",
@@ -77,16 +82,29 @@ def staged(out: Path) -> Iterator[Path]:
         fsync(out.parent)
     except OSError as error:
         _discard(staging, made)
-        raise ShardtuneError(
-            f"The export to {out} could not be written: {error.strerror or error}.",
-            why="Nothing of it is left.",
-            fix="Free disk space or check the disk, and export again.",
-        ) from error
+        raise _failed(out, error) from error
     except BaseException:
         _discard(staging, made)
         raise
     finally:
         lease.release()
+
+
+def _failed(out: Path, error: OSError) -> ShardtuneError:
+    if error.errno in _TAKEN and os.path.lexists(out):
+        return UserInputError(
+            f"--out {out} has appeared while this was written.",
+            why="Another export to the same place was faster; nothing is overwritten.",
+            fix="Give another --out, or use what is there.",
+        )
+    of = f" ({Path(error.filename).name})" if isinstance(error.filename, str | os.PathLike) else ""
+    return ShardtuneError(
+        f"The export to {out} could not be finished: {error.strerror or error}{of}.",
+        why="Nothing of it is left.",
+        fix="Free disk space there."
+        if error.errno in (errno.ENOSPC, errno.EDQUOT)
+        else "Check the disks of the base, the adapter and --out, and export again.",
+    )
 
 
 def _make_parents(out: Path) -> list[Path]:
@@ -112,7 +130,7 @@ def _discard(staging: Path, made: list[Path]) -> None:
 
 
 def _remove_leftovers(out: Path) -> None:
-    for left in out.parent.glob(f".exporting-{out.name}-*"):
+    for left in out.parent.glob(f".exporting-{glob.escape(out.name)}-*"):
         owner = left if left.suffix == ".owner" else left.with_name(left.name + ".owner")
         if not is_held(owner):
             if left.is_dir():

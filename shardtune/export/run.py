@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import time
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
 
 from shardtune import terminal
+from shardtune.checkpoint.store import CheckpointStore
+from shardtune.errors import UserInputError
 from shardtune.export.model_card import write_card
 from shardtune.export.publish import check_out, staged
 from shardtune.export.request import Exported, ExportLog, ExportRequest
 from shardtune.export.targets import prepare
 from shardtune.model.locate import folder_on_disk
+from shardtune.run.folder import CHECKPOINTS
+
+if TYPE_CHECKING:
+    from shardtune.inference.source import TunedModel
 
 
 def export_model(request: ExportRequest, log: ExportLog) -> Exported:
@@ -21,9 +29,11 @@ def export_model(request: ExportRequest, log: ExportLog) -> Exported:
     began = time.monotonic()
     # Before the base is read: a mistake in --out is known at once.
     check_out(request.out, 0, (request.tuned.adapter,))
-    export = prepare(request)
-    check_out(request.out, export.nbytes)
-    with staged(request.out) as folder:
+    with ExitStack() as stack:
+        _keep_checkpoint(request.tuned, stack)
+        export = prepare(request)
+        check_out(request.out, export.nbytes)
+        folder = stack.enter_context(staged(request.out))
         export.write(folder, log)
         verification = export.verify(folder, log)
         log.say("verified", verification.text)
@@ -42,3 +52,20 @@ def export_model(request: ExportRequest, log: ExportLog) -> Exported:
         warnings=tuple(log.warnings),
         seconds=time.monotonic() - began,
     )
+
+
+def _keep_checkpoint(tuned: TunedModel, stack: ExitStack) -> None:
+    """A run that goes on deletes old checkpoints; this one is read again when the result is verified."""
+    if tuned.run is None or tuned.step is None:
+        return
+    store = CheckpointStore(tuned.run / CHECKPOINTS, keep=None)
+    if store.path(tuned.step).resolve() != tuned.adapter.resolve():
+        return
+    try:
+        stack.enter_context(store.reading(tuned.step))
+    except FileNotFoundError as error:
+        raise UserInputError(
+            f"Checkpoint {tuned.step} of the run '{tuned.run.name}' is gone.",
+            why="The run goes on and keeps its newest ones only (train.save_total_limit).",
+            fix="Give --checkpoint latest again.",
+        ) from error

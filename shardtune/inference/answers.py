@@ -20,6 +20,7 @@ from shardtune.inference.source import TunedModel
 from shardtune.inference.text_stream import AnswerText, TokenText
 from shardtune.inference.trained_format import TrainedFormat
 from shardtune.model.load import load_tokenizer, model_folder
+from shardtune.model.meta_model import read_config
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -27,6 +28,27 @@ if TYPE_CHECKING:
 SideName = Literal["base", "tuned"]
 Ended = Literal["end", "length", "stopped"]
 DEFAULT_NEW_TOKENS = 512
+
+
+@dataclass(frozen=True)
+class AnswerOptions:
+    """What the command line asks for.
+
+    Attributes:
+        max_new_tokens: None: the default, or what the model has room for.
+        compare: The base model answers too.
+        device: None: the first GPU, or the CPU.
+    """
+
+    sampling: Sampling
+    system: str | None = None
+    max_new_tokens: int | None = None
+    compare: bool = False
+    device: str | None = None
+
+    @property
+    def sides(self) -> tuple[SideName, ...]:
+        return ("base", "tuned") if self.compare else ("tuned",)
 
 
 @dataclass(frozen=True)
@@ -48,6 +70,7 @@ class Reply:
     """An answer as it comes: iterate over its pieces, then look at how it ended.
 
     Attributes:
+        fills_model: `limit` is what the model's positions leave; more cannot be asked for.
         tokens: Generated so far, without the one that ended it.
         ended: `end`: the model has ended it; `length`: the maximum of new tokens; `stopped`: whoever asked.
     """
@@ -58,6 +81,7 @@ class Reply:
     decoder: Decoder
     answer: AnswerText
     stopped: Callable[[], bool]
+    fills_model: bool = False
     tokens: int = 0
     ended: Ended | None = None
 
@@ -92,6 +116,7 @@ class Questions:
     Attributes:
         ends_told: Training had an end token or a tail behind its answers; else they go on to the maximum.
         ignored: Settings of the base's generation_config.json that would change what is chosen. They are not used.
+        positions: How many tokens the model was made for.
     """
 
     tuned: TunedModel
@@ -99,10 +124,26 @@ class Questions:
     sides: dict[SideName, Side]
     ends_told: bool
     ignored: dict[str, Any]
+    positions: int | None
 
     @property
     def format(self) -> PromptFormat:
         return self.sides["tuned"].format
+
+    def prompt(self, messages: Sequence[Message], side: SideName, max_new_tokens: int | None) -> tuple[Prompt, int]:
+        """What a side reads of a conversation, and how many tokens may follow it.
+
+        Raises:
+            UserInputError: the conversation cannot be asked, or is too long.
+        """
+        try:
+            json.dumps(messages, ensure_ascii=False).encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise UserInputError("The prompt is not UTF-8 text.", why=str(error), fix="Write it in UTF-8.") from error
+        prompt = self.sides[side].format.encode(messages)
+        if not prompt.ids or not prompt.text.strip():
+            raise UserInputError("The prompt is empty.", fix="Write something to answer.")
+        return prompt, room_for(len(prompt.ids), max_new_tokens, self.positions)
 
 
 @dataclass(frozen=True)
@@ -111,11 +152,6 @@ class AnsweringModel:
 
     loaded: LoadedModel
     questions: Questions
-
-    @property
-    def positions(self) -> int | None:
-        """How many tokens the model was made for."""
-        return model_positions(self.loaded.model.get_base_model().config)
 
     def reply(
         self,
@@ -128,42 +164,37 @@ class AnsweringModel:
         """The answer to a conversation; nothing is computed before it is iterated over.
 
         Args:
-            max_new_tokens: None: up to DEFAULT_NEW_TOKENS, or what the model's positions leave.
+            max_new_tokens: None: DEFAULT_NEW_TOKENS. Fewer where the model's positions do not leave so many.
             stopped: Asked before each token.
 
         Raises:
             UserInputError: the conversation cannot be asked, or is too long.
         """
         asked = self.questions.sides[side]
-        prompt = asked.format.encode(messages)
-        if not prompt.ids or not prompt.text.strip():
-            raise UserInputError("The prompt is empty.", fix="Write something to answer.")
-        limit = room_for(len(prompt.ids), max_new_tokens, self.positions)
+        prompt, limit = self.questions.prompt(messages, side, max_new_tokens)
         decoder = Decoder(self.loaded, prompt.ids, sampling, tuned=side == "tuned")
-        appends_eos = self.questions.trained.section.append_eos
-        answer = AnswerText(
-            stripped=asked.format.kind != "text", tail=asked.format.tail, tail_ends=not appends_eos
-        )  # fmt: skip
-        return Reply(asked, prompt, limit, decoder, answer, stopped)
+        appends_eos = asked.format.kind != "chat" and self.questions.trained.section.append_eos
+        answer = AnswerText(stripped=asked.format.kind != "text", tail=asked.format.tail, tail_ends=not appends_eos)
+        fills_model = len(prompt.ids) + limit == self.questions.positions
+        return Reply(asked, prompt, limit, decoder, answer, stopped, fills_model)
 
 
 def room_for(prompt: int, max_new_tokens: int | None, positions: int | None) -> int:
-    """How many tokens may be generated.
+    """How many tokens may be generated: what was asked for, or what the model's positions leave of it.
 
     Raises:
-        UserInputError: fewer than asked for, or none at all.
+        UserInputError: they leave nothing.
     """
+    most = max_new_tokens or DEFAULT_NEW_TOKENS
     if positions is None:
-        return max_new_tokens or DEFAULT_NEW_TOKENS
-    left = positions - prompt
-    if left < 1 or (max_new_tokens is not None and max_new_tokens > left):
+        return most
+    if prompt >= positions:
         raise UserInputError(
-            f"The prompt has {prompt:,} tokens, and the model was made for {positions:,}"
-            + ("." if left < 1 else f": there is room for {left:,} new tokens, not {max_new_tokens:,}."),
+            f"The prompt has {prompt:,} tokens, and the model was made for {positions:,}.",
             why="Beyond its positions a model answers with nonsense (max_position_embeddings in its config.json).",
-            fix="Shorten the prompt, or start a new conversation." if left < 1 else f"Set at most {left} new tokens.",
+            fix="Shorten the prompt, or start a new conversation.",
         )
-    return min(max_new_tokens or DEFAULT_NEW_TOKENS, left)
+    return min(most, positions - prompt)
 
 
 def prepare_questions(tuned: TunedModel, trained: TrainedFormat) -> Questions:
@@ -187,7 +218,7 @@ def prepare_questions(tuned: TunedModel, trained: TrainedFormat) -> Questions:
         sides[name] = Side(name, used, asked, _ends(used, asked, ids))  # type: ignore[index, arg-type]
     section = trained.section
     told = bool(asked.end) if asked.kind == "chat" else section.append_eos or bool(asked.tail)
-    return Questions(tuned, trained, sides, told, ignored)
+    return Questions(tuned, trained, sides, told, ignored, model_positions(read_config(tuned.base, folder)))
 
 
 def _ends(tokenizer: PreTrainedTokenizerBase, asked: PromptFormat, defaults: Sequence[int]) -> frozenset[int]:
@@ -213,7 +244,7 @@ def check_system(questions: Questions, system: str | None) -> None:
     if system is not None:
         columns = questions.format.asked
         text = json.dumps(dict.fromkeys(columns, "?")) if len(columns) > 1 else "?"
-        questions.format.encode(with_system([{"role": "user", "content": text}], system))
+        questions.prompt(with_system([{"role": "user", "content": text}], system), "tuned", None)
 
 
 def named_device(name: str | None) -> torch.device | None:

@@ -16,6 +16,7 @@ from shardtune.errors import UserInputError
 from shardtune.inference.answers import (
     DEFAULT_NEW_TOKENS,
     AnsweringModel,
+    AnswerOptions,
     Questions,
     Reply,
     SideName,
@@ -26,13 +27,12 @@ from shardtune.inference.answers import (
     with_system,
 )
 from shardtune.inference.interrupt import StopOnInterrupt
-from shardtune.inference.sampling import Sampling
+from shardtune.inference.prompt_files import stdin_lines
 from shardtune.inference.screen import (
     announce,
     announce_choice,
     how_it_ended,
     stderr_console,
-    write_answer,
     write_answers,
 )
 from shardtune.inference.source import TunedModel
@@ -49,21 +49,6 @@ _COMMANDS = {
 _PROMPT = "> "
 
 
-@dataclass(frozen=True)
-class ChatOptions:
-    """What the command line asks for."""
-
-    sampling: Sampling
-    system: str | None = None
-    max_new_tokens: int | None = None
-    compare: bool = False
-    device: str | None = None
-
-    @property
-    def sides(self) -> tuple[SideName, ...]:
-        return ("base", "tuned") if self.compare else ("tuned",)
-
-
 @dataclass
 class Chat:
     """A conversation with each side, which may take different courses.
@@ -74,7 +59,7 @@ class Chat:
     """
 
     questions: Questions
-    options: ChatOptions
+    options: AnswerOptions
     system: str | None
     histories: dict[SideName, list[Message]] = field(default_factory=dict)
     record: list[dict[str, str]] = field(default_factory=list)
@@ -132,7 +117,7 @@ class Chat:
         return path
 
 
-def chat(tuned: TunedModel, trained: TrainedFormat, options: ChatOptions) -> int:
+def chat(tuned: TunedModel, trained: TrainedFormat, options: AnswerOptions) -> int:
     """Answers until its user leaves; returns the exit code.
 
     Raises:
@@ -152,8 +137,8 @@ def chat(tuned: TunedModel, trained: TrainedFormat, options: ChatOptions) -> int
     conversation = Chat(questions, options, options.system)
     interactive = sys.stdin.isatty()
     if interactive:
-        terminal.say(console, "commands", ", ".join(f"{name} ({what})" for name, what in _COMMANDS.items()))
-    for line in _typed() if interactive else _piped():
+        _say_commands(console)
+    for line in _typed() if interactive else stdin_lines():
         try:
             if not _handle(line, conversation, model, console):
                 break
@@ -168,12 +153,11 @@ def _handle(line: str, conversation: Chat, model: AnsweringModel, console: Conso
     """Does what a line says; False: leave."""
     if line.startswith("/"):
         return _obey(line, conversation, console)
+    if conversation.questions.format.kind != "text":  # a text is continued to the character
+        line = line.strip()
     with StopOnInterrupt() as stopped:
         replies = conversation.ask(model, line, stopped)
-        if len(replies) == 1:
-            write_answer(replies[0], sys.stdout)
-        else:
-            write_answers(replies, sys.stdout)
+        write_answers(replies, sys.stdout)
     conversation.remember(line, replies)
     how_it_ended(console, replies)
     return True
@@ -192,33 +176,35 @@ def _obey(line: str, conversation: Chat, console: Console) -> bool:
         terminal.say(console, "system", rest or "none")
     elif name == "/save" and rest:
         terminal.say(console, "saved", str(conversation.save(rest)))
+    elif name == "/help":
+        _say_commands(console)
     else:
-        known = "\n".join(f"{command:<14} {what}" for command, what in _COMMANDS.items())
         raise UserInputError(
-            f"There is no command '{name}'." if name not in ("/save", "/help") else "Commands:",
-            fix=f"{known}\nA question that starts with / is asked with a space before it.",
+            "/save needs the name of a file." if name == "/save" else f"There is no command '{name}'.",
+            fix="/help lists the commands. A question that begins with / is asked with a space before it.",
         )
     return True
+
+
+def _say_commands(console: Console) -> None:
+    terminal.say(console, "commands", ", ".join(f"{name} ({what})" for name, what in _COMMANDS.items()))
 
 
 def _typed() -> Iterator[str]:
     """Lines from a terminal, with history and line editing; Ctrl-D ends them."""
     import readline  # noqa: F401 - `input` edits lines with it
 
+    prompt = _PROMPT if sys.stdout.isatty() else ""  # `input` would write it among the answers
     while True:
+        if not prompt:
+            print(_PROMPT, end="", file=sys.stderr, flush=True)
         try:
-            line = input(_PROMPT).rstrip()
+            line = input(prompt)
         except EOFError:
-            print()
+            print(file=sys.stderr)
             return
         except KeyboardInterrupt:
-            print("\n(Ctrl-D or /quit leaves.)")
+            print("\n(Ctrl-D or /quit leaves.)", file=sys.stderr)
             continue
-        if line:
-            yield line.lstrip() if not line.startswith("/") else line
-
-
-def _piped() -> Iterator[str]:
-    for line in sys.stdin:
         if line.strip():
-            yield line.rstrip("\r\n")
+            yield line

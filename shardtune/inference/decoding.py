@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopPLogitsWarper
 
-from shardtune.errors import MachineError
+from shardtune.errors import MachineError, UserInputError
 from shardtune.inference.load import LoadedModel
 from shardtune.inference.sampling import Sampling
 
@@ -54,9 +54,17 @@ class Decoder:
 
         Raises:
             MachineError: the model computes NaN.
+            UserInputError: the conversation does not fit into the GPU's memory.
         """
         with torch.inference_mode():
-            logits = self._logits()
+            try:
+                logits = self._logits()
+            except torch.OutOfMemoryError as error:
+                raise UserInputError(
+                    f"{len(self._ids):,} tokens do not fit into the GPU's memory beside the model.",
+                    why=str(error).partition("\n")[0],
+                    fix="Ask something shorter or start a new conversation; --device cpu uses the host's memory.",
+                ) from error
             if torch.isnan(logits).any():
                 raise MachineError(
                     f"The {'tuned model' if self.tuned else 'base model'} computes NaN.",

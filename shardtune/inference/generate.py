@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from shardtune.data.messages import Message
+from shardtune.errors import UserInputError
 from shardtune.inference.answers import (
     DEFAULT_NEW_TOKENS,
+    AnswerOptions,
     Questions,
     Reply,
-    SideName,
     load_answering,
     named_device,
     prepare_questions,
@@ -27,7 +27,6 @@ from shardtune.inference.screen import (
     how_it_ended,
     shown,
     stderr_console,
-    write_answer,
     write_answers,
 )
 from shardtune.inference.source import TunedModel
@@ -35,75 +34,65 @@ from shardtune.inference.trained_format import TrainedFormat
 from shardtune.run.exit_codes import DONE, INTERRUPTED
 
 
-@dataclass(frozen=True)
-class Asked:
-    """What the command line asks for.
-
-    Attributes:
-        max_new_tokens: None: the default, or what the model has room for.
-        device: None: the first GPU, or the CPU.
-    """
-
-    prompts: Sequence[GivenPrompt]
-    sampling: Sampling
-    system: str | None = None
-    max_new_tokens: int | None = None
-    compare: bool = False
-    as_json: bool = False
-    device: str | None = None
-
-    @property
-    def sides(self) -> tuple[SideName, ...]:
-        return ("base", "tuned") if self.compare else ("tuned",)
-
-
-def generate(tuned: TunedModel, trained: TrainedFormat, asked: Asked) -> int:
+def generate(
+    tuned: TunedModel,
+    trained: TrainedFormat,
+    prompts: Sequence[GivenPrompt],
+    options: AnswerOptions,
+    *,
+    as_json: bool = False,
+) -> int:
     """Answers all prompts; returns the exit code.
 
     Raises:
         UserInputError: a prompt cannot be asked (before the weights are read), or the model cannot be loaded.
     """
-    device = named_device(asked.device)
+    device = named_device(options.device)
     questions = prepare_questions(tuned, trained)
-    conversations = [conversation(prompt, questions, asked.system) for prompt in asked.prompts]
-    for messages in conversations:
-        for side in asked.sides:
-            questions.sides[side].format.encode(messages)
+    conversations = _conversations(prompts, options, questions)
     console = stderr_console()
-    announce(console, questions, compare=asked.compare, system=asked.system)
+    announce(console, questions, compare=options.compare, system=options.system)
     model = load_answering(questions, device)
-    sampling = asked.sampling.seeded()
-    announce_choice(console, model, sampling, f"up to {asked.max_new_tokens or DEFAULT_NEW_TOKENS} new tokens")
-    for number, (prompt, messages) in enumerate(zip(asked.prompts, conversations, strict=True)):
+    sampling = options.sampling.seeded()
+    announce_choice(console, model, sampling, f"up to {options.max_new_tokens or DEFAULT_NEW_TOKENS} new tokens")
+    for number, (prompt, messages) in enumerate(zip(prompts, conversations, strict=True)):
         with StopOnInterrupt() as stopped:
             replies = [
-                model.reply(messages, side, sampling, asked.max_new_tokens, stopped=stopped) for side in asked.sides
+                model.reply(messages, side, sampling, options.max_new_tokens, stopped=stopped) for side in options.sides
             ]
-            if asked.as_json:
+            if as_json:
                 _write_json(prompt, replies, sampling)
             else:
                 if len(conversations) > 1:
                     _write_prompt(messages, first=number == 0)
-                _write(replies)
+                write_answers(replies, sys.stdout)
         how_it_ended(console, replies)
         if stopped():
             return INTERRUPTED
     return DONE
 
 
-def conversation(prompt: GivenPrompt, questions: Questions, system: str | None) -> list[Message]:
-    """A prompt as messages. Raises UserInputError for a row that lacks something."""
-    messages = (
-        [{"role": "user", "content": prompt}] if isinstance(prompt, str) else questions.format.messages_of(prompt)
-    )
-    return with_system(messages, system)
+def _conversations(prompts: Sequence[GivenPrompt], options: AnswerOptions, questions: Questions) -> list[list[Message]]:
+    """All prompts as messages. Raises UserInputError for one that lacks something, or that a side cannot be asked."""
+    found = []
+    for number, prompt in enumerate(prompts, start=1):
+        try:
+            messages = with_system(_messages(prompt, questions), options.system)
+            for side in options.sides:
+                questions.prompt(messages, side, options.max_new_tokens)
+        except UserInputError as error:
+            if len(prompts) == 1:
+                raise
+            which = f"Prompt {number} of {len(prompts)}"
+            raise UserInputError(f"{which}: {error.what}", why=error.why, fix=error.fix) from error
+        found.append(messages)
+    return found
 
 
-def _write(replies: Sequence[Reply]) -> None:
-    if len(replies) == 1:
-        write_answer(replies[0], sys.stdout)
-    else:
-        write_answers(replies, sys.stdout)
+def _messages(prompt: GivenPrompt, questions: Questions) -> list[Message]:
+    if isinstance(prompt, str):
+        return [{"role": "user", "content": prompt}]
+    return questions.format.messages_of(prompt)
 
 
 def _write_prompt(messages: Sequence[Message], *, first: bool) -> None:

@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
-_INITS_OF_ADAPTERS_ALONE = ("gaussian", "eva", "orthogonal", "mica", "lora_ga")
+_COPY = ".base_layer.weight"
+_INITS_THAT_KEEP_THE_BASE = ("gaussian", "eva", "orthogonal", "mica")
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,7 @@ def build_adapted(tuned: TunedModel, *, fp8: bool | None = None) -> MetaAdapter:
     if highest >= stored_rows:
         meta_model.model.resize_token_embeddings(highest + 1, mean_resizing=False)
     model = _adapted(meta_model.model, config, tuned)
-    tensors = read_adapter(tuned.adapter)
+    tensors = _without_copies(read_adapter(tuned.adapter), meta_model)
     try:
         check_adapter_matches(model, tensors)
     except AdapterMismatchError as error:
@@ -200,14 +201,31 @@ def _peft_config(tuned: TunedModel) -> LoraConfig:
     return config
 
 
+def _without_copies(tensors: dict[str, torch.Tensor], meta_model: MetaModel) -> dict[str, torch.Tensor]:
+    """Beside LoRA on a head PEFT's save_pretrained writes the head itself; one that is the base's says nothing new."""
+    copies = [name for name in tensors if name.endswith(_COPY)]
+    if not copies:
+        return tensors
+    mapping = meta_model.mapping
+    with ShardReader(mapping) as reader:
+        for name in copies:
+            base = name.removeprefix("base_model.model.").removesuffix(_COPY) + ".weight"
+            pieces = mapping.pieces.get(mapping.same.get(base, base), ())
+            if len(pieces) == 1 and pieces[0].scale is None and pieces[0].stored.shape == tuple(tensors[name].shape):
+                rows = reader.rows(pieces[0].stored, 0, len(tensors[name]))
+                if torch.equal(rows.to(tensors[name].dtype), tensors[name]):
+                    tensors = {other: tensor for other, tensor in tensors.items() if other != name}
+    return tensors
+
+
 def _refuse_changed_base(tuned: TunedModel, config: LoraConfig) -> None:
-    """PEFT changes the base's weights or layers as it loads these adapters, so that it is W + BA of another W."""
+    """Such an adapter belongs to other weights than the stored ones: W + BA would be wrong, unnoticed."""
     init = config.init_lora_weights
-    if isinstance(init, str) and init.lower() not in _INITS_OF_ADAPTERS_ALONE:
+    if isinstance(init, str) and init.lower() not in _INITS_THAT_KEEP_THE_BASE:
         raise UserInputError(
-            f"The adapter '{tuned.adapter}' changes the base model besides (init_lora_weights: {init}).",
-            why="PEFT takes the adapter's initial values out of the base's weights whenever it loads such an adapter.",
-            fix="Convert it to plain LoRA with PEFT: save_pretrained(path_initial_model_for_weight_conversion=...).",
+            f"The adapter '{tuned.adapter}' was trained with init_lora_weights: {init}.",
+            why="That changes the base's weights, so the adapter does not belong to the base as it is stored.",
+            fix="Convert it to plain LoRA with PEFT: save_pretrained(…, path_initial_model_for_weight_conversion=…).",
         )
     if config.layer_replication:
         raise UserInputError(

@@ -28,7 +28,7 @@ def read_prompts(prompts: Sequence[str], file: str | None) -> list[GivenPrompt]:
         raise UserInputError("stdin is asked for twice.", fix="Give '-' once.")
     found: list[GivenPrompt] = [_stdin().rstrip("\n") if prompt == STDIN else prompt for prompt in prompts]
     if file is not None:
-        found += _lines(_stdin()) if file == STDIN else _file(Path(file).expanduser())
+        found += stdin_lines() if file == STDIN else _file(Path(file).expanduser())
     if not found:
         raise UserInputError(
             "There is no prompt.",
@@ -48,9 +48,19 @@ def _stdin() -> str:
         raise UserInputError("stdin is not UTF-8 text.", why=str(error)) from error
 
 
+def stdin_lines() -> Iterator[str]:
+    """Lines of stdin that are not blank, each as it comes."""
+    try:
+        for line in sys.stdin:
+            if line.strip():
+                yield line.rstrip("\r\n")
+    except UnicodeDecodeError as error:
+        raise UserInputError("stdin is not UTF-8 text.", why=str(error)) from error
+
+
 def _file(path: Path) -> list[GivenPrompt]:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise UserInputError(
             f"Cannot read the prompt file '{path}'.",

@@ -214,11 +214,15 @@ class ChatFormat:
     kind: ClassVar[Kind] = "chat"
     has_turns: ClassVar[bool] = True
     asked: ClassVar[tuple[str, ...]] = ()
-    tail: ClassVar[str] = ""
 
     @property
     def end(self) -> str:
         return self.renderer.finder.end_of_turn.strip()
+
+    @property
+    def tail(self) -> str:
+        """An end of turn that is no token: the model has learnt to spell it out."""
+        return "" if self.end in self.encoder.tokenizer.get_vocab() else self.end
 
     @property
     def description(self) -> str:
@@ -252,10 +256,12 @@ class ChatFormat:
 
     def messages_of(self, row: Mapping[str, Any]) -> list[Message]:
         """Up to the last message that is not the assistant's."""
-        if set(row) & {"prompt"} and isinstance(row["prompt"], str):
+        if isinstance(row.get("prompt"), str):
             return _question(row["prompt"])
         names = dict.fromkeys((*self.choice.columns[:1], "messages", "conversations"))
         name = next((name for name in names if row.get(name)), None)
+        if name is None and "prompt" in row:
+            return _question(row["prompt"])
         if name is None:
             raise _lacks(row, f"'{next(iter(names))}' (or 'prompt')")
         try:

@@ -40,8 +40,10 @@ class Sampling:
     @classmethod
     def checked(cls, temperature: float, top_p: float | None, seed: int | None) -> Sampling:
         """Raises UserInputError for values that are out of range or have no effect."""
-        if not 0 <= temperature <= 10:
-            raise UserInputError(f"The temperature is {temperature:g}.", fix="Give 0 (greedy) to 10; 0.7 is usual.")
+        if temperature != 0 and not 0.001 <= temperature <= 10:  # below, float32 overflows
+            raise UserInputError(
+                f"The temperature is {temperature:g}.", fix="Give 0 (greedy), or 0.001 to 10; 0.7 is usual."
+            )
         if top_p is not None and not 0 < top_p <= 1:
             raise UserInputError(f"top-p is {top_p:g}.", fix="Give a share above 0 and up to 1; 0.9 is usual.")
         if seed is not None and not 0 <= seed < 2**63:
@@ -80,16 +82,22 @@ def answer_ends(
 def generation_defaults(folder: Path) -> tuple[list[int], dict[str, Any]]:
     """(ids that end an answer, settings that would change what is chosen) by the model's generation_config.json.
 
+    Where there is none, the ids are those of config.json, as transformers has it.
+
     Only the ids are used: what is chosen is up to the command line, and whoever compares a base with its tuned form
     wants both to be asked in the same way.
     """
-    try:
-        found = json.loads((folder / "generation_config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return [], {}
-    if not isinstance(found, dict):
-        return [], {}
-    eos = found.get("eos_token_id")
+    found = _settings(folder / "generation_config.json")
+    settings = found or _settings(folder / "config.json")
+    eos = settings.get("eos_token_id", (settings.get("text_config") or {}).get("eos_token_id"))
     ids = [number for number in (eos if isinstance(eos, list) else [eos]) if isinstance(number, int)]
     others = {name: found[name] for name, neutral in _NEUTRAL.items() if found.get(name) not in (None, *neutral)}
     return ids, others
+
+
+def _settings(file: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -18,7 +18,6 @@ from shardtune.inference.sampling import Sampling
 
 _LABEL = 10  # columns, as `terminal.say` has them
 _NARROW = 60  # below this, two columns are no longer read easily
-NO_END = "training had no end token after an answer: answers may go on to the maximum of new tokens"
 # What could move the cursor or change the terminal: a model writes what it likes.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
@@ -36,14 +35,22 @@ def announce(console: Console, questions: Questions, *, compare: bool, system: s
     terminal.say(console, "asked", questions.format.description)
     if system is not None:
         terminal.say(console, "system", system)
+    for note in notes(questions, compare=compare):
+        terminal.say(console, "notice", note)
+
+
+def notes(questions: Questions, *, compare: bool) -> list[str]:
+    """What else there is to know of how a model is asked."""
+    found = []
     sides = questions.sides
     if compare and sides["base"].tokenizer is not sides["tuned"].tokenizer:
-        terminal.say(console, "notice", "the base is asked with its own tokenizer: it does not know the new tokens")
+        found.append("the base is asked with its own tokenizer: it does not know the new tokens")
     if questions.ignored:
         names = ", ".join(f"{name} {value}" for name, value in questions.ignored.items())
-        terminal.say(console, "notice", f"generation_config.json of the base is not applied: {names}")
+        found.append(f"not applied of the base's generation_config.json: {names}")
     if not questions.ends_told:
-        terminal.say(console, "notice", NO_END)
+        found.append("training had no end token after an answer: answers may go on to the maximum of new tokens")
+    return found
 
 
 def announce_choice(console: Console, model: AnsweringModel, sampling: Sampling, limit: str) -> None:
@@ -65,8 +72,7 @@ def interleaved(replies: Sequence[Reply]) -> Iterator[tuple[Reply, str]]:
                 yield replies[index], piece
 
 
-def write_answer(reply: Reply, out: IO[str]) -> None:
-    """One answer, as it comes."""
+def _write_answer(reply: Reply, out: IO[str]) -> None:
     for piece in reply:
         out.write(shown(piece, out))
         out.flush()
@@ -75,26 +81,41 @@ def write_answer(reply: Reply, out: IO[str]) -> None:
 
 
 def write_answers(replies: Sequence[Reply], out: IO[str]) -> None:
-    """Several answers to one question: in columns on a terminal, else one below the other under its name."""
+    """The answers to one question, as they come; several in columns on a terminal, else under each other by name."""
+    if len(replies) == 1:
+        _write_answer(replies[0], out)
+        return
     console = Console(file=out)
     if console.is_terminal and console.width >= _NARROW:
-        # The growing table is taken away again, so that a long one does not leave its upper part behind.
-        with Live(console=console, transient=True, auto_refresh=False, vertical_overflow="ellipsis") as live:
+        # While it grows, only the end of an answer is shown that is longer than the screen: what is above cannot be
+        # redrawn. Then the table is taken away, and all of it is printed.
+        with Live(console=console, transient=True, auto_refresh=False) as live:
             for _ in interleaved(replies):
-                live.update(_columns(replies), refresh=True)
-        console.print(_columns(replies))
+                live.update(
+                    _columns(replies, [_last_lines(reply, console, len(replies)) for reply in replies]), refresh=True
+                )
+        console.print(_columns(replies, [_text(reply) for reply in replies]))
         return
     for reply in replies:
         out.write(f"{reply.side.name + ':':<{_LABEL}}")
-        write_answer(reply, out)
+        _write_answer(reply, out)
 
 
-def _columns(replies: Sequence[Reply]) -> Table:
+def _columns(replies: Sequence[Reply], texts: Sequence[Text]) -> Table:
     table = Table(expand=True, box=None, padding=(0, 2, 0, 0))
     for reply in replies:
         table.add_column(reply.side.name, ratio=1, overflow="fold", header_style="bold")
-    table.add_row(*(Text(_CONTROL.sub("", reply.text)) for reply in replies))
+    table.add_row(*texts)
     return table
+
+
+def _text(reply: Reply) -> Text:
+    return Text(_CONTROL.sub("", reply.text))
+
+
+def _last_lines(reply: Reply, console: Console, columns: int) -> Text:
+    lines = _text(reply).wrap(console, console.width // columns - 2, overflow="fold")
+    return Text("\n").join(lines[-max(1, console.height - 2) :])
 
 
 def how_it_ended(console: Console, replies: Sequence[Reply]) -> None:
@@ -102,8 +123,8 @@ def how_it_ended(console: Console, replies: Sequence[Reply]) -> None:
     for reply in replies:
         if reply.ended == "length":
             which = f"the {reply.side.name} answer" if len(replies) > 1 else "the answer"
-            text = f"{which} was cut at {reply.limit} new tokens (--max-new-tokens)"
-            terminal.say(console, "notice", text)
+            why = "the model was made for no more" if reply.fills_model else "--max-new-tokens"
+            terminal.say(console, "notice", f"{which} was cut at {reply.limit} new tokens ({why})")
 
 
 def stderr_console() -> Console:

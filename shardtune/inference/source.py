@@ -12,6 +12,7 @@ from shardtune.checkpoint.store import BEST, LATEST, CheckpointStore
 from shardtune.config.resolve import load_config
 from shardtune.config.schema import ModelSection, RunConfig
 from shardtune.errors import UserInputError
+from shardtune.model.locate import looks_local
 from shardtune.report.runs import find_run, is_run
 from shardtune.run.evaluation import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from shardtune.run.folder import CHECKPOINTS
@@ -75,8 +76,27 @@ def find_tuned(
             )
         path = path.resolve()
         return _described(path, _run_of(path), base)
+    _refuse_folder(path)
     run = find_run(given, runs_dir)
     return _described(_adapter_of(run, checkpoint), run, base)
+
+
+def _refuse_folder(path: Path) -> None:
+    """A folder that is taken for an adapter, and is none."""
+    if (path / ADAPTER_CONFIG).is_file():
+        raise UserInputError(
+            f"'{path}' has {ADAPTER_CONFIG}, but no {ADAPTER_WEIGHTS}.",
+            why="It has adapter_model.bin, a pickle format that is not supported."
+            if (path / "adapter_model.bin").is_file()
+            else "The weights were not copied.",
+            fix=f"Copy the file, or save the adapter again with PEFT (save_pretrained writes {ADAPTER_WEIGHTS}).",
+        )
+    if (path / "config.json").is_file():
+        raise UserInputError(
+            f"'{path}' is a whole model, not a run or an adapter.",
+            why="Base and tuned model are read as a base and an adapter on it.",
+            fix="Give the run that trained it, or its adapter; a merged model is served by vLLM or SGLang.",
+        )
 
 
 def _adapter_of(run: Path, checkpoint: str | None) -> Path:
@@ -140,6 +160,13 @@ def _described(adapter: Path, run: Path | None, base: str | None) -> TunedModel:
         )
     if base is not None:
         section = section.model_copy(update={"model_name_or_path": base, "revision": None})
+    name = section.model_name_or_path
+    if looks_local(name) and not Path(name).expanduser().is_dir():
+        raise UserInputError(
+            f"The base model '{name}' is not there.",
+            why="" if base is not None else f"That is where the training of '{adapter}' had it.",
+            fix="Give the folder where it is now, or its Hub name: --model PATH.",
+        )
     number = _STEP.fullmatch(adapter.name)
     return TunedModel(adapter, peft, section, run, config, int(number[1]) if number and run is not None else None)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import json
+import logging
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,9 +20,10 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from shardtune import terminal
 from shardtune.data.messages import Message
@@ -29,6 +31,7 @@ from shardtune.errors import ShardtuneError, UserInputError
 from shardtune.inference.answers import (
     DEFAULT_NEW_TOKENS,
     AnsweringModel,
+    AnswerOptions,
     Questions,
     Reply,
     SideName,
@@ -38,9 +41,8 @@ from shardtune.inference.answers import (
     prepare_questions,
     with_system,
 )
-from shardtune.inference.chat import ChatOptions
 from shardtune.inference.sampling import Sampling
-from shardtune.inference.screen import NO_END, announce, announce_choice, interleaved, stderr_console
+from shardtune.inference.screen import announce, announce_choice, interleaved, notes, stderr_console
 from shardtune.inference.source import TunedModel
 from shardtune.inference.trained_format import TrainedFormat
 from shardtune.report.access import AccessMiddleware, Site
@@ -49,9 +51,11 @@ from shardtune.report.page import asset, shell
 from shardtune.report.server import Address, listen, serve_site, static_route
 from shardtune.run.exit_codes import DONE
 
+log = logging.getLogger(__name__)
+
 DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 8766
 ANSWER = "/api/answer"
-SITE = Site(command="shardtune chat --web", cookie="shardtune-chat-token", posts=frozenset({ANSWER}))
+SITE = Site(command="shardtune chat --web", posts=frozenset({ANSWER}))
 _SCRIPTS, _STYLES = ("elements.js", "chat.js"), ("style.css", "chat.css")
 _OWN = ("chat.js", "chat.css")  # the others are the report's
 _MOST_BYTES = 512 << 10  # of a request: a conversation of some hundred pages
@@ -93,12 +97,33 @@ class Begun:
     stop: threading.Event
 
 
+class AnswerResponse(StreamingResponse):
+    """Lines of JSON. Whoever goes away before the last of them stops the answer, even before the first is sent."""
+
+    def __init__(self, lines: Lines, stop: threading.Event) -> None:
+        super().__init__(_sent(lines), media_type="application/x-ndjson", headers={"Cache-Control": "no-store"})
+        self._stop = stop
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._stop.set()
+
+
+async def _sent(lines: Lines) -> AsyncIterator[bytes]:
+    while (line := await lines.get()) is not None:
+        yield json.dumps(line, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
+
+
 class ChatApi:
     """Answers requests of the page, one at a time."""
 
-    def __init__(self, model: AnsweringModel, options: ChatOptions) -> None:
+    def __init__(self, model: AnsweringModel, options: AnswerOptions) -> None:
         self.model, self.options = model, options
         self._free = threading.Lock()
+        self._stop = threading.Event()  # of the answer that is being generated
+        self._cut: Callable[[], None] = lambda: None  # ends its response
         # A thread that is not a daemon: the interpreter waits for it, and it ends at its next token.
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="answer")
 
@@ -116,7 +141,7 @@ class ChatApi:
             "has_turns": questions.format.has_turns,
             "takes_system": _takes_system(questions),
             "columns": list(questions.format.asked),
-            "notes": self._notes(),
+            "notes": [f"{note[0].upper()}{note[1:]}." for note in notes(questions, compare=True)],
             "default_new_tokens": DEFAULT_NEW_TOKENS,
             "settings": {
                 "system": options.system or "",
@@ -127,25 +152,24 @@ class ChatApi:
             },
         }
 
-    def _notes(self) -> list[str]:
-        questions = self.model.questions
-        found = []
-        if questions.ignored:
-            names = ", ".join(f"{name} {value}" for name, value in questions.ignored.items())
-            found.append(f"generation_config.json of the base is not applied: {names}.")
-        if questions.sides["base"].tokenizer is not questions.sides["tuned"].tokenizer:
-            found.append("The base is asked with its own tokenizer: it does not know the new tokens.")
-        if not questions.ends_told:
-            found.append(f"{NO_END[0].upper()}{NO_END[1:]}.")
-        return found
+    def end(self) -> None:
+        """The server ends, and the response without waiting for the token that is being computed."""
+        self._stop.set()
+        self._cut()
 
     async def answer(self, request: Request) -> Response:
         """Lines of JSON: pieces of text by side, then how each side ended."""
-        body = await _body(request)
+        try:
+            body = await _body(request)
+        except ClientDisconnect:
+            return Response(status_code=400)  # which nobody reads
         if body is None:
             return _refusal(413, f"The conversation is too long for a request ({_MOST_BYTES >> 10} KiB).")
-        if not self._free.acquire(blocking=False):
-            return _refusal(409, "Another answer is being generated: the model gives one at a time. Try again soon.")
+        while not self._free.acquire(blocking=False):
+            if not self._stop.is_set():
+                text = "Another answer is being generated: the model gives one at a time. Try again soon."
+                return _refusal(409, text)
+            await asyncio.sleep(0.02)  # the one that was stopped ends at its next token
         started = False
         try:
             begun = self._begin(AnswerRequest.model_validate_json(body))
@@ -156,13 +180,11 @@ class ChatApi:
         finally:
             if not started:
                 self._free.release()
-        return StreamingResponse(
-            _sent(lines, begun.stop), media_type="application/x-ndjson", headers={"Cache-Control": "no-store"}
-        )
+        return AnswerResponse(lines, begun.stop)
 
     def _begin(self, asked: AnswerRequest) -> Begun:
         sampling = Sampling.checked(asked.temperature, asked.top_p, asked.seed).seeded()
-        stop = threading.Event()
+        self._stop = stop = threading.Event()
         replies = []
         for side, said in asked.conversations.items():
             messages: list[Message] = [message.model_dump() for message in said]
@@ -183,31 +205,25 @@ class ChatApi:
         def work() -> None:
             try:
                 self._generate(begun, put)
+            except ShardtuneError as error:
+                put({"error": _in_words(error)})
+            except Exception as error:
+                put({"error": f"{type(error).__name__}: its traceback stands where `shardtune chat` runs."})
+                log.exception("The answer failed.")
             finally:
                 self._free.release()
                 put(None)
 
+        self._cut = lambda: put(None)
         self._thread.submit(work)
         return lines
 
     def _generate(self, begun: Begun, put: Callable[[dict[str, Any]], None]) -> None:
         put({"sampling": str(begun.sampling)})
-        try:
-            for reply, piece in interleaved(begun.replies):
-                put({"side": reply.side.name, "text": piece})
-        except ShardtuneError as error:
-            put({"error": _in_words(error)})
-            return
+        for reply, piece in interleaved(begun.replies):
+            put({"side": reply.side.name, "text": piece})
         for reply in begun.replies:
             put({"side": reply.side.name, "ended": reply.ended, "tokens": reply.tokens, "limit": reply.limit})
-
-
-async def _sent(lines: Lines, stop: threading.Event) -> AsyncIterator[bytes]:
-    try:
-        while (line := await lines.get()) is not None:
-            yield json.dumps(line, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
-    finally:  # also when the client is gone
-        stop.set()
 
 
 def _takes_system(questions: Questions) -> bool:
@@ -289,7 +305,7 @@ def open_port(where: Listening) -> Address:
         return listen(host, 0, where.token, what)
 
 
-def serve_chat(tuned: TunedModel, trained: TrainedFormat, options: ChatOptions, where: Listening) -> int:
+def serve_chat(tuned: TunedModel, trained: TrainedFormat, options: AnswerOptions, where: Listening) -> int:
     """Serves the page until Ctrl-C; returns the exit code.
 
     Raises:
@@ -306,9 +322,10 @@ def serve_chat(tuned: TunedModel, trained: TrainedFormat, options: ChatOptions, 
     model = load_answering(questions, device)
     limit = f"up to {options.max_new_tokens or DEFAULT_NEW_TOKENS} new tokens an answer (the page can set others)"
     announce_choice(console, model, options.sampling, limit)
-    site = application(ChatApi(model, options), address.names, address.token)
+    api = ChatApi(model, options)
+    site = application(api, address.names, address.token)
     plain = address.url.partition("?")[0]
     with recorded(tuned.run or tuned.adapter, ChatServer(plain, needs_token=address.token is not None)):
-        serve_site(site, address, lambda: print(f"Chat: {address.url}\nPress Ctrl-C to stop.", flush=True))
+        serve_site(site, address, lambda: print(f"Chat: {address.url}\nPress Ctrl-C to stop.", flush=True), api.end)
     print("Chat stopped.")
     return DONE

@@ -62,7 +62,7 @@ def build_meta_model(section: ModelSection, folder: Path, stored: Mapping[str, S
     """
     raw = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     quantised = quantisation(section.model_name_or_path, raw)
-    config = _config(section, folder, raw)
+    config = read_config(section, folder)
     wrapper = None
     text = config
     if getattr(config, "text_config", None) is not None and type(config).sub_configs:
@@ -97,12 +97,18 @@ def fp8_blocks(meta_model: MetaModel) -> dict[str, tuple[int, int]]:
     return {name: (1, meta_model.model.get_parameter(name).shape[-1]) for name in candidates}
 
 
-def _config(section: ModelSection, folder: Path, raw: dict[str, Any]) -> PretrainedConfig:
+def read_config(section: ModelSection, folder: Path) -> PretrainedConfig:
+    """The checkpoint's config.json as transformers reads it; a vision+text model's is that of the whole.
+
+    Raises:
+        UserInputError: the installed library cannot read it.
+    """
     from transformers import AutoConfig
 
     try:
         return AutoConfig.from_pretrained(folder, trust_remote_code=section.trust_remote_code)  # type: ignore[no-any-return]
     except (OSError, ValueError, KeyError, ImportError, StrictDataclassError) as error:
+        raw = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         kind = raw.get("model_type")
         family = family_for(str(kind))
         if family is not None and Version(transformers.__version__) < Version(family.min_transformers):

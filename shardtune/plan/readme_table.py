@@ -26,7 +26,7 @@ from shardtune.plan.report import Plan, assemble
 from shardtune.plan.target import target_of
 
 _GPUS: Mapping[str, str] = {"24 GB": "RTX-4090", "48 GB": "L40S", "80 GB": "H100", "141 GB": "H200"}
-_COUNTS = (1, 2, 8)
+_COUNTS, _SHARERS = (1, 2, 8), (1, 2, 4, 8)
 _LENGTH, _ROWS = 4096, 100_000
 _ADAPTERS: Mapping[str, Mapping[str, object]] = {
     "attention, shared expert": {"lora_dropout": 0.0},
@@ -53,6 +53,31 @@ def short_table() -> str:
         cells = " | ".join(cell(plan_of(model, f"1x{gpu}")) for gpu in _GPUS.values())
         lines.append(f"| {model} | {cells} |")
     return "\n".join(lines)
+
+
+def vram_table() -> str:
+    """What a GPU needs at the peak with every setting that saves memory but offloading, by the number of GPUs."""
+    heads = [f"{count} GPU{'s' if count > 1 else ''}" for count in _SHARERS]
+    lines = [f"| model | weights | {' | '.join(heads)} |", f"|---|---:|{'---:|' * len(heads)}"]
+    for model in CONFIGS:
+        precision = "fp8" if model == "Mistral Small 4" else "bf16"
+        plans = [_smallest(model, count, precision) for count in _SHARERS]
+        weights = f"{plans[0].memory.weights / 2**30:.3g} in {'FP8' if precision == 'fp8' else precision}"
+        peaks = " | ".join(f"{plan.memory.total / 2**30:.3g}" for plan in plans)
+        lines.append(f"| {model} | {weights} | {peaks} |")
+    return "\n".join(lines)
+
+
+def _smallest(model: str, count: int, precision: str) -> Plan:
+    """One row per micro-batch, full recomputation, the base sharded over all GPUs."""
+    return plan_of(
+        model,
+        f"{count}xH200",
+        rows=count,
+        model={"base_precision": precision},
+        train={"per_device_train_batch_size": 1, "gradient_checkpointing": "full", "offload_activations": False},
+        parallel={"shard": "full", "reshard_after_forward": True, "offload_params": False},
+    )
 
 
 def mistral_table() -> str:
@@ -88,11 +113,11 @@ def _held(plan: Plan) -> str:
     return f"{share} of the base in {'FP8' if plan.work.fp8 else 'bf16'}"
 
 
-def plan_of(model: str, gpus: str, nodes: int = 1, rows: int = 16, **settings: Mapping[str, object]) -> Plan:
-    """Everything `auto`: rows of 4,096 tokens that are full, rank 16 on attention and MLP."""
+def plan_of(name: str, gpus: str, nodes: int = 1, rows: int = 16, **settings: Mapping[str, object]) -> Plan:
+    """Everything `auto` but `settings`: rows of 4,096 tokens that are full, rank 16 on attention and MLP."""
     config = RunConfig.model_validate(
         {
-            "model": {"model_name_or_path": model},
+            "model": {"model_name_or_path": name, **settings.get("model", {})},
             "data": {"dataset_name_or_path": "full-rows.jsonl", "max_length": _LENGTH},
             "lora": settings.get("lora", {}),
             "train": {
@@ -101,11 +126,12 @@ def plan_of(model: str, gpus: str, nodes: int = 1, rows: int = 16, **settings: M
                 "gradient_accumulation_steps": "auto",
                 **settings.get("train", {}),
             },
+            "parallel": settings.get("parallel", {}),
         }
     )
     origins = {f"{section}.{key}": Origin("default") for section, values in config for key in type(values).model_fields}
     target = target_of(config.parallel, (), gpus=gpus, nodes=nodes)
-    facts = gather_facts(config, outline_of_public(model), target.machine, lambda: 1.0)
+    facts = gather_facts(config, outline_of_public(name), target.machine, lambda: 1.0)
     data = DataSize(_ROWS, _ROWS * _LENGTH, _ROWS, 0, exact=True, how="full rows")
     return assemble(ResolvedConfig(config, origins), facts, target.cluster, data)
 
@@ -140,6 +166,7 @@ def example() -> str:
 BLOCKS: Mapping[str, Callable[[], str]] = {
     "memory table": table,
     "short memory table": short_table,
+    "vram table": vram_table,
     "mistral table": mistral_table,
     "example": example,
 }

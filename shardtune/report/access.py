@@ -7,12 +7,13 @@ import ipaddress
 from collections.abc import Sequence
 from dataclasses import dataclass
 from http.cookies import CookieError, SimpleCookie
-from urllib.parse import parse_qsl, urlencode, urlsplit
+from urllib.parse import parse_qsl, urlencode
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+COOKIE = "shardtune-token"  # and the port: cookies do not tell ports apart, and several sites may be served here
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; "
     "img-src 'self' data: blob:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -39,12 +40,10 @@ class Site:
 
     Attributes:
         command: That prints its address, for messages.
-        cookie: In which the token is kept. Cookies do not tell ports apart, so each kind of site has its own.
         posts: Paths that accept POST with JSON; everything else is read-only.
     """
 
     command: str = "shardtune dashboard"
-    cookie: str = "shardtune-token"
     posts: frozenset[str] = frozenset()
 
 
@@ -101,15 +100,16 @@ class AccessMiddleware:
 
     def _refuse_stranger(self, scope: Scope, headers: Headers, *, redirect: bool) -> Response | None:
         asked = dict(parse_qsl(scope["query_string"].decode("latin-1")))
+        cookie = f"{COOKIE}-{scope['server'][1]}"
         if redirect and self._is_right(asked.pop("token", None)):
             # Remove it from the address: it would stay in the history and in copied links.
             rest = f"?{urlencode(asked)}" if asked else ""
             answer = RedirectResponse(f"/{scope['path'].lstrip('/')}{rest}", 303)
-            answer.set_cookie(self.site.cookie, str(self.token), httponly=True, samesite="strict", path="/")
+            answer.set_cookie(cookie, str(self.token), httponly=True, samesite="strict", path="/")
             return answer
         scheme, _, given = headers.get("authorization", "").partition(" ")
-        cookie = _cookie(headers, self.site.cookie)
-        if (scheme.lower() == "bearer" and self._is_right(given)) or self._is_right(cookie):
+        kept = _cookie(headers, cookie)
+        if (scheme.lower() == "bearer" and self._is_right(given)) or self._is_right(kept):
             return None
         return PlainTextResponse(f"A token is required: open the address that `{self.site.command}` printed.", 401)
 
@@ -123,7 +123,7 @@ def _refuse_foreign(headers: Headers) -> Response | None:
     if headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         return PlainTextResponse("Send JSON (Content-Type: application/json).", 415)
     origin, host = headers.get("origin"), headers.get("host", "")
-    foreign = origin is not None and urlsplit(origin).netloc.lower() != host.lower()
+    foreign = origin is not None and origin.partition("://")[2].lower() != host.lower()
     if foreign or headers.get("sec-fetch-site", "same-origin") != "same-origin":
         return PlainTextResponse("This request comes from another site.", 403)
     return None

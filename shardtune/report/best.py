@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 
-from shardtune.checkpoint.final import FINAL, FinalSource, source_of
+from shardtune.checkpoint.final import FINAL, FinalSource, has_weights, source_of
 from shardtune.checkpoint.store import CheckpointStore, DamagedCheckpoint
 from shardtune.errors import UserInputError
 from shardtune.report.history import RunHistory
@@ -68,7 +68,8 @@ class Evaluation:
         interval: Half the width of the 95 % interval of `value` (`noise`); None where it is not known.
         train_loss: Mean of the logged training loss since the evaluation before.
         weights: Where this step's weights are: in a `checkpoint`, in `final` alone, nowhere any more (`deleted`).
-        gap: `value` minus that of `Best.reference`; None where its noise is not known, and for the reference.
+        gap: `value` minus that of `Best.reference`, all of them together at 95 %; None where its noise is not known,
+            and for the reference.
     """
 
     step: int
@@ -86,16 +87,12 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Overfitting:
-    """From `onset` on every evaluation is worse than the best, while the training loss goes on falling.
-
-    `proven`: by more than the noise; otherwise the noise is not known, and it is only every one of several.
-    """
+    """From `onset` on every evaluation is worse than the best beyond the noise, while the training loss falls."""
 
     onset: int
     train_before: float
     train_after: float
     evaluations: int
-    proven: bool
 
 
 @dataclass(frozen=True)
@@ -108,6 +105,7 @@ class Best:
         reference: The best of those whose weights are there and intact, to which the others are compared; None: there
             is none.
         chosen: The same, or the earliest of its ties where that was asked for.
+        saved: The same, or else the best of those that have an intact checkpoint: `chosen` is in `final/` alone.
         ties: Others with weights that cannot be told apart from `reference`, earliest first.
         damaged: Checkpoints passed over.
         final: What `final/` is of, where it is known.
@@ -119,6 +117,7 @@ class Best:
     lowest: Evaluation
     reference: Evaluation | None
     chosen: Evaluation | None
+    saved: Evaluation | None
     ties: tuple[Evaluation, ...]
     damaged: tuple[DamagedCheckpoint, ...]
     overfitting: Overfitting | None
@@ -158,17 +157,23 @@ def best_of(run: RunHistory, metric: Metric, *, earliest_tie: bool = False) -> B
         )
     sign = 1 if metric.lower_is_better else -1
     ranked = sorted(finite, key=lambda one: (sign * one.value, not one.is_available, one.step))
-    reference, damaged = _first_intact(ranked, store)
+    in_final = final.step if final is not None and has_weights(run.folder / FINAL) else None
+    reference, damaged = _first_intact(ranked, store, in_final)
     chosen = reference
+    comparisons = max(1, len(finite) - 1)
     if earliest_tie and reference is not None:
-        earlier, more = _first_intact([tie for tie in _ties(ranked, reference) if tie.step < reference.step], store)
-        chosen, damaged = earlier or reference, damaged + more
-    broken = {one.step for one in damaged}
+        earlier = [tie for tie in _ties(ranked, reference, comparisons) if tie.step < reference.step]
+        tie, more = _first_intact(earlier, store, in_final)
+        chosen, damaged = tie or reference, damaged + more
+    broken: dict[int, Weights] = {one.step: "final" if one.step == in_final else "damaged" for one in damaged}
     measured = {
-        one.step: _against(replace(one, weights="damaged") if one.step in broken else one, reference or ranked[0])
+        one.step: _against(replace(one, weights=broken.get(one.step, one.weights)), reference or ranked[0], comparisons)
         for one in evaluations
     }
     ranked = [measured[one.step] for one in ranked]
+    saved = measured[chosen.step] if chosen is not None else None
+    if saved is None or saved.weights == "final":
+        saved, _ = _first_intact([one for one in ranked if one.weights == "checkpoint"], store, None)
     return Best(
         run=run.folder,
         metric=metric,
@@ -176,9 +181,10 @@ def best_of(run: RunHistory, metric: Metric, *, earliest_tie: bool = False) -> B
         lowest=ranked[0],
         reference=measured[reference.step] if reference is not None else None,
         chosen=measured[chosen.step] if chosen is not None else None,
-        ties=tuple(_ties(ranked, reference)),
+        saved=saved,
+        ties=tuple(_ties(ranked, reference, comparisons)),
         damaged=tuple(sorted(damaged, key=lambda one: one.step)),
-        overfitting=_overfitting(list(measured.values()), ranked[0], metric),
+        overfitting=_overfitting(list(measured.values()), ranked[0], metric, comparisons),
         final=final,
     )
 
@@ -213,7 +219,7 @@ def _evaluations(
     for step, value in sorted(found.items()):
         groups = _groups(run.eval_groups.get(step, {}), metric.name)
         weights: Weights = "checkpoint" if step in saved else "deleted" if step in once_saved else "not saved"
-        if weights != "checkpoint" and final is not None and final.step == step and (run.folder / FINAL).is_dir():
+        if weights != "checkpoint" and final is not None and final.step == step and has_weights(run.folder / FINAL):
             weights = "final"
         trained = _train_loss(run, before, step)
         evaluations.append(Evaluation(step, value, groups, interval_of(groups), trained, weights))
@@ -237,9 +243,13 @@ def _train_loss(run: RunHistory, after: int, until: int) -> float | None:
 
 
 def _first_intact(
-    ranked: Sequence[Evaluation], store: CheckpointStore
+    ranked: Sequence[Evaluation], store: CheckpointStore, in_final: int | None
 ) -> tuple[Evaluation | None, list[DamagedCheckpoint]]:
-    """The first whose weights are there, with every checksum compared; and the damaged ones before it."""
+    """The first whose weights are there, with every checksum compared; and damaged checkpoints up to it.
+
+    Args:
+        in_final: The step that `final/` is of: its weights are there, even if its checkpoint is damaged.
+    """
     damaged: list[DamagedCheckpoint] = []
     for one in ranked:
         if one.weights == "final":
@@ -249,42 +259,42 @@ def _first_intact(
             if not found:
                 return one, damaged
             damaged.append(DamagedCheckpoint(one.step, found))
+            if one.step == in_final:
+                return one, damaged
     return None, damaged
 
 
-def _against(one: Evaluation, best: Evaluation) -> Evaluation:
+def _against(one: Evaluation, best: Evaluation, comparisons: int) -> Evaluation:
     if one.step == best.step:
         return one
-    return replace(one, gap=difference(one.value, one.groups, best.value, best.groups))
+    return replace(one, gap=difference(one.value, one.groups, best.value, best.groups, comparisons))
 
 
-def _ties(ranked: Sequence[Evaluation], chosen: Evaluation | None) -> list[Evaluation]:
+def _ties(ranked: Sequence[Evaluation], chosen: Evaluation | None, comparisons: int) -> list[Evaluation]:
     if chosen is None:
         return []
-    others = [_against(one, chosen) for one in ranked if one.is_available and one.step != chosen.step]
+    others = [_against(one, chosen, comparisons) for one in ranked if one.is_available and one.step != chosen.step]
     ties = [one for one in others if one.gap is not None and one.gap.is_within_noise]
     return sorted(ties, key=lambda one: one.step)
 
 
-def _overfitting(evaluations: Sequence[Evaluation], lowest: Evaluation, metric: Metric) -> Overfitting | None:
-    """Of the evaluations after the best value: the first from which on all are worse than it, beyond the noise."""
-    later = [_against(one, lowest) for one in evaluations if one.step > lowest.step]
-    proven = bool(later) and all(one.gap is not None for one in later)
-    sign = 1 if metric.lower_is_better else -1
-    worse = [
-        not math.isfinite(one.value)
-        or (not one.gap.is_within_noise and sign * one.gap.value > 0 if one.gap is not None and proven
-            else sign * (one.value - lowest.value) > 0)
-        for one in later
-    ]  # fmt: skip
-    begin = len(worse)
-    while begin and worse[begin - 1]:
+def _overfitting(
+    evaluations: Sequence[Evaluation], lowest: Evaluation, metric: Metric, comparisons: int
+) -> Overfitting | None:
+    """Of the evaluations after the best value: the first from which on all are worse than it, beyond the noise.
+
+    Without a known noise none is: every later value is worse than the best, whatever happens. Nor is a loss that is
+    not finite: that is divergence.
+    """
+    later = [_against(one, lowest, comparisons) for one in evaluations if one.step > lowest.step]
+    begin = len(later)
+    while begin and (gap := later[begin - 1].gap) is not None and not gap.is_within_noise:
         begin -= 1
     tail = later[begin:]
     trained = [one.train_loss for one in tail if one.train_loss is not None]
-    if len(tail) < (1 if proven else 2) or not trained or lowest.train_loss is None:
+    if not trained or lowest.train_loss is None:
         return None
     after = sum(trained) / len(trained)
     if after >= lowest.train_loss:
         return None  # it rises as well: that is not overfitting
-    return Overfitting(tail[0].step, lowest.train_loss, after, len(tail), proven)
+    return Overfitting(tail[0].step, lowest.train_loss, after, len(tail))

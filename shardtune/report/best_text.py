@@ -64,8 +64,8 @@ def noise_line(best: Best) -> str:
         "" if len(groups.tokens) >= 8 else "; that few give wide intervals: a smaller per_device_eval_batch_size helps"
     )
     return (
-        f"± is a 95 % interval from {len(groups.tokens)} groups of the same rows, {tokens:,} tokens; differences are "
-        f"taken group by group{few}"
+        f"± is a 95 % interval from {len(groups.tokens)} groups of the same rows, {tokens:,} tokens; differences from "
+        f"the best are taken group by group, and their intervals hold all together{few}"
     )
 
 
@@ -188,11 +188,10 @@ def _ties(best: Best) -> str:
 def _overfits(best: Best) -> str:
     found = best.overfitting
     assert found is not None
-    noise = "beyond the noise" if found.proven else "noise not recorded"
     return (
         f"from step {found.onset:,} on: {count(found.evaluations, 'evaluation')} worse than step {best.lowest.step:,} "
-        f"({noise}) while the training loss fell from {found.train_before:.4f} to {found.train_after:.4f}. Train for "
-        "fewer steps (train.early_stopping_patience ends a run by itself), or on more data."
+        f"beyond the noise, while the training loss fell from {found.train_before:.4f} to {found.train_after:.4f}. "
+        "Train for fewer steps (train.early_stopping_patience ends a run by itself), or on more data."
     )
 
 
@@ -222,7 +221,7 @@ def as_json(best: Best) -> dict[str, Any]:
         "best_of_all": _one(best.lowest),
         "ties": [one.step for one in best.ties],
         "overfitting": None if found is None else {
-            "onset": found.onset, "evaluations": found.evaluations, "beyond_noise": found.proven,
+            "onset": found.onset, "evaluations": found.evaluations,
             "train_loss_before": found.train_before, "train_loss_after": found.train_after,
         },
         "damaged": [{"step": one.step, "damages": list(map(str, one.damages))} for one in best.damaged],

@@ -65,7 +65,7 @@ def _title(result: Mapping[str, Any]) -> str:
         own = "validation rows of the run" if data.get("own_validation") is True else text(data.get("path"))
         rows, of = whole(data.get("rows")) or 0, whole(data.get("of_rows")) or 0
         sampled = f"{rows:,} of {formatting.count(of, 'row')}" if rows < of else formatting.count(rows, "row")
-        parts += [own, f"split {text(data.get('split'))}", sampled]
+        parts += [own, f"split {text(data['split'])}" if data.get("split") else "", sampled]
     else:
         parts.append("lm-evaluation-harness")
     return ", ".join(
@@ -95,13 +95,14 @@ def with_interval(estimate: Mapping[str, Any], kind: str, between: str = " ", *,
 
     Args:
         estimate: With `value`, `low` and `high`, which may be unknown.
-        kind: `share` or `number`; a number and its interval have as many decimals as its size deserves.
+        kind: `share` or `number`; a number and its interval have as many decimals as the largest of them deserves.
         between: What stands before the interval.
     """
     value, low, high = (number(estimate.get(name)) for name in ("value", "low", "high"))
     if value is None:
         return "–"
-    places = 4 if abs(value) < 10 else 2 if abs(value) < 1000 else 0
+    largest = max(abs(each) for each in (value, low, high) if each is not None)
+    places = 4 if largest < 10 else 2 if largest < 1000 else 0
     unit = "" if kind != "share" else " pp" if signed else " %"
     shown = f"{_written(value, kind, places, signed)}{unit}"
     if low is None or high is None:

@@ -9,6 +9,10 @@ For a mean L = Σ s_g / Σ n_g over G groups (s: summed loss, n: tokens) the sta
 of freedom. For the difference of two evaluations of the same rows it is taken of the groups' differences: a row that
 is hard for one checkpoint is hard for the other, so that a difference is known far better than either of the two.
 
+The best of K evaluations is also the luckiest: of equal checkpoints the last lies beyond a plain 95 % interval from the
+best in 17 % of runs with twenty evaluations, in 40 % of those with a hundred. Differences from it are K−1 comparisons,
+and t is that of 5 % / (K−1) (Bonferroni), so that all of them hold together in 95 of 100 runs.
+
 What it leaves out: another seed, another order of the training rows. That is the spread of whole runs.
 """
 
@@ -17,12 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-# Student's t, two-sided 95 %, for 1 … 31 degrees of freedom.
-STUDENT_T = (
-    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120,
-    2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042, 2.040,
-)  # fmt: skip
+from functools import lru_cache
 
 
 @dataclass(frozen=True)
@@ -35,7 +34,7 @@ class Groups:
 
 @dataclass(frozen=True)
 class Difference:
-    """Of two evaluations, with half the width of its 95 % interval; `paired`: taken group by group."""
+    """Of two evaluations, with half the width of its interval; `paired`: taken group by group."""
 
     value: float
     interval: float
@@ -51,24 +50,57 @@ def interval_of(groups: Groups | None) -> float | None:
     return _interval(groups.tokens, groups.means) if groups is not None else None
 
 
-def difference(value: float, groups: Groups | None, other: float, others: Groups | None) -> Difference | None:
-    """`value` − `other`; None where the noise of either is not known."""
+def difference(
+    value: float, groups: Groups | None, other: float, others: Groups | None, comparisons: int = 1
+) -> Difference | None:
+    """`value` − `other`; None where the noise of either is not known.
+
+    Args:
+        comparisons: How many are made; their intervals hold all together at 95 %.
+    """
     if groups is None or others is None:
         return None
     if groups.tokens == others.tokens:
-        found = _interval(groups.tokens, [a - b for a, b in zip(groups.means, others.means, strict=True)])
+        between = [a - b for a, b in zip(groups.means, others.means, strict=True)]
+        found = _interval(groups.tokens, between, comparisons)
         return Difference(value - other, found, paired=True) if found is not None else None
-    mine, theirs = interval_of(groups), interval_of(others)
+    mine, theirs = (_interval(each.tokens, each.means, comparisons) for each in (groups, others))
     if mine is None or theirs is None:
         return None
     return Difference(value - other, math.hypot(mine, theirs), paired=False)
 
 
-def _interval(tokens: Sequence[int], means: Sequence[float]) -> float | None:
+def _interval(tokens: Sequence[int], means: Sequence[float], comparisons: int = 1) -> float | None:
     number, total = len(tokens), sum(tokens)
     if number < 2 or not all(map(math.isfinite, means)):
         return None
     mean = sum(n * m for n, m in zip(tokens, means, strict=True)) / total
     squares = sum((n * (m - mean)) ** 2 for n, m in zip(tokens, means, strict=True))
     standard_error = math.sqrt(number / (number - 1) * squares) / total
-    return STUDENT_T[min(number - 1, len(STUDENT_T)) - 1] * standard_error
+    return student_t(number - 1, 0.05 / comparisons) * standard_error
+
+
+@lru_cache(maxsize=1024)
+def student_t(freedom: int, outside: float = 0.05) -> float:
+    """Half the width, in standard errors, of the interval that leaves `outside` of Student's distribution, both sides.
+
+    Example:
+        >>> round(student_t(31), 3)
+        2.04
+    """
+    low, high = 0.0, math.pi / 2  # the arc whose tangent is t / √freedom
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if 1 - _share_within(middle, freedom) > outside else (low, middle)
+    return math.tan(low) * math.sqrt(freedom)
+
+
+def _share_within(arc: float, freedom: int) -> float:
+    """Of Student's distribution between −t and t: Abramowitz & Stegun 26.7.3 and 26.7.4."""
+    cosine, odd = math.cos(arc), freedom % 2
+    term = cosine if odd else 1.0
+    total = term if freedom > 1 else 0.0
+    for k in range(2 + odd, freedom - 1, 2):
+        term *= cosine**2 * (k - 1) / k
+        total += term
+    return 2 / math.pi * (arc + math.sin(arc) * total) if odd else math.sin(arc) * total

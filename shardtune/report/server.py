@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import secrets
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any
+from urllib.parse import urlencode
 
 import uvicorn
 from starlette.applications import Starlette
@@ -113,10 +116,10 @@ def listen(host: str, port: int, token: str | None, what: str = "The dashboard")
         UserInputError: the address cannot be bound.
     """
     local = is_loopback(host)
-    if token == "" or (token is not None and len(token) < 8):
+    if token is not None and not re.fullmatch(r"[!-~]{8,}", token):
         raise UserInputError(
-            "--token is too short.",
-            fix="Use at least 8 characters, or omit it to have one generated.",
+            "--token is too short, or has characters that do not fit into an address.",
+            fix="Use at least 8 of the characters that an English keyboard has, or omit it to have one generated.",
         )
     if token is None and not local:
         token = secrets.token_urlsafe(24)
@@ -134,7 +137,8 @@ def listen(host: str, port: int, token: str | None, what: str = "The dashboard")
     if host in ("0.0.0.0", "::"):
         shown = socket.gethostname()
     names = ("127.0.0.1", "localhost", "::1", host) if local else ()
-    return Address(listening, f"http://{shown}:{number}/" + (f"?token={token}" if token else ""), token, names)
+    query = f"?{urlencode({'token': token})}" if token else ""
+    return Address(listening, f"http://{shown}:{number}/{query}", token, names)
 
 
 def serve(root: Path, address: Address, ready: Callable[[], None]) -> None:
@@ -143,15 +147,39 @@ def serve(root: Path, address: Address, ready: Callable[[], None]) -> None:
     serve_site(application(root, address.names, address.token, local=local), address, ready)
 
 
-def serve_site(site: Starlette, address: Address, ready: Callable[[], None]) -> None:
+class SiteServer(uvicorn.Server):
+    """Serves a site until it is told to end.
+
+    Args:
+        ending: Called when it is: what still answers should end by itself, or it is cancelled with a traceback.
+    """
+
+    def __init__(self, site: Starlette, ending: Callable[[], None] = lambda: None) -> None:
+        # No access log: the first address has the token in it.
+        super().__init__(
+            uvicorn.Config(
+                site,
+                access_log=False,
+                log_level="warning",
+                lifespan="off",
+                timeout_graceful_shutdown=2,
+                server_header=False,
+            )
+        )
+        self._ending = ending
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self._ending()
+        super().handle_exit(sig, frame)
+
+
+def serve_site(
+    site: Starlette, address: Address, ready: Callable[[], None], ending: Callable[[], None] = lambda: None
+) -> None:
     """Serve until interrupted."""
-    # No access log: the first address has the token in it.
-    config = uvicorn.Config(
-        site, access_log=False, log_level="warning", lifespan="off", timeout_graceful_shutdown=2, server_header=False
-    )
     ready()
     try:
-        uvicorn.Server(config).run(sockets=[address.listening])
+        SiteServer(site, ending).run(sockets=[address.listening])
     except KeyboardInterrupt:  # uvicorn shuts down cleanly, then re-raises the signal
         pass
     finally:

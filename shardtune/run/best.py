@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from shardtune.checkpoint.final import FINAL, FinalSource, replace_final, source_of
@@ -41,19 +41,26 @@ class Recorded:
     kept: Path | None = None
 
 
-def record_best(run: Path, best: BestStep, *, to_final: bool) -> Recorded:
+def record_best(run: Path, best: BestStep | None, *, to_final: bool, in_final: int | None = None) -> Recorded:
     """Point to the best checkpoint, and make `final/` it.
 
     A run that another process is training in is not written to: with `to_final` that is an error.
 
+    Args:
+        best: Of the intact checkpoints; None: there is none.
+        in_final: A better step, whose weights are in `final/` alone: a pointer names checkpoints.
+
     Raises:
         UserInputError: `final/` was to be replaced and cannot be.
     """
+    if in_final is not None:
+        alone = f"the weights of step {in_final:,} are in {FINAL}/ alone"
+        if best is None:
+            return Recorded(f"not written: {alone}")
+        done = record_best(run, best, to_final=False)
+        return replace(done, pointer=f"{done.pointer}: {alone}")
+    assert best is not None
     store = CheckpointStore(run / CHECKPOINTS, keep=None)
-    if best.step not in store.steps():
-        stays = store.best()
-        pointer = f"unchanged: these weights are in {FINAL}/ alone"
-        return Recorded(pointer + (f", and of the checkpoints step {stays[0]:,} is the best" if stays else ""))
     if not to_final and _is_recorded(store, best):
         return Recorded(f"{store.folder / BEST} names step {best.step:,}")
     if is_held(run / LEASE):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -10,12 +10,14 @@ import torch
 import torch.distributed as dist
 
 from shardtune.data.collate import REAL_TOKENS
+from shardtune.data.order import StepOrder
 from shardtune.parallel.shard import reshard_all
-from shardtune.train.batches import Batch, supervised_tokens, to_device
+from shardtune.train.batches import supervised_tokens, to_device
 from shardtune.train.metrics import per_token
 
 if TYPE_CHECKING:
     from peft import PeftModel
+    from torch.utils.data import DataLoader
 
     from shardtune.parallel.processes import Processes
     from shardtune.train.losses import Loss
@@ -35,7 +37,8 @@ class Validation:
     Attributes:
         groups: The same means, and `tokens`, of at most GROUPS parts of the rows, by name as `eval` events have them.
             How far they lie apart says how much of the mean, and of its difference to another evaluation of the same
-            rows, is chance. A batch of rows belongs to the same group in every evaluation, on any number of ranks.
+            rows, is chance. A group is a stretch of neighbouring batches, the same in every evaluation, on any number
+            of ranks: neighbours may be parts of one document and err alike, which groups that share them would hide.
     """
 
     loss: float
@@ -48,7 +51,7 @@ class Validation:
 def validate(
     model: PeftModel,
     loss: Loss,
-    batches: Iterable[Batch],
+    batches: DataLoader,
     processes: Processes,
     *,
     before_batch: Callable[[], None],
@@ -64,6 +67,8 @@ def validate(
     """
     # Loss, supervised tokens, entropy, correct predictions of each group.
     sums = torch.zeros(GROUPS, 4, dtype=torch.float64)
+    order = batches.batch_sampler
+    assert isinstance(order, StepOrder)
     was_training = model.training
     model.eval()
     try:
@@ -75,7 +80,7 @@ def validate(
                 batch.pop(REAL_TOKENS)
                 output = loss.evaluate(model, to_device(batch, processes.device))
                 # Batches go to ranks in turn: counted so, one has the same number on any number of ranks.
-                group = sums[(number * processes.world_size + processes.rank) % GROUPS]
+                group = sums[order.part(number * processes.world_size + processes.rank, GROUPS)]
                 group[0] += output.loss.double().cpu()
                 group[1] += supervised_tokens([batch])
                 group[2:] += output.token_stats.double().cpu()

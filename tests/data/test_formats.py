@@ -7,7 +7,9 @@ import pickle
 from typing import Any
 
 import pytest
+from running import REPOSITORY
 
+from shardtune.config import load_config
 from shardtune.config.schema import DataSection
 from shardtune.data.formats import FormatChoice, Rendered, RowProblem, choose_format, loss_on, renderer
 from shardtune.errors import UserInputError
@@ -218,6 +220,19 @@ def test_where_all_is_learnt_a_row_is_empty_when_all_its_cells_are() -> None:
 def test_text_asked_of_rows_that_hold_messages_is_answered_with_the_settings_for_chat() -> None:
     fix = refusal({"talk": OPENAI}, format="text").fix
     assert "set data.format: chat and data.messages_field: talk" in fix
+
+
+def test_chat_asked_of_pairs_of_texts_is_answered_with_the_format_of_pairs() -> None:
+    assert "Set data.format: prompt-completion" in str(refusal({"prompt": "Q", "completion": "A"}, format="chat").fix)
+
+
+@pytest.mark.parametrize("row", [{"messages": OPENAI}, {"conversations": SHAREGPT}])
+def test_the_recipe_for_chats_reads_what_its_comment_names(row: dict[str, Any]) -> None:
+    recipe = REPOSITORY / "configs" / "instruction-chat.yaml"
+    (column,) = row
+    assert f"`{column}`" in recipe.read_text(encoding="utf-8")
+    data = load_config(recipe, environ={}).config.data
+    assert choose_format(data, list(row), [row]).name == "chat"
 
 
 @pytest.mark.parametrize(

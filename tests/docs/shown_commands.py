@@ -1,4 +1,4 @@
-"""Which commands do the pages show? Every line behind `$ ` in a console block, and those in the comments of recipes."""
+"""Which commands do the pages show? Lines behind `$ ` in console blocks, comments of recipes, and code inside sentences."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ PROGRAMS = (
     "shardtune", "make", "pip", "python", "python3", "torchrun", "accelerate", "podman", "docker", "kubectl", "oc", "hf",
     "openssl", "export", "pre-commit",
 )  # fmt: skip
-_BLOCK = re.compile(r"^(?P<above>[^\n]*)\n\n?^```(?P<kind>\w*)\n(?P<text>.*?)^```$", re.DOTALL | re.MULTILINE)
+_FENCED = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
+_BLOCK = re.compile(r"^(?P<above>[^\n]*)\n\n?^```(?P<kind>[^\n]*)\n(?P<text>.*?)^```$", re.DOTALL | re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -58,19 +59,29 @@ def commands_of(page: str) -> Iterator[str]:
                     yield command
 
 
+def commands_in_sentences(page: str) -> list[str]:
+    """Code inside of sentences and tables that begins like a command of ours or of the repository."""
+    spans = re.findall(r"`([^`]+)`", _FENCED.sub("", page))
+    return [" ".join(span.split()) for span in spans if re.match(r"(?:shardtune|make|python|pip)\s+\S", span)]
+
+
 def hidden_commands(page: str) -> list[str]:
-    """Lines of other blocks that look as if they were to be typed: nobody would test them.
+    """Lines that look as if they were to be typed, where `commands_of` does not find them: nobody would test them.
 
     A block below a bold file name is that file.
     """
-    blocks = [block for block in _BLOCK.finditer(page) if block["kind"] in ("", "bash", "sh", "shell")]
-    typed = [block for block in blocks if not block["above"].startswith("**`")]
-    return [line for block in typed for line in block["text"].splitlines() if _is_command(line)]
+    found = [line for line in _FENCED.sub("", page).splitlines() if re.match(r"\s*(?:```|~~~|\$ )", line)]
+    for block in _BLOCK.finditer(page):
+        shown = {line for line in block["text"].splitlines() if block["kind"] == "console" and line.startswith("$ ")}
+        if not block["above"].startswith("**`"):
+            found += [line for line in block["text"].splitlines() if line not in shown and _is_command(line)]
+    return found
 
 
 def _is_command(line: str) -> bool:
+    line = re.sub(r"^ {0,4}(?:\$ )?", "", line)
     word, _, rest = line.partition(" ")
-    return word in PROGRAMS and bool(rest) and "  " not in line.partition("#")[0].rstrip()
+    return word in PROGRAMS and rest != "" and not re.search(r"\[OPTIONS\]|\S  +\S", line.partition("#")[0])
 
 
 def _commented(file: Path) -> list[str]:

@@ -54,5 +54,15 @@ def test_a_message_leads_to_the_code_that_explain_finds_for_it() -> None:
             assert code_of_message(message) == code, message
 
 
+def test_the_messages_that_other_pages_explain_are_printed() -> None:
+    sources = [file.read_text(encoding="utf-8") for file in sorted((REPOSITORY / "shardtune").rglob("*.py"))]
+    code = re.sub(r'"\s*\n\s*f?"', "", "\n".join(sources))
+    table = (REPOSITORY / "docs" / "export.md").read_text(encoding="utf-8").partition("## When it fails")[2]
+    messages = re.findall(r"^\| `([^`]+)` \|", table, re.MULTILINE)
+    assert len(messages) > 4
+    parts = [part.strip() for message in messages for part in message.split("…")]
+    assert [part for part in parts if part not in code] == []
+
+
 def test_every_error_code_is_there() -> None:
     assert re.findall(r"^### ([\w-]+)$", PAGE.partition("## Error codes")[2], re.MULTILINE) == list(BY_CODE)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +13,7 @@ from evaluated_run import fake_run
 from running import Command, events
 from toys import toy_chat_llama, toy_config, toy_llama, toy_rows
 from typer.testing import CliRunner, Result
+from unprivileged import PREFIX, needs_permissions
 
 from shardtune.cli.main import app
 from shardtune.errors import UserInputError
@@ -97,6 +101,24 @@ def test_an_adapter_without_a_run_keeps_what_it_is_told_to(toy_run: Path, tmp_pa
     assert (tmp_path / "found.rows.jsonl").is_file() and not (adapter / "evaluations").exists()
 
 
+def test_a_file_that_is_no_result_is_not_written_over(toy_run: Path, tmp_path: Path) -> None:
+    mine, rows = tmp_path / "mine.json", tmp_path / "found.rows.jsonl"
+    mine.write_text('{"schema": 1}')
+    rows.write_text("mine")
+    for out, named in ((mine, mine), (tmp_path / "found.json", rows), (tmp_path / "found", rows)):
+        with pytest.raises(UserInputError, match="is there already") as refused:
+            evaluate(toy_run, "--metrics", "perplexity", "--out", out)
+        assert str(named) in refused.value.what
+    assert (mine.read_text(), rows.read_text()) == ('{"schema": 1}', "mine")
+    (tmp_path / "link.json").symlink_to(toy_run / "config.yaml")
+    with pytest.raises(UserInputError, match="is there already"):
+        evaluate(toy_run, "--metrics", "perplexity", "--out", tmp_path / "link.json")
+    earlier = tmp_path / "earlier.json"
+    for metrics in ("perplexity", "perplexity,exact_match"):  # the second replaces the first
+        evaluate(toy_run, "--metrics", metrics, "--out", earlier)
+    assert len(json.loads(earlier.read_text())["metrics"]) == 3
+
+
 def test_what_is_wrong_is_refused_before_any_work(toy_run: Path, tmp_path: Path) -> None:
     for words, said in (
         (["--limit", 3], "--limit has no effect without --tasks"),
@@ -117,6 +139,24 @@ def test_a_run_without_final_says_which_checkpoints_there_are(tmp_path: Path) ->
     (run / "final").rename(tmp_path / "elsewhere")
     with pytest.raises(UserInputError, match="has no final/ yet"):
         evaluate(run)
+
+
+@needs_permissions
+def test_a_run_that_may_only_be_read_is_evaluated_into_a_file(
+    toy_run: Path, tmp_path: Path, environment: dict[str, str]
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(toy_run, run)
+    shutil.rmtree(run / "evaluations", ignore_errors=True)
+    run.chmod(0o555)
+    out = tmp_path / "out.json"
+    command = [*PREFIX, sys.executable, "-m", "shardtune", "eval", run, "--metrics", "perplexity"]
+    found = subprocess.run([*command, "--out", out], env=environment, capture_output=True, text=True)
+    assert found.returncode == 0 and "in --out alone" in " ".join(found.stdout.split()), found.stderr
+    assert json.loads(out.read_text())["metrics"]
+    refused = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert refused.returncode == 2 and "--out FILE" in refused.stderr
+    run.chmod(0o755)
 
 
 def test_results_are_not_written_through_a_link(toy_run: Path, tmp_path: Path) -> None:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 import random
+import sys
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,8 +19,9 @@ from typer.testing import CliRunner
 
 from shardtune.cli.main import app
 from shardtune.errors import UserInputError
-from shardtune.evaluation.intervals import paired_shares, wilson
-from shardtune.evaluation.tasks import TaskChoice, check_tasks, run_tasks, scores
+from shardtune.evaluation.evaluate import _memory
+from shardtune.evaluation.intervals import Estimate, paired_shares, wilson
+from shardtune.evaluation.tasks import TaskChoice, _evaluated, _manager, check_tasks, run_tasks, scores
 
 IS_INSTALLED = importlib.util.find_spec("lm_eval") is not None
 needs_harness = pytest.mark.skipif(
@@ -65,7 +69,7 @@ def test_other_scores_have_those_of_their_standard_errors() -> None:
     assert found.metric.kind == "number"
     assert found.metric.sides["base"].low == pytest.approx(0.6 - 0.196, abs=1e-4)
     assert found.metric.difference is not None and found.metric.difference.value == pytest.approx(0.15)
-    assert found.metric.difference.low == pytest.approx(0.15 - 1.96 * 0.05, abs=1e-4)
+    assert found.metric.difference.low == pytest.approx(0.15 - 12.706 * 0.05, abs=1e-3)  # Student's t of two
 
 
 def test_a_score_of_the_whole_corpus_has_a_difference_without_an_interval() -> None:
@@ -76,6 +80,58 @@ def test_a_score_of_the_whole_corpus_has_a_difference_without_an_interval() -> N
     assert found.metric.better == "lower" and found.metric.sides["base"].low is None
     assert found.metric.difference is not None
     assert (found.metric.difference.value, found.metric.difference.low) == (-2.0, None)
+
+
+@pytest.mark.parametrize("nowhere", [math.nan, math.inf, "N/A"])
+def test_a_task_for_which_a_side_has_no_number_is_shown_without_it(nowhere: object) -> None:
+    for without in ("base", "tuned"):
+        results = {side: returned([0.5, 0.7]) for side in ("base", "tuned")}
+        results[without]["results"]["task"]["acc,none"] = nowhere
+        (found,) = scores(results)  # type: ignore[arg-type]
+        assert {side: one.value for side, one in found.metric.sides.items() if side != without} == {
+            "tuned" if without == "base" else "base": 0.6
+        }
+        assert found.metric.sides[without] == found.metric.difference == Estimate(None)
+        json.dumps(found.as_dict(), allow_nan=False)
+        del results[without]["results"]["task"]["acc,none"]
+        assert scores(results) == [found]  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def failing_harness(monkeypatch: pytest.MonkeyPatch) -> list[BaseException]:
+    """A harness that raises what is put into the list."""
+    errors: list[BaseException] = []
+
+    def simple_evaluate(**settings: object) -> None:
+        raise errors[0]
+
+    evaluator, tasks = ModuleType("lm_eval.evaluator"), ModuleType("lm_eval.tasks")
+    evaluator.simple_evaluate = simple_evaluate  # type: ignore[attr-defined]
+    tasks.TaskManager = lambda include_path: None  # type: ignore[attr-defined]
+    for name, module in (
+        ("lm_eval", ModuleType("lm_eval")),
+        ("lm_eval.evaluator", evaluator),
+        ("lm_eval.tasks", tasks),
+    ):
+        monkeypatch.setitem(sys.modules, name, module)
+    _manager.cache_clear()
+    return errors
+
+
+def test_questions_that_do_not_fit_into_memory_name_the_setting(failing_harness: list[BaseException]) -> None:
+    failing_harness.append(torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nMore"))
+    loaded: Any = SimpleNamespace(device=torch.device("cpu"))
+    for size, fix in ((32, "--batch-size 16."), (1, "Free the GPU's memory, or use a larger one.")):
+        with pytest.raises(UserInputError, match=f"{size} at a time, do not fit") as refused, _memory(loaded, size):
+            _evaluated(None, TaskChoice(("toy",)))
+        assert refused.value.fix == fix and "Tried to allocate 2 GiB" in refused.value.why
+
+
+def test_a_package_that_a_task_needs_is_named(failing_harness: list[BaseException]) -> None:
+    failing_harness.append(ModuleNotFoundError("No module named 'langdetect'", name="langdetect"))
+    with pytest.raises(UserInputError, match="could not run ifeval") as refused:
+        _evaluated(None, TaskChoice(("ifeval",)))
+    assert refused.value.fix == "pip install langdetect"
 
 
 @pytest.mark.skipif(IS_INSTALLED, reason="lm-evaluation-harness is installed")

@@ -96,7 +96,8 @@ def test_about_nineteen_of_twenty_bootstrap_intervals_hold_the_truth(rows: int) 
     assert 180 <= held <= 199  # plain percentiles of 8 rows hold it in 172
 
 
-def test_a_mean_of_differences_has_the_normal_interval() -> None:
+def test_a_mean_of_differences_has_students_interval() -> None:
     found = mean_difference(np.array([1.0, 2.0, 3.0]), np.array([0.0, 0.0, 0.0]))
-    assert found.value == 2 and found.low == pytest.approx(2 - 1.959964 / np.sqrt(3))
+    assert found.value == 2 and found.low == pytest.approx(2 - 4.302653 / np.sqrt(3))
     assert mean_difference(np.array([1.0]), np.array([0.5])) == Estimate(0.5)
+    assert mean_difference(np.array([1.0, 2.0]), np.array([0.5, 1.5])) == Estimate(0.5)  # no spread to judge it by

@@ -60,10 +60,22 @@ def test_the_runs_own_validation_rows_are_the_default(toy_run: Path) -> None:
 def test_another_file_is_read_as_the_runs_rows_are(toy_run: Path, tmp_path: Path) -> None:
     file = jsonl(tmp_path / "other.jsonl", [{"question": "w01 w02", "answer": "w02 w01"}])
     rows = read(toy_run, data=file)
-    assert not rows.is_own and rows.split == "train" and rows.chosen == (0,)
+    assert not rows.is_own and rows.split is None and rows.chosen == (0,)
     assert [len(rows.questions[0].prompt), len(rows.questions[0].expected)] == [3, 2]
     assert read(toy_run, data=str(toy_run.parents[1] / "data")).split == "validation"  # a folder has splits
     assert read(toy_run, data=str(toy_run.parents[1] / "data"), split="train").split == "train"
+
+
+def test_another_split_of_a_mixture_is_that_of_its_sources_each_row_once(tmp_path: Path) -> None:
+    folders = [toy_rows(tmp_path / name, rows=6, val_rows=2, seed=n) for n, name in enumerate(("one", "two"))]
+    (folders[0] / "test.jsonl").write_text((folders[0] / "validation.jsonl").read_text())
+    sources = [{"path": str(folder), "split": "train", "weight": 3} for folder in folders]
+    run = fake_run(tmp_path, toy_llama(tmp_path / "model"), tmp_path, dataset_name_or_path=sources)
+    rows = read(run, split="test")
+    assert rows.split == "test" and len(rows.chosen) == 2 and rows.name == str(folders[0])
+    assert len(read(run, split="train").chosen) == 12
+    with pytest.raises(UserInputError, match="no split 'nothing'"):
+        read(run, split="nothing")
 
 
 def test_answers_that_were_cut_are_not_asked_for(toy_run: Path, tmp_path: Path) -> None:

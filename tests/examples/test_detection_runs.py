@@ -161,6 +161,7 @@ def test_bad_data_ends_the_run_with_its_place_and_no_traceback(
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_it_learns_shapes_on_two_cpus_within_minutes(
     shardtune: Command, words: list[str], shapes: Path, tmp_path: Path
 ) -> None:

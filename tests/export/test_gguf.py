@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 import torch
 import transformers
+import yaml
 from chat_tokenizers import chat_tokenizer
+from export.test_answer_end import run_on_chats
 from peft import LoraConfig, PeftModel, get_peft_model
 from tokenizers import Regex, pre_tokenizers
 from toys import save_toy, toy_text_config, toy_wrapper
@@ -186,6 +188,24 @@ def test_the_tokenizer_and_settings_are_in_the_file(tmp_path: Path) -> None:
     assert value["tokenizer.ggml.eos_token_id"] == tokenizer.eos_token_id
     assert value["tokenizer.ggml.pre"] == "gpt-2" and value["tokenizer.chat_template"] == tokenizer.chat_template
     assert value["qwen3.attention.key_length"] == 16 and value["qwen3.block_count"] == 2
+
+
+def test_a_run_on_conversations_states_the_template_of_training_and_where_an_answer_ends(tmp_path: Path) -> None:
+    run = run_on_chats(tmp_path)
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    template = "{% for m in messages %}<|im_start|>{{ m['role'] }} says {{ m['content'] }}<|im_end|>{% endfor %}"
+    (tmp_path / "own.jinja").write_text(template)
+    config["data"]["chat_template"] = str(tmp_path / "own.jinja")
+    (run / "config.yaml").write_text(yaml.safe_dump(config))
+    tokenizer = copy.deepcopy(chat_tokenizer("chatml"))
+    tokenizer.eos_token = "<|endoftext|>"
+    tokenizer.save_pretrained(tmp_path / "base")
+    _export(run, tmp_path / "out")
+    reader = gguf.GGUFReader(_file(tmp_path / "out"))
+    value = {name: field.contents() for name, field in reader.fields.items()}
+    assert value["tokenizer.chat_template"] == template != tokenizer.chat_template
+    assert value["tokenizer.ggml.eos_token_id"] == tokenizer.eos_token_id
+    assert value["tokenizer.ggml.eot_token_id"] == tokenizer.convert_tokens_to_ids("<|im_end|>")
 
 
 def test_damage_to_a_tensor_is_found(tmp_path: Path) -> None:

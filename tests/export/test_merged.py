@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from export.exporting import config_of, export, tensors_of
+from safetensors.torch import load_file
 from toys import toy_text_config
 from tuned_toys import CASES, IDS, adapted_toy, tuned_toy
 
@@ -57,7 +58,7 @@ def test_it_computes_what_peft_does(case: str, tmp_path: Path) -> None:
 def test_a_tied_head_that_changes_alone_is_untied(
     settings: dict[str, Any], tied: bool, twice: bool, tmp_path: Path
 ) -> None:
-    from safetensors.torch import load_file, save_file
+    from safetensors.torch import save_file
     from transformers import LlamaForCausalLM
 
     peft = adapted_toy("llama", "LlamaForCausalLM", settings, tmp_path, tie_word_embeddings=True)
@@ -183,3 +184,21 @@ def test_a_model_whose_stored_names_are_not_its_own_keeps_the_stored_ones(tmp_pa
     tuned_toy("experts", tmp_path)
     export(tmp_path / "adapter", tmp_path / "out")
     assert "model.layers.0.block_sparse_moe.experts.0.w1.weight" in tensors_of(tmp_path / "out")
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_copy_of_the_head_that_peft_writes_beside_lora_on_it_is_no_other_base(tied: bool, tmp_path: Path) -> None:
+    settings = {"target_modules": ["q_proj", "lm_head"]}
+    peft = adapted_toy("llama", "LlamaForCausalLM", settings, tmp_path, tie_word_embeddings=tied)
+    peft.save_pretrained(tmp_path / "saved")  # as PEFT does unless it is told not to
+    assert "base_model.model.lm_head.base_layer.weight" in load_file(tmp_path / "saved" / "adapter_model.safetensors")
+    export(tmp_path / "saved", tmp_path / "out")
+    merged = loaded(tmp_path / "out", type(peft.base_model.model))
+    torch.testing.assert_close(logits(merged), logits(peft), rtol=1e-4, atol=1e-4)
+
+
+def test_settings_of_an_adapter_in_the_folder_of_the_base_stay_there(tmp_path: Path) -> None:
+    peft = tuned_toy("dense", tmp_path)
+    shutil.copy(tmp_path / "adapter" / "adapter_config.json", tmp_path / "base")
+    export(tmp_path / "adapter", tmp_path / "out")
+    loaded(tmp_path / "out", type(peft.base_model.model))  # transformers would look for that adapter's weights

@@ -13,7 +13,7 @@ from tuned_toys import tuned_toy
 
 from shardtune.config.schema import ModelSection
 from shardtune.export.base_name import hub_name, licence
-from shardtune.export.model_card import without_paths
+from shardtune.export.model_card import _source, without_paths
 from shardtune.export.request import CardParts, ExportRequest, Verification
 from shardtune.export.run import export_model
 from shardtune.inference.source import find_tuned
@@ -138,3 +138,11 @@ def test_the_licence_and_name_of_a_base_are_read_as_they_are_written(tmp_path: P
     assert licence(tmp_path) == {"license_name": "mine"}
     (tmp_path / "README.md").write_text("---\n: broken: [\n---\n")
     assert licence(tmp_path) == {}
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [("org/data", "org/data"), ("customer/rows.jsonl", "rows.jsonl"), ("customer/rows.json.gz", "rows.json.gz"), ("a/b/c", "c")],
+)  # fmt: skip
+def test_of_data_the_last_part_of_a_path_is_shown_and_a_name_on_the_hub_as_it_is(given: str, shown: str) -> None:
+    assert _source(given) == shown

@@ -55,7 +55,7 @@ def test_another_base_or_a_damaged_one_is_refused(tmp_path: Path) -> None:
     tuned_toy("dense", tmp_path)
     with pytest.raises(UserInputError, match="does not fit"):
         export(tmp_path / "adapter", tmp_path / "out", base=toy_llama(tmp_path / "other", hidden=64))
-    with pytest.raises(UserInputError, match="does not exist"):
+    with pytest.raises(UserInputError, match="is not there"):
         export(tmp_path / "adapter", tmp_path / "out", base=tmp_path / "gone")
     file = tmp_path / "base" / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-100])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,13 +12,17 @@ import time
 from pathlib import Path
 
 import pytest
-from export.exporting import export
+from export.exporting import Quiet, export
 from safetensors.torch import load_file
 from small_disk import small_disk
 from tuned_toys import tuned_toy
 
+from shardtune.checkpoint.store import CheckpointStore
 from shardtune.errors import ShardtuneError, UserInputError
 from shardtune.export.publish import check_out, staged
+from shardtune.export.request import ExportRequest
+from shardtune.export.run import export_model
+from shardtune.inference.source import find_tuned
 
 _KILLED = """
 import os, signal, sys
@@ -53,6 +59,16 @@ def test_what_is_there_is_not_overwritten(toy: Path, tmp_path: Path) -> None:
     assert (tmp_path / "empty" / "model.safetensors").is_file()
 
 
+def test_a_folder_without_a_name_of_its_own_is_refused(
+    toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is there already, and cannot be renamed to."""
+    monkeypatch.chdir(tmp_path)
+    for out in (Path(), Path("x/..")):
+        with pytest.raises(UserInputError, match="not the name of a new folder"):
+            export(toy / "adapter", out)
+
+
 def test_a_failure_leaves_nothing_not_even_the_folders_above(tmp_path: Path) -> None:
     for raised in (KeyboardInterrupt(), ValueError("of the writer")):
         with pytest.raises(type(raised)), staged(tmp_path / "a" / "b") as folder:
@@ -76,6 +92,48 @@ def test_a_killed_export_leaves_no_folder_of_its_name_and_the_next_one_clears_it
             raise OSError("ends")
     assert [file.name for file in tmp_path.iterdir()] == ["out"]
     assert [file.name for file in out.iterdir()] == ["whole"]
+
+
+def test_of_two_exports_to_one_place_the_slower_one_is_told_and_leaves_nothing(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with pytest.raises(UserInputError, match="has appeared"), staged(out), staged(out) as faster:
+        (faster / "whole").write_text("whole")
+    assert [file.name for file in tmp_path.iterdir()] == ["out"]
+    assert (tmp_path / "out" / "whole").is_file()
+
+
+def test_a_file_that_cannot_be_read_is_not_called_a_full_disk(tmp_path: Path) -> None:
+    with pytest.raises(ShardtuneError) as failed, staged(tmp_path / "out"):
+        (tmp_path / "base.safetensors").read_bytes()
+    assert "base.safetensors" in failed.value.what and "Free disk space" not in failed.value.fix
+
+
+def test_a_checkpoint_stays_while_it_is_exported(tmp_path: Path) -> None:
+    """Its run goes on, and keeps the newest only; verification reads the adapter a second time."""
+    tuned_toy("dense", tmp_path)
+    run = tmp_path / "20260101-000000-abcd"
+    run.mkdir()
+    config = {"model": {"model_name_or_path": str(tmp_path / "base"), "torch_dtype": "float32"},
+              "data": {"dataset_name_or_path": "rows.jsonl"}}  # fmt: skip
+    (run / "config.yaml").write_text(json.dumps(config))
+    (run / "run.json").write_text(json.dumps({"version": 1, "started": 1.0}))
+    store = CheckpointStore(run / "checkpoints", keep=1)
+
+    def save(step: int) -> None:
+        store.write(step, lambda folder: shutil.copytree(tmp_path / "adapter", folder, dirs_exist_ok=True) and None, {})
+
+    class Saving(Quiet):
+        def say(self, label: str, text: str) -> None:
+            super().say(label, text)
+            save(1 + len(self.lines))
+
+    save(1)
+    tuned = find_tuned(str(run), checkpoint="1")
+    export_model(ExportRequest(tuned, "merged", tmp_path / "out"), Saving())
+    save(100)
+    assert store.steps() == [100]  # nothing holds it any longer
+    with pytest.raises(UserInputError, match="is gone"):
+        export_model(ExportRequest(tuned, "merged", tmp_path / "again"), Quiet())
 
 
 def test_a_disk_that_is_too_small_is_refused_before_anything_is_written(toy: Path, tmp_path: Path) -> None:

@@ -39,7 +39,14 @@ class Nodes:
             assert all(word in said for word in words) and said.count("error: ") == 1, f"node {node}: {said}"
 
 
-@pytest.mark.parametrize(("shard", "nproc"), [("full", 1), ("replicate", 1), ("hybrid", 2)])
+@pytest.mark.parametrize(
+    ("shard", "nproc"),
+    [
+        pytest.param("full", 1, marks=pytest.mark.nightly),
+        pytest.param("replicate", 1, marks=pytest.mark.nightly),
+        ("hybrid", 2),
+    ],
+)
 def test_faults_end_as_documented_and_the_resumed_run_is_as_if_none_had_been(
     networked: Cluster, environment: dict[str, str], nproc: int, shard: str
 ) -> None:

@@ -11,6 +11,7 @@ from faults.soak import Log, deal, main
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(1500)  # some minutes on two quiet cores; a fault may take four before it counts as lost
 def test_a_training_that_was_hit_by_every_kind_of_fault_learns_the_same_weights(
     capsys: pytest.CaptureFixture[str],

@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from shardtune.errors import MachineError, UserInputError
 from shardtune.inference.answers import AnsweringModel, Reply, SideName, load_answering, prepare_questions, room_for
+from shardtune.inference.decoding import Decoder
 from shardtune.inference.sampling import Sampling
 from shardtune.inference.screen import interleaved
 from shardtune.inference.source import find_tuned
@@ -141,13 +142,37 @@ def test_an_end_of_turn_that_is_no_end_token_of_the_tokenizer_ends_an_answer(run
     assert side.tokenizer.convert_tokens_to_ids("<|im_start|>") in side.ends
 
 
+def test_an_end_of_turn_that_is_no_token_ends_an_answer_too_and_is_not_shown(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine = copied(run, tmp_path)
+    template = "{% for m in messages %}{{ '## ' + m.role + '\n' + m.content + '[/END]\n' }}{% endfor %}"
+    (tmp_path / "t.jinja").write_text(template + "{% if add_generation_prompt %}{{ '## assistant\n' }}{% endif %}")
+    text = (mine / "config.yaml").read_text().replace("data:\n", f"data:\n  chat_template: {tmp_path}/t.jinja\n")
+    (mine / "config.yaml").write_text(text)
+    changed = answering(mine)
+    reply = changed.reply(USER, "tuned", Sampling(), 40)
+    spelt = iter(changed.questions.sides["tuned"].tokenizer("Sunny, 日本.[/END]\n## user")["input_ids"])
+    monkeypatch.setattr(Decoder, "next", lambda self: next(spelt))
+    assert text_of(reply) == "Sunny, 日本." and reply.ended == "end"
+
+
+def test_without_a_generation_config_the_models_own_ends_count(run: Path, tmp_path: Path) -> None:
+    mine = copied(run, tmp_path)
+    (tmp_path / "base" / "generation_config.json").unlink()
+    config = tmp_path / "base" / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "eos_token_id": [1, 77]}))
+    tuned = find_tuned(str(mine))
+    assert 77 in prepare_questions(tuned, trained_format(tuned)).sides["base"].ends
+
+
 def test_what_does_not_fit_the_models_positions_is_refused_or_shortened(model: AnsweringModel) -> None:
-    assert model.positions == 256
+    assert model.questions.positions == 256
     asked = len(model.questions.format.encode(USER).ids)
     assert model.reply(USER, "tuned", Sampling()).limit == 256 - asked, "the default gives way"
-    with pytest.raises(UserInputError) as refused:
-        model.reply(USER, "tuned", Sampling(), 256)
-    assert f"at most {256 - asked} new tokens" in refused.value.fix
+    assert model.reply(USER, "tuned", Sampling(), 256).limit == 256 - asked, "as does what was asked for"
+    assert model.reply(USER, "tuned", Sampling(), 256).fills_model
+    assert not model.reply(USER, "tuned", Sampling(), 9).fills_model
     with pytest.raises(UserInputError, match="made for 256"):
         model.reply([{"role": "user", "content": "long " * 300}], "tuned", Sampling())
     assert room_for(10, None, None) == 512 and room_for(10, 1000, 1010) == 1000

@@ -20,7 +20,7 @@ from shardtune.inference.source import find_tuned
 from shardtune.inference.trained_format import trained_format
 
 SAID = "(side) => [...document.querySelectorAll(`.answer.${side} .said`)].map((place) => place.textContent)"
-DONE = "document.querySelector('#stop').hidden && document.querySelectorAll('.said.live').length === 0"
+DONE = "document.querySelector('#stop').hidden && document.querySelectorAll('.said.growing').length === 0"
 FITS = "document.documentElement.scrollWidth <= window.innerWidth"
 
 
@@ -95,11 +95,16 @@ def test_it_is_written_as_it_comes_and_can_be_stopped(
     page = at.open(site.url)
     at.until("document.querySelector('#question') !== null")
     send(at, "Hello")
-    at.until("document.querySelector('.answer.tuned .said.live')?.textContent.length > 3")
+    at.until("document.querySelector('.answer.tuned .said.growing')?.textContent.length > 3")
     assert len(computed) < 200
-    page.locator("#stop").click()
+    look = "(place) => { const { color, fontSize } = getComputedStyle(place); return [color, fontSize]; }"
+    growing = page.locator(".answer.tuned .said").evaluate(look)
+    page.locator("#stop").focus()
+    page.keyboard.press("Enter")
     at.until(DONE)
+    assert page.evaluate("document.activeElement.id") == "question", "where the next question is typed"
     assert page.locator(".answer.tuned .note").inner_text() == "stopped"
+    assert page.locator(".answer.tuned .said").evaluate(look) == growing, "nothing jumps when it is complete"
     kept = page.evaluate(SAID, "tuned")[0]
     done = len(computed)
     page.wait_for_timeout(300)

@@ -15,8 +15,7 @@ from toys import toy_chat_llama
 from web_chat import Served, served
 
 from shardtune.errors import UserInputError
-from shardtune.inference.answers import AnsweringModel, load_answering, prepare_questions
-from shardtune.inference.chat import ChatOptions
+from shardtune.inference.answers import AnsweringModel, AnswerOptions, load_answering, prepare_questions
 from shardtune.inference.decoding import Decoder
 from shardtune.inference.sampling import Sampling
 from shardtune.inference.source import find_tuned
@@ -80,7 +79,7 @@ def test_both_sides_answer_together_as_they_do_alone(site: Served, model: Answer
 
 
 def test_the_page_learns_how_the_model_is_asked(model: AnsweringModel) -> None:
-    options = ChatOptions(Sampling(0.7, 0.9, 3), system="Be brief.", max_new_tokens=9)
+    options = AnswerOptions(Sampling(0.7, 0.9, 3), system="Be brief.", max_new_tokens=9)
     with served(model, options=options) as site:
         about = json.loads(site.ask("/api/model")[2])
         page = site.ask("/")[2]
@@ -129,6 +128,50 @@ def test_who_asks_meanwhile_is_told_and_a_client_that_leaves_ends_its_answer(sit
     assert len(slow) < 200, "of the 400 tokens that were asked for"
 
 
+def post_of(body: str) -> bytes:
+    return (
+        "POST /api/answer HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(body)}\r\n\r\n{body}"
+    ).encode()
+
+
+@pytest.mark.parametrize("sent", ["all of it", "a part of it"])
+def test_a_client_that_leaves_at_once_is_no_error_and_blocks_nobody(
+    sent: str, site: Served, slow: list[float], caplog: pytest.LogCaptureFixture
+) -> None:
+    request = post_of(json.dumps({"conversations": {"tuned": QUESTION}, "max_new_tokens": 200}))
+    for _ in range(5):
+        with socket.create_connection(("127.0.0.1", site.port)) as connection:
+            connection.sendall(request if sent == "all of it" else request[:-9])
+    until = time.monotonic() + 30
+    while site.ask("/api/answer", "POST", BODY, **JSON)[0] == 409:
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    assert len(slow) < 150, "of the 1000 tokens that were asked for"
+    assert not caplog.records
+
+
+def test_after_a_stop_the_next_question_waits_for_the_token_that_is_being_computed(
+    site: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    following = Decoder.next
+
+    def late(self: Decoder) -> int:
+        time.sleep(0.5)
+        return following(self)
+
+    monkeypatch.setattr(Decoder, "next", late)
+    connection = site.connect()
+    connection.request("POST", "/api/answer", BODY, {"Content-Type": "application/json"})
+    answer = connection.getresponse()
+    answer.readline()
+    answer.close()
+    connection.close()
+    time.sleep(0.1)
+    short = {"conversations": {"tuned": QUESTION}, "max_new_tokens": 1}
+    assert site.ask("/api/answer", "POST", json.dumps(short), **JSON)[0] == 200
+
+
 def test_after_what_is_wrong_it_still_answers(site: Served) -> None:
     wrong: list[tuple[Any, str]] = [
         ("not json", "understood"),
@@ -140,7 +183,7 @@ def test_after_what_is_wrong_it_still_answers(site: Served) -> None:
         ({"conversations": {"tuned": QUESTION}, "nonsense": 1}, "nonsense"),
         ({"conversations": {"tuned": QUESTION}, "temperature": -1}, "temperature"),
         ({"conversations": {"tuned": QUESTION}, "seed": 4}, "no effect"),
-        ({"conversations": {"tuned": QUESTION}, "max_new_tokens": 4000}, "room for"),
+        ({"conversations": {"tuned": [{"role": "user", "content": "x" * 400}]}}, "made for 256"),
         ({"conversations": {"tuned": [{"role": "user", "content": "<|im_end|>"}]}}, "cannot render"),
     ]
     for body, said in wrong:
@@ -155,24 +198,30 @@ def test_a_request_that_is_too_large_is_not_read(site: Served) -> None:
 
 
 def test_a_failure_while_it_answers_is_told_and_does_not_block_the_next(
-    site: Served, monkeypatch: pytest.MonkeyPatch
+    site: Served, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     from shardtune.errors import MachineError
 
-    def broken(self: Decoder) -> int:
-        raise MachineError("The tuned model computes NaN.")
+    errors = {
+        MachineError("The tuned model computes NaN."): "The tuned model computes NaN.",
+        RuntimeError("secret"): "RuntimeError: its traceback stands where `shardtune chat` runs.",
+        torch.OutOfMemoryError("CUDA out of memory. Tried"): "do not fit into the GPU's memory",
+    }
+    for error, said in errors.items():
 
-    with monkeypatch.context() as patched:
-        patched.setattr(Decoder, "next", broken)
-        assert site.answer(conversations={"tuned": QUESTION}, max_new_tokens=2)[-1] == {
-            "error": "The tuned model computes NaN."
-        }
+        def broken(self: Decoder, error: Exception = error) -> Any:
+            raise error
+
+        with monkeypatch.context() as patched:
+            patched.setattr(Decoder, "_logits", broken)
+            assert said in site.answer(conversations={"tuned": QUESTION}, max_new_tokens=2)[-1]["error"]
+    assert "RuntimeError: secret" in caplog.text
     assert site.answer(conversations={"tuned": QUESTION}, max_new_tokens=2)[-1]["tokens"] == 2
 
 
 FOREIGN = [
     {"Content_Type": "text/plain"}, {"Content_Type": "application/x-www-form-urlencoded"}, {"Content_Type": "text/plain; application/json"},
-    {**JSON, "Origin": "http://evil.example"}, {**JSON, "Origin": "null"}, {**JSON, "Origin": "http://127.0.0.1:1"},
+    {**JSON, "Origin": "http://[evil"}, {**JSON, "Origin": "http://evil.example"}, {**JSON, "Origin": "null"}, {**JSON, "Origin": "http://127.0.0.1:1"},
     {**JSON, "Sec_Fetch_Site": "cross-site"}, {**JSON, "Sec_Fetch_Site": "same-site"}, {**JSON, "Sec_Fetch_Site": "none"},
 ]  # fmt: skip
 
@@ -224,26 +273,46 @@ def test_from_other_machines_a_token_is_needed_also_to_ask(guarded: Served) -> N
     assert guarded.ask("/api/answer", "POST", BODY, **JSON, Authorization=f"Bearer {token}")[0] == 200
     status, headers, _ = guarded.ask(f"/?token={token}")
     cookie = headers["set-cookie"].partition(";")[0]
-    assert status == 303 and headers["location"] == "/" and cookie.startswith("shardtune-chat-token=")
+    assert status == 303 and headers["location"] == "/" and cookie.startswith(f"shardtune-token-{guarded.port}=")
     assert guarded.ask("/api/answer", "POST", BODY, **JSON, Cookie=cookie)[0] == 200
     foreign = {**JSON, "Cookie": cookie, "Origin": "http://evil.example"}
     assert guarded.ask("/api/answer", "POST", BODY, **foreign)[0] == 403
-    dashboards = cookie.replace("shardtune-chat-token", "shardtune-token")
-    assert guarded.ask("/api/model", Cookie=dashboards)[0] == 401
+    other = cookie.replace(str(guarded.port), "8765")
+    assert guarded.ask("/api/model", Cookie=other)[0] == 401, "that of another site on this machine"
 
 
-@pytest.mark.slow
-def test_a_server_that_is_told_to_end_ends_its_answer_too(model: AnsweringModel, slow: list[float]) -> None:
+@pytest.mark.parametrize(("token", "is_right"), [("a+b/c=d&e#f", True), ("short", False), ("пароль12", False)])
+def test_a_token_of_ones_own_works_as_it_is_printed(token: str, is_right: bool, model: AnsweringModel) -> None:
+    if not is_right:
+        with pytest.raises(UserInputError, match="--token"):
+            open_port(Listening(port=0, token=token))
+        return
+    with served(model, token=token) as site:
+        path = site.printed.partition(f":{site.port}")[2]
+        cookie = site.ask(path)[1]["set-cookie"].partition(";")[0]
+        assert site.ask("/api/model", Cookie=cookie)[0] == 200
+
+
+def test_a_server_that_is_told_to_end_ends_its_answer_too_and_has_nothing_to_complain(
+    model: AnsweringModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    computed = []
+
+    def late(self: Decoder) -> int:
+        computed.append(time.monotonic())
+        time.sleep(0.5)
+        return 50
+
+    monkeypatch.setattr(Decoder, "next", late)
     with served(model) as site:
         connection = site.connect()
-        body = json.dumps({"conversations": {"tuned": QUESTION}, "max_new_tokens": 200})
-        connection.request("POST", "/api/answer", body, {"Content-Type": "application/json"})
-        connection.getresponse().readline()
+        connection.request("POST", "/api/answer", BODY, {"Content-Type": "application/json"})
+        answer = connection.getresponse()
+        answer.readline()
+    answer.read()
     connection.close()
-    time.sleep(0.2)
-    done = len(slow)
-    time.sleep(0.3)
-    assert len(slow) == done < 200
+    time.sleep(0.6)
+    assert len(computed) <= 2 and not caplog.records
 
 
 def test_without_a_port_a_free_one_is_taken_where_the_usual_one_is_not(monkeypatch: pytest.MonkeyPatch) -> None:

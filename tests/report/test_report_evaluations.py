@@ -68,6 +68,8 @@ def test_the_newest_comes_first_with_its_rows(tmp_path: Path) -> None:
     assert found[0]["rows"][1][1:4] == ["0.0 % [0.0, 7.4]", "70.8 % [56.8, 81.8]", "+70.8 pp [+55.0, +81.8]"]
     assert found[0]["rows"][2][1:4] == ["–", "90.9 % [85.8, 95.7]", "–"]
     assert found[0]["rows"][3][0] == "arc_easy: acc"
+    save(tmp_path, "file", 2e9, data={"path": "data/test.jsonl", "split": None, "rows": 48, "of_rows": 48})
+    assert evaluations.evaluations(tmp_path)[0]["title"].startswith("data/test.jsonl, 48 rows, final")
     assert "cut off at 65 tokens" in found[0]["note"] and "Left out: json" in found[0]["note"]
 
 
@@ -111,6 +113,7 @@ def test_a_run_without_evaluations_has_none(tmp_path: Path) -> None:
     [
         ((69.644, 68.7, 70.6), "number", False, "69.64 [68.70, 70.60]"), ((-0.00001, -1, 1), "number", True, "0.0000 [−1.0000, +1.0000]"),
         ((2.3434, 2.1, 2.5), "number", False, "2.3434 [2.1000, 2.5000]"),
+        ((-9.3581, -11.0827, -7.6275), "number", True, "−9.36 [−11.08, −7.63]"),
         ((1e30,), "number", False, "1e+30"), ((float("nan"),), "share", False, "nan %"), ((None,), "share", False, "–"),
     ],
 )  # fmt: skip

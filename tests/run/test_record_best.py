@@ -71,7 +71,7 @@ def test_best_means_what_was_chosen_until_the_run_saves_again(run: Path) -> None
     assert "names step 10" in record_best(run, by_accuracy(10), to_final=False).pointer
     store = store_of(run)
     assert store.best() == (10, 1.6) and (store.folder / BEST).read_text() == "step-000010\n"
-    assert find_tuned(str(run), checkpoint="best", base="/m").step == 10
+    assert find_tuned(str(run), checkpoint="best", base=str(run)).step == 10
     assert next(iter(store.by_eval_loss())) == (20, 1.5), "load_best_model_at_end keeps to the eval loss"
     store.write(40, lambda folder: fill(folder, 40), {"eval_loss": 1.9})
     assert store.best() == (20, 1.5) and (store.folder / BEST).read_text() == "step-000020\n"
@@ -134,6 +134,22 @@ def test_weights_that_are_in_no_checkpoint_are_kept_beside_it(run: Path) -> None
     assert done.kept == run / "final-step-000035"
     assert (done.kept / "adapter_model.safetensors").read_bytes() == adapter(35)
     assert (done.kept / "tokenizer.json").is_file()
+
+
+def test_the_only_intact_copy_of_weights_is_kept(run: Path) -> None:
+    (store_of(run).path(30) / "adapter_model.safetensors").write_bytes(adapter(99))
+    done = record_best(run, BestStep(20, "loss", 1.5, 1.5), to_final=True)
+    assert done.kept == run / "final-step-000030"
+    assert (done.kept / "adapter_model.safetensors").read_bytes() == adapter(30)
+
+
+def test_the_pointer_names_an_intact_checkpoint_where_final_alone_has_the_best_weights(run: Path) -> None:
+    (store_of(run).path(20) / "adapter_model.safetensors").write_bytes(adapter(99))
+    done = record_best(run, BestStep(10, "loss", 1.6, 1.6), to_final=True, in_final=20)
+    assert done.pointer.endswith("names step 10: the weights of step 20 are in final/ alone") and not done.final
+    assert store_of(run).best() == (10, 1.6), "not the damaged one, whose manifest still has a lower loss"
+    assert read_source(run / FINAL) == FinalSource(30, 1.7)
+    assert "not written" in record_best(run, None, to_final=True, in_final=20).pointer
 
 
 def test_a_run_in_progress_is_not_written_to(run: Path) -> None:

@@ -80,6 +80,7 @@ def test_so_it_is_with_two_processes(sharded: dict[str, Path]) -> None:
     assert _told(sharded["selective"]) == _told(sharded["none"])
 
 
+@pytest.mark.nightly
 def test_compiled_it_is_the_same_within_rounding(shardtune: Command, config: Path) -> None:
     words = [w for o in ("compile=true", "max_steps=2", "samples=0", "eval_strategy=no") for w in ("-o", f"train.{o}")]
     runs = [_run(shardtune, config, f"{way}-compiled", way, *words) for way in WAYS[:2]]

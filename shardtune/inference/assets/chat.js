@@ -78,7 +78,7 @@
     const place = turn.places[side], answer = turn.answers[side];
     const end = answer.ended === null && turn.live ? (answer.text ? "" : "…") : ended(answer, turn);
     place.text.textContent = answer.text;
-    place.text.classList.toggle("live", turn.live && answer.ended === null);
+    place.text.classList.toggle("growing", turn.live && answer.ended === null);
     place.text.classList.toggle("nothing", !answer.text && !turn.live);
     place.foot.textContent = end;
     place.foot.classList.toggle("bad", Boolean(turn.problem));
@@ -134,8 +134,11 @@
   }
 
   function busy(is) {
+    const focused = document.activeElement;
     at.send.hidden = is;
     at.stop.hidden = !is;
+    if (focused === at.send) at.stop.focus();  // a button that is hidden takes the focus away with it
+    if (focused === at.stop) at.question.focus();
   }
 
   function follow() {
@@ -166,8 +169,9 @@
   }
 
   async function ask() {
-    const question = at.question.value.trim();
-    if (!question || state.running) return;
+    const written = at.question.value;
+    if (!written.trim() || state.running) return;
+    const question = state.about.kind === "text" ? written : written.trim();  // a text is continued to the character
     const sides = SIDES.filter((side) => side === "tuned" || at.withBase.checked);
     const body = JSON.stringify(request(question, sides));
     const turn = { question, live: true, answers: Object.fromEntries(sides.map((side) => [side, { text: "", ended: null, tokens: 0 }])) };
