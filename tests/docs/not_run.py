@@ -13,7 +13,7 @@ OTHERS: dict[str, str] = {
     "python examples/retinanet/": "needs torchvision; tests/examples runs it",
     "podman ": "needs a container engine; tests/cluster/test_containerfile.py reads the Containerfile",
     "kubectl ": "needs a cluster",
-    "vllm serve": "needs vLLM; the flags were read in its source, and a test loads the adapter where it is installed",
+    "vllm serve": "needs vLLM; its parser took the flags, and a test asks it where it is installed",
     "python -m sglang": "needs SGLang; the flags were read in its source",
     "openssl rand": "not ours",
     "export SHARDTUNE_SECRET": "a variable for the command after it, which is given one",
