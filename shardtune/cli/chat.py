@@ -97,9 +97,9 @@ def chat(
 
     options = AnswerOptions(sampling, system, max_new_tokens, compare, device)
     if web:
-        from shardtune.inference.web import Listening, serve_chat
+        from shardtune.inference.web import ListenAddress, serve_chat
 
-        raise typer.Exit(serve_chat(tuned, trained, options, Listening(host, port, token)))
+        raise typer.Exit(serve_chat(tuned, trained, options, ListenAddress(host, port, token)))
     try:
         code = run_chat(tuned, trained, options)
     except BrokenPipeError:  # `shardtune chat … | head`

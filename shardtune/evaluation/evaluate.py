@@ -22,10 +22,10 @@ from shardtune.evaluation.intervals import RESAMPLES, SEED
 from shardtune.evaluation.json_fields import parsed
 from shardtune.evaluation.likelihood import row_losses
 from shardtune.evaluation.metrics import (
-    Chosen,
+    ChosenMetrics,
     Metric,
     Side,
-    choose,
+    choose_metrics,
     field_counts,
     is_exact,
     json_metrics,
@@ -77,7 +77,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class _Said:
+class _AnswerTexts:
     """The answers of a side, as text, and which of them the limit cut off."""
 
     texts: tuple[str, ...]
@@ -104,7 +104,7 @@ def evaluate(tuned: TunedModel, request: Request, console: Console, device: torc
         with PreparingProgress(console, labels={"train": "rows"} if given else {}) as progress:
             rows = read_rows(tuned, request.data, tokenizer, progress=progress)
         expected = [_text(tokenizer, question.expected) for question in rows.questions]
-        chosen = choose(request.metrics, rows.no_answers, expected)
+        chosen = choose_metrics(request.metrics, rows.no_answers, expected)
         _say_rows(console, rows, chosen)
     loaded = load_tuned(tuned, device)
     _say_model(console, loaded)
@@ -118,7 +118,7 @@ def evaluate(tuned: TunedModel, request: Request, console: Console, device: torc
         )
     metrics: list[Metric] = []
     losses: dict[Side, NDArray[np.float64]] = {}
-    said: dict[Side, _Said] = {}
+    said: dict[Side, _AnswerTexts] = {}
     limit = None
     with EvaluationProgress(console) as shown, _memory(loaded):
         if rows is not None and chosen is not None:
@@ -140,7 +140,7 @@ def evaluate(tuned: TunedModel, request: Request, console: Console, device: torc
         with _memory(loaded, tasks_batch=size):
             tasks = run_tasks(loaded, request.tasks, request.sides, batch_size=size)
     return Evaluation(
-        about=_about(loaded, request, rows, limit, said, time.time() - began),
+        about=_metadata(loaded, request, rows, limit, said, time.time() - began),
         metrics=tuple(metrics),
         tasks=tuple(tasks),
         left_out=dict(chosen.left_out) if chosen is not None else {},
@@ -179,8 +179,8 @@ def _losses(
 
 def _answers(
     loaded: LoadedModel, rows: Rows, request: Request, limit: int, shown: EvaluationProgress
-) -> dict[Side, _Said]:
-    found: dict[Side, _Said] = {}
+) -> dict[Side, _AnswerTexts]:
+    found: dict[Side, _AnswerTexts] = {}
     for side in request.sides:
         shown.begin(f"{side}: answers", len(rows.questions))
         with loaded.side(tuned=side == "tuned") as model:
@@ -193,7 +193,7 @@ def _answers(
                 batch_size=_batch_size(loaded, request),
                 done=shown.advance,
             )
-        found[side] = _Said(tuple(_text(loaded.tokenizer, one.ids) for one in answers), _cut(answers))
+        found[side] = _AnswerTexts(tuple(_text(loaded.tokenizer, one.ids) for one in answers), _cut(answers))
     return found
 
 
@@ -273,7 +273,7 @@ def _text(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
     return str(tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)).strip()
 
 
-def _say_rows(console: Console, rows: Rows, chosen: Chosen) -> None:
+def _say_rows(console: Console, rows: Rows, chosen: ChosenMetrics) -> None:
     own = "the run's own validation rows: " if rows.is_own else ""
     of = len(rows.prepared)
     drawn = "" if len(rows.chosen) == of else f"; a seeded sample of {len(rows.chosen):,} of {of:,} rows is evaluated"
@@ -295,7 +295,7 @@ def _device(loaded: LoadedModel) -> str:
     return torch.cuda.get_device_name(loaded.device) if loaded.device.type == "cuda" else "the CPU"
 
 
-def _notes(rows: Rows | None, limit: int | None, said: Mapping[Side, _Said]) -> list[str]:
+def _notes(rows: Rows | None, limit: int | None, said: Mapping[Side, _AnswerTexts]) -> list[str]:
     if rows is None:
         return []
     found = []
@@ -319,12 +319,12 @@ def _notes(rows: Rows | None, limit: int | None, said: Mapping[Side, _Said]) -> 
     return found
 
 
-def _about(
+def _metadata(
     loaded: LoadedModel,
     request: Request,
     rows: Rows | None,
     limit: int | None,
-    said: Mapping[Side, _Said],
+    said: Mapping[Side, _AnswerTexts],
     seconds: float,
 ) -> dict[str, Any]:
     tuned = loaded.tuned
@@ -338,7 +338,7 @@ def _about(
         "device": _device(loaded),
         "dtype": str(loaded.model.get_base_model().dtype).removeprefix("torch."),
         "seconds": round(seconds, 3),
-        "data": _about_data(rows) if rows is not None else None,
+        "data": _data_metadata(rows) if rows is not None else None,
         "generation": {
             "max_new_tokens": limit,
             "rows": len(rows.questions),
@@ -353,7 +353,7 @@ def _about(
     }
 
 
-def _about_data(rows: Rows) -> dict[str, Any]:
+def _data_metadata(rows: Rows) -> dict[str, Any]:
     counts = rows.prepared.counts
     return {
         "path": rows.name,
@@ -381,7 +381,7 @@ def _row_by_row(
     rows: Rows,
     losses: Mapping[Side, NDArray[np.float64]],
     expected: Sequence[str],
-    said: Mapping[Side, _Said],
+    said: Mapping[Side, _AnswerTexts],
 ) -> list[dict[str, Any]]:
     questions = {question.number: place for place, question in enumerate(rows.questions)}
     supervised = rows.prepared.supervised

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from shardtune.inference.load import LoadedModel
 
 
-class _Answering:
+class _PlainModel:
     """The loaded model, and not a torch module: of those the harness ties the weights, which would undo trained heads.
 
     Which side answers is up to `LoadedModel.side` around the calls.
@@ -39,5 +39,5 @@ class _HarnessModel(HFLM):
 def harness_model(loaded: LoadedModel, batch_size: int) -> Any:
     """One copy of the weights for both sides; FP8 bases and expert adapters compute as they do elsewhere."""
     return _HarnessModel(
-        pretrained=_Answering(loaded), tokenizer=loaded.tokenizer, backend="causal", batch_size=batch_size
+        pretrained=_PlainModel(loaded), tokenizer=loaded.tokenizer, backend="causal", batch_size=batch_size
     )

@@ -65,14 +65,14 @@ class Metric:
 
 
 @dataclass(frozen=True)
-class Chosen:
+class ChosenMetrics:
     """Which groups are measured, and which are not and why."""
 
     groups: tuple[MetricGroup, ...]
     left_out: Mapping[str, str]
 
 
-def choose(asked: str | None, no_answers: str, expected: Sequence[str]) -> Chosen:
+def choose_metrics(asked: str | None, no_answers: str, expected: Sequence[str]) -> ChosenMetrics:
     """The groups of `--metrics`, or those that make sense for the rows.
 
     Args:
@@ -105,7 +105,7 @@ def choose(asked: str | None, no_answers: str, expected: Sequence[str]) -> Chose
                 fix=f"Ask for {', '.join(possible)}.",
             )
     left_out: dict[str, str] = {name: why for name, why in refused.items() if name in wanted}
-    return Chosen(tuple(name for name in wanted if name not in refused), left_out)
+    return ChosenMetrics(tuple(name for name in wanted if name not in refused), left_out)
 
 
 def perplexity(losses: Mapping[Side, NDArray[np.float64]], tokens: NDArray[np.int64]) -> list[Metric]:

@@ -116,7 +116,7 @@ class GgufExport:
 
     def verify(self, folder: Path, log: ExportLog) -> Verification:
         from shardtune.export.gguf_file import check_file
-        from shardtune.export.gguf_reading import check_tokenizer, compare_answers
+        from shardtune.export.gguf_reading import check_tokenizer, compare_logits
 
         path = folder / self.file_name
         log.say("checking", "reading the file back")
@@ -133,7 +133,7 @@ class GgufExport:
                 f"has {terminal.size(free)} free. Tensors, their layout by name and the tokenizer were."
             )
             return Verification("weights", read, figures)
-        answers = compare_answers(path, self.plan, self.request.tuned)
+        answers = compare_logits(path, self.plan, self.request.tuned)
         figures |= {"logits_share": answers.share, "logits_error": answers.error, "logits_apart": answers.apart}
         if not answers.apart <= self.bars.apart:
             raise ShardtuneError(

@@ -35,7 +35,7 @@ _TEXTS = (
 
 
 @dataclass(frozen=True)
-class Answers:
+class LogitsAgreement:
     """Attributes:
     share: Of the fine-tuning's effect on the logits, how much the file has: the projection on that of the adapter.
     error: What differs, relative to that effect.
@@ -49,7 +49,7 @@ class Answers:
     source: str
 
 
-def compare_answers(path: Path, plan: GgufTensors, tuned: TunedModel) -> Answers:
+def compare_logits(path: Path, plan: GgufTensors, tuned: TunedModel) -> LogitsAgreement:
     """Both models in float32, the base of each subtracted: for the file, the base as it would have been written."""
     exact = tuned.base.model_copy(update={"torch_dtype": "float32", "base_precision": "bf16"})
     wanted, wanted_base, samples = _adapter_logits(replace(tuned, base=exact))
@@ -60,11 +60,13 @@ def compare_answers(path: Path, plan: GgufTensors, tuned: TunedModel) -> Answers
     effect, there = wanted - wanted_base, found - found_base
     size = effect.norm()
     if not float(size):
-        return Answers(1.0, float(there.norm()), _apart(found, wanted), len(wanted), samples.source)
-    return Answers(
+        return LogitsAgreement(
+            1.0, float(there.norm()), _relative_difference(found, wanted), len(wanted), samples.source
+        )
+    return LogitsAgreement(
         float((there * effect).sum() / size.square()),
         float((there - effect).norm() / size),
-        _apart(found, wanted),
+        _relative_difference(found, wanted),
         len(wanted),
         samples.source,
     )
@@ -118,7 +120,7 @@ def _logits(model: Any, samples: Samples) -> Tensor:
     return logits - logits.mean(dim=-1, keepdim=True)
 
 
-def _apart(found: Tensor, wanted: Tensor) -> float:
+def _relative_difference(found: Tensor, wanted: Tensor) -> float:
     return float((found - wanted).norm() / wanted.norm())
 
 

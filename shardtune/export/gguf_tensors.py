@@ -123,11 +123,13 @@ def _blocks(
 
 def _expert_shape(plan: GgufTensors, parameter: str) -> tuple[int, ...]:
     model = plan.merged.adapted.model
-    experts, out, width = next(tuple(p.shape) for name, p in model.named_parameters() if _bare(name) == parameter)
+    experts, out, width = next(
+        tuple(p.shape) for name, p in model.named_parameters() if _parameter_name(name) == parameter
+    )
     return (experts, out // 2, width) if parameter.endswith("gate_up_proj") else (experts, out, width)
 
 
-def _bare(name: str) -> str:
+def _parameter_name(name: str) -> str:
     return name.removeprefix("base_model.model.").replace(".base_layer", "")
 
 

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from shardtune.checkpoint.adapter import load_adapter
 from shardtune.config.schema import ModelSection
 from shardtune.errors import ShardtuneError
+from shardtune.export.layerwise import LayerwiseModel
 from shardtune.export.samples import Samples
 from shardtune.export.survival import Survival, together
-from shardtune.inference.layerwise import LayerwiseModel
 from shardtune.inference.load import MetaAdapter, build_adapted, zero_added_rows
 from shardtune.inference.source import TunedModel
 from shardtune.machine import free_memory
@@ -65,7 +65,7 @@ class LogitsCheck:
     source: str
 
 
-def described(found: LogitsCheck) -> tuple[str, dict[str, Any]]:
+def describe_check(found: LogitsCheck) -> tuple[str, dict[str, Any]]:
     """For people, and the figures."""
     layers = [agreement.share for agreement in found.layers.values()]
     figures: dict[str, Any] = {"samples": found.source}
@@ -86,7 +86,7 @@ def described(found: LogitsCheck) -> tuple[str, dict[str, Any]]:
 
 
 @dataclass(frozen=True)
-class _Turn:
+class _LayerPass:
     """What a layer was given and made of it."""
 
     args: tuple[Any, ...]
@@ -110,7 +110,7 @@ class _TunedPass:
     rows: int
     stored_rows: int
     logits: Tensor
-    turns: list[_Turn]
+    turns: list[_LayerPass]
 
 
 class LogitsComparison:
@@ -170,10 +170,10 @@ class LogitsComparison:
     def _tuned_pass(self, samples: Samples) -> _TunedPass:
         adapted = build_adapted(self.tuned, fp8=False)
         model = self._layerwise(adapted)
-        turns: list[_Turn] = []
+        turns: list[_LayerPass] = []
 
         def record(number: int, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-            turns.append(_Turn(args, kwargs, _first(output).clone()))
+            turns.append(_LayerPass(args, kwargs, _first(output).clone()))
             self._report(number, model)
 
         model.load()

@@ -16,7 +16,7 @@ from shardtune.export.base_files import (
     write_config,
     write_tokenizer,
 )
-from shardtune.export.logits_check import LogitsComparison, described
+from shardtune.export.logits_check import LogitsComparison, describe_check
 from shardtune.export.merged_tensors import plan_merge
 from shardtune.export.request import CardParts, Dtype, Export, ExportLog, ExportRequest, Verification
 from shardtune.export.safetensors_writer import check_shards, write_shards
@@ -118,7 +118,7 @@ class MergedExport:
         log.say("checking", "what each layer and the logits change, against adapter and base")
         samples = samples_for(self.request.tuned, self.base, self.merged.adapted.stored_rows)
         found = comparison.check(folder, samples)
-        text, own = described(found)
+        text, own = describe_check(found)
         return Verification("logits", f"{text}; {read_back}", figures | own)
 
     def card(self) -> CardParts:

@@ -143,7 +143,7 @@ class _Merge:
             owner = name if name in untied else mapping.same[name]
             places |= {piece.stored.name: (owner, piece) for piece in pieces}
         scales = {piece.scale.name for _, piece in places.values() if piece.scale is not None}
-        tensors = [tensor for one in stored.values() for tensor in self._become(one, stored, places, scales)]
+        tensors = [tensor for one in stored.values() for tensor in self._convert(one, stored, places, scales)]
         for name in untied:
             if name not in mapping.twins:
                 tensors += self._untied_head(name, mapping.same[name])
@@ -184,7 +184,7 @@ class _Merge:
         shared = {number for found, number in trained if found == kept}
         return not any(found == name and number in shared for found, number in trained)
 
-    def _become(
+    def _convert(
         self,
         stored: StoredTensor,
         all_stored: Mapping[str, StoredTensor],
@@ -281,7 +281,7 @@ class _Merge:
         target: torch.dtype = getattr(torch, dtype)
 
         def chunks() -> Iterator[Tensor]:
-            for stretch in _stretches(shape):
+            for stretch in _row_ranges(shape):
                 old, new = self._values(piece, change, stretch)
                 written = new.to(target)
                 if change is not None:
@@ -305,13 +305,13 @@ class _Merge:
                 grid = self.reader.grid(piece)
                 block = piece.block(self.mapping.declared_block)
                 found = BlockScales(grid.reshape(-1, *grid.shape[-2:]), block, scale.torch_dtype)
-                for stretch in _stretches(stored.shape):
+                for stretch in _row_ranges(stored.shape):
                     found.measure(self._values(piece, change, stretch)[1], *stretch[:2])
                 known.append(found)
             return known[0]
 
         def codes() -> Iterator[Tensor]:
-            for stretch in _stretches(stored.shape):
+            for stretch in _row_ranges(stored.shape):
                 old, new = self._values(piece, change, stretch)
                 _refuse_not_finite(new, name, "float32")
                 written, values = scales().quantize(new, *stretch[:2])
@@ -327,7 +327,7 @@ class _Merge:
             MergedTensor(scale.name, scale.dtype, scale.shape, written_scales, beside, name, changed=True),
         ]
 
-    def _values(self, piece: Piece, change: WeightChange | None, stretch: _Stretch) -> tuple[Tensor, Tensor]:
+    def _values(self, piece: Piece, change: WeightChange | None, stretch: _RowRange) -> tuple[Tensor, Tensor]:
         """Old and new values of some rows of a stored tensor, in float32."""
         matrix, first, end = stretch
         old = self._old(piece, matrix, first, end)
@@ -359,10 +359,10 @@ class _Merge:
         return values
 
 
-_Stretch = tuple[int, int, int]
+_RowRange = tuple[int, int, int]
 
 
-def _stretches(shape: tuple[int, ...]) -> Iterator[_Stretch]:
+def _row_ranges(shape: tuple[int, ...]) -> Iterator[_RowRange]:
     """(matrix, first row, end) of pieces of a tensor that are small enough to be held several times."""
     if len(shape) < 2:
         yield 0, 0, 1

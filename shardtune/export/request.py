@@ -118,7 +118,7 @@ class Export(Protocol):
 
 
 @dataclass(frozen=True)
-class Exported:
+class ExportResult:
     """What is in `out` now."""
 
     out: Path

@@ -11,7 +11,7 @@ from shardtune.checkpoint.store import CheckpointStore
 from shardtune.errors import UserInputError
 from shardtune.export.model_card import write_card
 from shardtune.export.publish import check_out, staged
-from shardtune.export.request import Exported, ExportLog, ExportRequest
+from shardtune.export.request import ExportLog, ExportRequest, ExportResult
 from shardtune.export.targets import prepare
 from shardtune.model.locate import folder_on_disk
 from shardtune.run.folder import CHECKPOINTS
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from shardtune.inference.source import TunedModel
 
 
-def export_model(request: ExportRequest, log: ExportLog) -> Exported:
+def export_model(request: ExportRequest, log: ExportLog) -> ExportResult:
     """Write what is asked for; `request.out` appears when it is verified, or not at all.
 
     Raises:
@@ -43,7 +43,7 @@ def export_model(request: ExportRequest, log: ExportLog) -> Exported:
         names = tuple(str(file.relative_to(folder)) for file in files)
         nbytes = sum(file.stat().st_size for file in files)
     log.say("written", f"{request.out} ({terminal.size(nbytes)})")
-    return Exported(
+    return ExportResult(
         out=request.out,
         target=request.target,
         nbytes=nbytes,

@@ -114,7 +114,7 @@ class Questions:
     """How a model is asked: known before its weights are read, so that what cannot be asked costs no minutes.
 
     Attributes:
-        ends_told: Training had an end token or a tail behind its answers; else they go on to the maximum.
+        answers_end: Training had an end token or a tail behind its answers; else they go on to the maximum.
         ignored: Settings of the base's generation_config.json that would change what is chosen. They are not used.
         positions: How many tokens the model was made for.
     """
@@ -122,7 +122,7 @@ class Questions:
     tuned: TunedModel
     trained: TrainedFormat
     sides: dict[SideName, Side]
-    ends_told: bool
+    answers_end: bool
     ignored: dict[str, Any]
     positions: int | None
 

@@ -138,9 +138,9 @@ def chat(tuned: TunedModel, trained: TrainedFormat, options: AnswerOptions) -> i
     interactive = sys.stdin.isatty()
     if interactive:
         _say_commands(console)
-    for line in _typed() if interactive else stdin_lines():
+    for line in _terminal_lines() if interactive else stdin_lines():
         try:
-            if not _handle(line, conversation, model, console):
+            if not _handle_line(line, conversation, model, console):
                 break
         except UserInputError as error:
             if not interactive:
@@ -149,10 +149,10 @@ def chat(tuned: TunedModel, trained: TrainedFormat, options: AnswerOptions) -> i
     return DONE
 
 
-def _handle(line: str, conversation: Chat, model: AnsweringModel, console: Console) -> bool:
+def _handle_line(line: str, conversation: Chat, model: AnsweringModel, console: Console) -> bool:
     """Does what a line says; False: leave."""
     if line.startswith("/"):
-        return _obey(line, conversation, console)
+        return _run_command(line, conversation, console)
     if conversation.questions.format.kind != "text":  # a text is continued to the character
         line = line.strip()
     with StopOnInterrupt() as stopped:
@@ -163,7 +163,7 @@ def _handle(line: str, conversation: Chat, model: AnsweringModel, console: Conso
     return True
 
 
-def _obey(line: str, conversation: Chat, console: Console) -> bool:
+def _run_command(line: str, conversation: Chat, console: Console) -> bool:
     name, _, rest = line.partition(" ")
     rest = rest.strip()
     if name in ("/quit", "/exit", "/bye"):
@@ -190,7 +190,7 @@ def _say_commands(console: Console) -> None:
     terminal.say(console, "commands", ", ".join(f"{name} ({what})" for name, what in _COMMANDS.items()))
 
 
-def _typed() -> Iterator[str]:
+def _terminal_lines() -> Iterator[str]:
     """Lines from a terminal, with history and line editing; Ctrl-D ends them."""
     import readline  # noqa: F401 - `input` edits lines with it
 

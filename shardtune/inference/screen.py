@@ -48,7 +48,7 @@ def notes(questions: Questions, *, compare: bool) -> list[str]:
     if questions.ignored:
         names = ", ".join(f"{name} {value}" for name, value in questions.ignored.items())
         found.append(f"not applied of the base's generation_config.json: {names}")
-    if not questions.ends_told:
+    if not questions.answers_end:
         found.append("training had no end token after an answer: answers may go on to the maximum of new tokens")
     return found
 

@@ -61,7 +61,7 @@ _OWN = ("chat.js", "chat.css")  # the others are the report's
 _MOST_BYTES = 512 << 10  # of a request: a conversation of some hundred pages
 
 
-class Said(BaseModel):
+class ChatMessage(BaseModel):
     """One message of a conversation; the system prompt is apart."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -77,7 +77,7 @@ class AnswerRequest(BaseModel):
     """
 
     model_config = ConfigDict(extra="forbid", strict=True)
-    conversations: dict[SideName, list[Said]] = Field(min_length=1)
+    conversations: dict[SideName, list[ChatMessage]] = Field(min_length=1)
     system: str | None = None
     temperature: float = 0.0
     top_p: float | None = None
@@ -89,7 +89,7 @@ Lines = asyncio.Queue[dict[str, Any] | None]
 
 
 @dataclass(frozen=True)
-class Begun:
+class Generation:
     """Answers that are about to be generated, and how they can be stopped."""
 
     replies: Sequence[Reply]
@@ -182,7 +182,7 @@ class ChatApi:
                 self._free.release()
         return AnswerResponse(lines, begun.stop)
 
-    def _begin(self, asked: AnswerRequest) -> Begun:
+    def _begin(self, asked: AnswerRequest) -> Generation:
         sampling = Sampling.checked(asked.temperature, asked.top_p, asked.seed).seeded()
         self._stop = stop = threading.Event()
         replies = []
@@ -192,9 +192,9 @@ class ChatApi:
                 raise UserInputError("The conversation does not end with a question.")
             messages = with_system(messages, asked.system)
             replies.append(self.model.reply(messages, side, sampling, asked.max_new_tokens, stop.is_set))
-        return Begun(replies, sampling, stop)
+        return Generation(replies, sampling, stop)
 
-    def _start(self, begun: Begun) -> Lines:
+    def _start(self, begun: Generation) -> Lines:
         """Begin to generate in the thread; the lines come through a queue, and None is the last."""
         loop, lines = asyncio.get_running_loop(), Lines()
 
@@ -218,7 +218,7 @@ class ChatApi:
         self._thread.submit(work)
         return lines
 
-    def _generate(self, begun: Begun, put: Callable[[dict[str, Any]], None]) -> None:
+    def _generate(self, begun: Generation, put: Callable[[dict[str, Any]], None]) -> None:
         put({"sampling": str(begun.sampling)})
         for reply, piece in interleaved(begun.replies):
             put({"side": reply.side.name, "text": piece})
@@ -284,7 +284,7 @@ def _own(name: str) -> str:
 
 
 @dataclass(frozen=True)
-class Listening:
+class ListenAddress:
     """Where to serve: None: the usual address, and any free port where the usual one is taken."""
 
     host: str | None = None
@@ -292,7 +292,7 @@ class Listening:
     token: str | None = None
 
 
-def open_port(where: Listening) -> Address:
+def open_port(where: ListenAddress) -> Address:
     """Raises UserInputError where that cannot be listened on."""
     host, what = where.host or DEFAULT_HOST, "The chat"
     if where.port is not None:
@@ -305,7 +305,7 @@ def open_port(where: Listening) -> Address:
         return listen(host, 0, where.token, what)
 
 
-def serve_chat(tuned: TunedModel, trained: TrainedFormat, options: AnswerOptions, where: Listening) -> int:
+def serve_chat(tuned: TunedModel, trained: TrainedFormat, options: AnswerOptions, where: ListenAddress) -> int:
     """Serves the page until Ctrl-C; returns the exit code.
 
     Raises:

@@ -96,9 +96,9 @@ class AccessMiddleware:
             return PlainTextResponse(f"Unknown host name: open the address that `{self.site.command}` printed.", 421)
         if posts and (refusal := _refuse_foreign(headers)):
             return refusal
-        return self._refuse_stranger(scope, headers, redirect=not posts) if self.token is not None else None
+        return self._refuse_without_token(scope, headers, redirect=not posts) if self.token is not None else None
 
-    def _refuse_stranger(self, scope: Scope, headers: Headers, *, redirect: bool) -> Response | None:
+    def _refuse_without_token(self, scope: Scope, headers: Headers, *, redirect: bool) -> Response | None:
         asked = dict(parse_qsl(scope["query_string"].decode("latin-1")))
         cookie = f"{COOKIE}-{scope['server'][1]}"
         if redirect and self._is_right(asked.pop("token", None)):

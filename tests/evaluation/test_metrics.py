@@ -6,31 +6,34 @@ import numpy as np
 import pytest
 
 from shardtune.errors import UserInputError
-from shardtune.evaluation.metrics import choose, is_exact, perplexity, shares
+from shardtune.evaluation.metrics import choose_metrics, is_exact, perplexity, shares
 
 
 def test_plain_text_has_perplexity_alone() -> None:
-    chosen = choose(None, "plain text has no answers", [])
+    chosen = choose_metrics(None, "plain text has no answers", [])
     assert chosen.groups == ("perplexity",) and set(chosen.left_out) == {"exact_match", "json"}
 
 
 def test_a_metric_that_makes_no_sense_is_refused_when_it_is_asked_for() -> None:
     with pytest.raises(UserInputError, match="json makes no sense") as refused:
-        choose("perplexity,json", "", ["an answer"])
+        choose_metrics("perplexity,json", "", ["an answer"])
     assert "perplexity, exact_match" in refused.value.fix
 
 
 def test_a_metric_that_nobody_knows_is_refused() -> None:
     for asked in ("bleu", " , "):
         with pytest.raises(UserInputError, match="--metrics"):
-            choose(asked, "", ["an answer"])
+            choose_metrics(asked, "", ["an answer"])
 
 
 def test_json_is_scored_unasked_where_most_answers_are_json() -> None:
     few, most = ['{"a": 1}', "b", "c"], ['{"a": 1}', "[]", "c"]
-    assert "json" not in choose(None, "", few).groups and "1 of 3" in choose(None, "", few).left_out["json"]
-    assert "json" in choose(None, "", most).groups
-    assert choose("json", "", few).groups == ("json",)
+    assert (
+        "json" not in choose_metrics(None, "", few).groups
+        and "1 of 3" in choose_metrics(None, "", few).left_out["json"]
+    )
+    assert "json" in choose_metrics(None, "", most).groups
+    assert choose_metrics("json", "", few).groups == ("json",)
 
 
 def test_an_exact_match_disregards_blanks_at_both_ends_only() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from safetensors.torch import load_file
 
-from shardtune.export.request import Exported, ExportRequest, TargetName
+from shardtune.export.request import ExportRequest, ExportResult, TargetName
 from shardtune.export.run import export_model
 from shardtune.inference.source import find_tuned
 
@@ -32,7 +32,7 @@ class Quiet:
 
 def export(
     adapter: Path, out: Path, target: TargetName = "merged", *, base: Path | None = None, **options: Any
-) -> Exported:
+) -> ExportResult:
     tuned = find_tuned(str(adapter), base=str(base) if base is not None else None)
     return export_model(ExportRequest(tuned, target, out, **options), Quiet())
 

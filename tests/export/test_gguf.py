@@ -19,7 +19,7 @@ from toys import save_toy, toy_text_config, toy_wrapper
 
 from shardtune.errors import ShardtuneError, UserInputError
 from shardtune.export.log import ConsoleLog
-from shardtune.export.request import Exported, ExportRequest
+from shardtune.export.request import ExportRequest, ExportResult
 from shardtune.export.run import export_model
 from shardtune.inference.source import find_tuned
 
@@ -88,7 +88,7 @@ def _trained(
     return folder / "adapter"
 
 
-def _export(adapter: Path, out: Path, **options: Any) -> Exported:
+def _export(adapter: Path, out: Path, **options: Any) -> ExportResult:
     return export_model(ExportRequest(find_tuned(str(adapter)), "gguf", out, **options), ConsoleLog(to_stderr=True))
 
 

@@ -20,7 +20,7 @@ from shardtune.inference.decoding import Decoder
 from shardtune.inference.sampling import Sampling
 from shardtune.inference.source import find_tuned
 from shardtune.inference.trained_format import trained_format
-from shardtune.inference.web import Listening, open_port
+from shardtune.inference.web import ListenAddress, open_port
 from shardtune.report.access import _name
 
 QUESTION = [{"role": "user", "content": "Hello"}]
@@ -285,7 +285,7 @@ def test_from_other_machines_a_token_is_needed_also_to_ask(guarded: Served) -> N
 def test_a_token_of_ones_own_works_as_it_is_printed(token: str, is_right: bool, model: AnsweringModel) -> None:
     if not is_right:
         with pytest.raises(UserInputError, match="--token"):
-            open_port(Listening(port=0, token=token))
+            open_port(ListenAddress(port=0, token=token))
         return
     with served(model, token=token) as site:
         path = site.printed.partition(f":{site.port}")[2]
@@ -319,10 +319,10 @@ def test_without_a_port_a_free_one_is_taken_where_the_usual_one_is_not(monkeypat
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         monkeypatch.setattr("shardtune.inference.web.DEFAULT_PORT", port)
-        address = open_port(Listening())
+        address = open_port(ListenAddress())
         assert address.listening.getsockname()[1] not in (0, port)
         address.listening.close()
         with pytest.raises(UserInputError, match=f"port {port}"):
-            open_port(Listening(port=port))
+            open_port(ListenAddress(port=port))
         with pytest.raises(UserInputError, match=f"192.0.2.1, port {port}"):
-            open_port(Listening(host="192.0.2.1"))
+            open_port(ListenAddress(host="192.0.2.1"))

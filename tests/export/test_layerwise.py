@@ -11,7 +11,7 @@ from torch import nn
 from toys import save_toy, toy_text_config
 
 from shardtune.config.schema import ModelSection
-from shardtune.inference.layerwise import LayerwiseModel
+from shardtune.export.layerwise import LayerwiseModel
 from shardtune.model.families.registry import families
 from shardtune.model.load import load_model
 from shardtune.model.meta_model import build_meta_model
