@@ -14,6 +14,7 @@ from shardtune.checkpoint.manifest import sha256_of
 from shardtune.checkpoint.store import CheckpointStore, publish, restore_interrupted
 from shardtune.durable import NotPlainError, open_plain, read_plain, write_file
 from shardtune.errors import ShardtuneError, UserInputError
+from shardtune.run.folder import CHECKPOINTS
 
 FINAL = "final"
 _SOURCE = "source.json"
@@ -68,6 +69,27 @@ def has_weights(final: Path) -> bool:
 def source_of(run: Path, store: CheckpointStore) -> FinalSource | None:
     """The step that a run's `final/` is of: as it says, or that of the checkpoint with the same bytes of weights."""
     return read_source(run / FINAL) or _same_weights(run / FINAL, store)
+
+
+def source_of_adapter(run: Path | None, adapter: Path, step: int | None) -> FinalSource | None:
+    """What training step an adapter's weights are of; None where that is not known.
+
+    Args:
+        run: That the adapter lies in, if in any.
+        step: Of the checkpoint, where it is one.
+    """
+    if run is None:
+        return None
+    store = CheckpointStore(run / CHECKPOINTS, keep=None)
+    if step is not None:
+        manifest = store.manifest(step)
+        return FinalSource(step, manifest.eval_loss if manifest is not None else None)
+    return source_of(run, store) if adapter == run / FINAL else None
+
+
+def weights_sha256(adapter: Path) -> str:
+    """Which weights these are, whatever their folder is called."""
+    return sha256_of(adapter / _WEIGHTS)
 
 
 def _same_weights(final: Path, store: CheckpointStore) -> FinalSource | None:

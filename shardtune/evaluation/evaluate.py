@@ -14,6 +14,7 @@ import torch
 from rich.console import Console
 
 from shardtune import terminal
+from shardtune.checkpoint.final import source_of_adapter, weights_sha256
 from shardtune.data.checks import model_positions
 from shardtune.data.inspect import counts_line
 from shardtune.errors import ShardtuneError, UserInputError
@@ -38,6 +39,7 @@ from shardtune.evaluation.rows import DataChoice, Rows, read_rows
 from shardtune.evaluation.tasks import TaskChoice, TaskScore, run_tasks
 from shardtune.inference.load import LoadedModel, load_tuned, load_tuned_tokenizer
 from shardtune.model.load import model_folder
+from shardtune.model.locate import same_name
 from shardtune.observe.preparing import PreparingProgress
 
 if TYPE_CHECKING:
@@ -84,6 +86,19 @@ class _AnswerTexts:
     cut: int
 
 
+@dataclass(frozen=True)
+class _Weights:
+    """Which weights are evaluated: `final/` may be another checkpoint's tomorrow."""
+
+    step: int | None
+    sha256: str
+
+    @classmethod
+    def of(cls, tuned: TunedModel) -> _Weights:
+        source = source_of_adapter(tuned.run, tuned.adapter, tuned.step)
+        return cls(source.step if source is not None else None, weights_sha256(tuned.adapter))
+
+
 def evaluate(tuned: TunedModel, request: Request, console: Console, device: torch.device | None = None) -> Evaluation:
     """Evaluate the tuned model, and its base, in this process.
 
@@ -106,6 +121,7 @@ def evaluate(tuned: TunedModel, request: Request, console: Console, device: torc
         expected = [_text(tokenizer, question.expected) for question in rows.questions]
         chosen = choose_metrics(request.metrics, rows.no_answers, expected)
         _say_rows(console, rows, chosen)
+    weights = _Weights.of(tuned)
     loaded = load_tuned(tuned, device)
     _say_model(console, loaded)
     if rows is not None and request.with_base:
@@ -140,11 +156,11 @@ def evaluate(tuned: TunedModel, request: Request, console: Console, device: torc
         with _memory(loaded, tasks_batch=size):
             tasks = run_tasks(loaded, request.tasks, request.sides, batch_size=size)
     return Evaluation(
-        about=_metadata(loaded, request, rows, limit, said, time.time() - began),
+        about=_metadata(loaded, weights, request, rows, limit, said, time.time() - began),
         metrics=tuple(metrics),
         tasks=tuple(tasks),
         left_out=dict(chosen.left_out) if chosen is not None else {},
-        notes=tuple(_notes(rows, limit, said)),
+        notes=(*_base_notes(tuned), *_notes(rows, limit, said)),
         rows=tuple(_row_by_row(loaded.tokenizer, rows, losses, expected, said)) if rows is not None else (),
         began=began,
     )
@@ -295,6 +311,13 @@ def _device(loaded: LoadedModel) -> str:
     return torch.cuda.get_device_name(loaded.device) if loaded.device.type == "cuda" else "the CPU"
 
 
+def _base_notes(tuned: TunedModel) -> list[str]:
+    used, trained = tuned.base.model_name_or_path, tuned.config.model.model_name_or_path if tuned.config else None
+    if trained is None or same_name(used, trained):
+        return []
+    return [f"The base model is {used} (--model); the run was trained on {trained}."]
+
+
 def _notes(rows: Rows | None, limit: int | None, said: Mapping[Side, _AnswerTexts]) -> list[str]:
     if rows is None:
         return []
@@ -321,6 +344,7 @@ def _notes(rows: Rows | None, limit: int | None, said: Mapping[Side, _AnswerText
 
 def _metadata(
     loaded: LoadedModel,
+    weights: _Weights,
     request: Request,
     rows: Rows | None,
     limit: int | None,
@@ -332,7 +356,8 @@ def _metadata(
         "run": tuned.run.name if tuned.run is not None else None,
         "adapter": str(tuned.adapter),
         "checkpoint": tuned.adapter.name,
-        "step": tuned.step,
+        "step": weights.step,
+        "adapter_sha256": weights.sha256,
         "base_model": tuned.base.model_name_or_path,
         "sides": list(request.sides),
         "device": _device(loaded),

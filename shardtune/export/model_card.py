@@ -12,12 +12,11 @@ import yaml
 from pydantic import BaseModel
 
 from shardtune import __version__
-from shardtune.checkpoint.final import FINAL, source_of
-from shardtune.checkpoint.store import CheckpointStore
+from shardtune.checkpoint.final import source_of_adapter, weights_sha256
 from shardtune.config.redact import hide_text, hide_values, redacted_settings
 from shardtune.config.schema import DataSection, LoraSection, ModelSection, TrainSection
 from shardtune.export.base_name import hub_name, licence
-from shardtune.model.locate import looks_local
+from shardtune.model.locate import looks_local, same_name
 from shardtune.report.evaluations import FOLDER as EVALUATIONS
 from shardtune.report.evaluations import with_interval
 from shardtune.report.formatting import loss, plain, seconds
@@ -25,7 +24,6 @@ from shardtune.report.header import facts
 from shardtune.report.history import RunHistory
 from shardtune.report.read import listed, mapping, number, read_json, text, whole
 from shardtune.report.results import results_of
-from shardtune.run.folder import CHECKPOINTS
 
 if TYPE_CHECKING:
     from shardtune.export.request import CardParts, ExportRequest, Verification
@@ -94,7 +92,7 @@ def _sections(
         history = RunHistory(tuned.run)
         history.update()
         yield from _training(request, history)
-    yield _evaluations(tuned.run) if tuned.run is not None else ""
+    yield _evaluations(tuned)
     yield _export(verification, warnings)
 
 
@@ -168,29 +166,34 @@ def _results(request: ExportRequest, history: RunHistory) -> str:
 
 def _step(tuned: TunedModel) -> str | None:
     """Which step the exported weights are of."""
-    assert tuned.run is not None
-    store = CheckpointStore(tuned.run / CHECKPOINTS, keep=None)
-    if tuned.step is not None:
-        manifest = store.manifest(tuned.step)
-        step, value = tuned.step, manifest.eval_loss if manifest is not None else None
-    else:
-        source = source_of(tuned.run, store) if tuned.adapter == tuned.run / FINAL else None
-        if source is None:
-            return None
-        step, value = source.step, source.eval_loss
-    return f"the weights of step {step:,}" + (f", validation loss {loss(value)}" if value is not None else "")
+    source = source_of_adapter(tuned.run, tuned.adapter, tuned.step)
+    if source is None:
+        return None
+    value = f", validation loss {loss(source.eval_loss)}" if source.eval_loss is not None else ""
+    return f"the weights of step {source.step:,}{value}"
 
 
-def _evaluations(run: Path) -> str:
-    """Tables of `shardtune eval`, the newest first."""
+def _evaluations(tuned: TunedModel) -> str:
+    """Tables of `shardtune eval` about the exported weights on the exported base, the newest first."""
+    if tuned.run is None:
+        return ""
     try:
-        files = list((run / EVALUATIONS).glob("*.json"))
+        files = list((tuned.run / EVALUATIONS).glob("*.json"))
     except OSError:
         return ""
+    source, digest = source_of_adapter(tuned.run, tuned.adapter, tuned.step), weights_sha256(tuned.adapter)
     found = [result for path in files if whole((result := read_json(path)).get("schema")) == 1]
+    found = [result for result in found if _is_of(result, digest, source.step if source else None, tuned.base)]
     found.sort(key=lambda result: number(result.get("time")) or 0.0, reverse=True)
     tables = [_evaluation(result) for result in found[:_MOST_EVALUATIONS]]
     return "## Evaluation\n\n" + "\n\n".join(tables) if tables else ""
+
+
+def _is_of(result: Mapping[str, Any], digest: str, step: int | None, base: ModelSection) -> bool:
+    """Whether an evaluation is of these weights. Earlier versions recorded no checksum: then by step."""
+    known = text(result.get("adapter_sha256"))
+    same = known == digest if known else step is not None and whole(result.get("step")) == step
+    return same and same_name(text(result.get("base_model")), base.model_name_or_path)
 
 
 def _evaluation(result: Mapping[str, Any]) -> str:
@@ -198,7 +201,7 @@ def _evaluation(result: Mapping[str, Any]) -> str:
     about = [
         "validation rows of the run" if data.get("own_validation") is True else _source(text(data.get("path")) or "-"),
         f"{whole(data.get('rows')):,} rows" if whole(data.get("rows")) else "",
-        f"checkpoint {text(result.get('checkpoint'))}" if text(result.get("checkpoint")) else "",
+        f"step {step:,}" if (step := whole(result.get("step"))) is not None else "",
     ]
     title = ", ".join(filter(None, about)) if data else "lm-evaluation-harness"
     rows = ["| metric | base | tuned |", "|---|---|---|"]

@@ -20,6 +20,13 @@ def looks_local(name: str) -> bool:
     return written_so or Path(name).exists() or bool(_folder_here(name))
 
 
+def same_name(one: str, other: str) -> bool:
+    """Whether two names are of one model: the same name on the Hub, or the same folder however it is written."""
+    if one == other or not (looks_local(one) and looks_local(other)):
+        return one == other
+    return Path(one).expanduser().resolve() == Path(other).expanduser().resolve()
+
+
 def _folder_here(name: str) -> str:
     """`models` of `models/mine`, where there is such a folder: nobody means the hub's organisation of that name."""
     parent = Path(name).parent

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from shardtune.checkpoint.final import FINAL, read_source
 from shardtune.durable import open_plain
 from shardtune.report import formatting
 from shardtune.report.read import listed, mapping, number, read_json, text, whole
@@ -31,7 +32,8 @@ def evaluations(run: Path) -> list[dict[str, Any]]:
     read = [(path, read_json(path)) for path in files]
     found = [(path, result) for path, result in read if whole(result.get("schema"))]
     found.sort(key=lambda pair: number(pair[1].get("time")) or 0.0, reverse=True)
-    shown = [{**_shown(path, result), "wrong": []} for path, result in found[:_MOST]]
+    final = read_source(run / FINAL)
+    shown = [{**_shown(path, result, final.step if final else None), "wrong": []} for path, result in found[:_MOST]]
     for evaluation, (path, _) in zip(shown, found, strict=False):
         evaluation["wrong"] = _wrong(path)
         if evaluation["wrong"]:  # of the newest that has any
@@ -39,7 +41,7 @@ def evaluations(run: Path) -> list[dict[str, Any]]:
     return shown
 
 
-def _shown(path: Path, result: dict[str, Any]) -> dict[str, Any]:
+def _shown(path: Path, result: dict[str, Any], final_step: int | None) -> dict[str, Any]:
     if whole(result.get("schema")) != _SCHEMA:
         note = "Written by a newer version of shardtune, which this one cannot read."
         return {"title": formatting.plain(path.stem, 200), **table([], [], note=note)}
@@ -54,12 +56,12 @@ def _shown(path: Path, result: dict[str, Any]) -> dict[str, Any]:
     ]
     note = " ".join(["95 % intervals in brackets.", *notes, f"File: {FOLDER}/{path.name}."])
     return {
-        "title": formatting.plain(_title(result), 300),
+        "title": formatting.plain(_title(result, final_step), 300),
         **table(heads, rows, numbers=" nnn", note=formatting.plain(note, 2000)),
     }
 
 
-def _title(result: Mapping[str, Any]) -> str:
+def _title(result: Mapping[str, Any], final_step: int | None) -> str:
     data, parts = mapping(result.get("data")), []
     if data:
         own = "validation rows of the run" if data.get("own_validation") is True else text(data.get("path"))
@@ -69,8 +71,16 @@ def _title(result: Mapping[str, Any]) -> str:
     else:
         parts.append("lm-evaluation-harness")
     return ", ".join(
-        filter(None, (*parts, text(result.get("checkpoint")), formatting.when(number(result.get("time")) or -1e18)))
+        filter(None, (*parts, _weights(result, final_step), formatting.when(number(result.get("time")) or -1e18)))
     )
+
+
+def _weights(result: Mapping[str, Any], final_step: int | None) -> str:
+    """By their step: what `final/` was when they were evaluated may have been replaced since."""
+    step = whole(result.get("step"))
+    if step is None:
+        return text(result.get("checkpoint"))
+    return f"step {step:,}" + (" (final)" if step == final_step else "")
 
 
 def _task(one: Mapping[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 import subprocess
@@ -15,6 +16,7 @@ from toys import toy_chat_llama, toy_config, toy_llama, toy_rows
 from typer.testing import CliRunner, Result
 from unprivileged import PREFIX, needs_permissions
 
+from shardtune.checkpoint.final import FinalSource, write_source
 from shardtune.cli.main import app
 from shardtune.errors import UserInputError
 from shardtune.evaluation import result
@@ -60,6 +62,21 @@ def test_json_answers_are_scored_by_field(tmp_path: Path) -> None:
     assert [metric["name"] for metric in found["metrics"]] == ["json_valid", "json_precision", "json_recall", "json_f1"]
     assert found["metrics"][0]["rows"] == 6 and found["metrics"][0]["tuned"]["value"] == 0
     assert "with so few" in " ".join(found["notes"])
+
+
+def test_the_weights_and_the_base_are_recorded(toy_run: Path, tmp_path: Path) -> None:
+    moved = tmp_path / "moved"
+    shutil.copytree(toy_run.parents[1] / "model", moved)
+    write_source(toy_run / "final", FinalSource(18))
+    try:
+        words = ("--metrics", "perplexity", "--no-base", "--model", moved, "--json")
+        found = json.loads(evaluate(toy_run, *words).stdout)
+    finally:
+        (toy_run / "final" / "source.json").unlink()
+    weights = (toy_run / "final" / "adapter_model.safetensors").read_bytes()
+    assert (found["step"], found["adapter_sha256"]) == (18, hashlib.sha256(weights).hexdigest())
+    assert found["base_model"] == str(moved)
+    assert f"The base model is {moved} (--model); the run was trained on" in " ".join(found["notes"])
 
 
 def test_a_sample_says_of_how_many_rows_it_is(toy_run: Path) -> None:

@@ -11,9 +11,10 @@ import yaml
 from export.exporting import Quiet, export
 from tuned_toys import tuned_toy
 
+from shardtune.checkpoint.final import weights_sha256
 from shardtune.config.schema import ModelSection
 from shardtune.export.base_name import hub_name, licence
-from shardtune.export.model_card import _source, without_paths
+from shardtune.export.model_card import _evaluations, _source, without_paths
 from shardtune.export.request import CardParts, ExportRequest, Verification
 from shardtune.export.run import export_model
 from shardtune.inference.source import find_tuned
@@ -62,9 +63,38 @@ def run_folder(folder: Path) -> Path:
     estimate = {"value": 0.712, "low": 0.58, "high": 0.81}
     metrics = [{"title": "exact match", "kind": "share", "base": {"value": 0.0}, "tuned": estimate}]
     data = {"path": "/home/somebody/test.jsonl", "split": "test", "rows": 60}
-    result = {"schema": 1, "time": 20.0, "checkpoint": "final", "data": data, "metrics": metrics}
+    result = {
+        "schema": 1, "time": 20.0, "checkpoint": "final", "step": 4, "adapter_sha256": weights_sha256(run / "final"),
+        "base_model": str(folder / "base"), "data": data, "metrics": metrics,
+    }  # fmt: skip
     (run / "evaluations" / "test.json").write_text(json.dumps(result))
     return run
+
+
+def evaluation(run: Path, **changes: object) -> None:
+    """The run's evaluation with these changes; None: without the key, as older versions wrote it."""
+    file = run / "evaluations" / "test.json"
+    found = {**json.loads(file.read_text()), **changes}
+    file.write_text(json.dumps({key: value for key, value in found.items() if value is not None}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_listed"),
+    [
+        ({}, True),
+        ({"adapter_sha256": "0" * 64}, False),  # final/ was another checkpoint's then
+        ({"base_model": "another/base"}, False),
+        ({"adapter_sha256": None}, True),
+        ({"adapter_sha256": None, "step": 3}, False),
+        ({"adapter_sha256": None, "step": None}, False),
+    ],
+)
+def test_only_evaluations_of_the_exported_weights_on_their_base_are_listed(
+    changes: dict[str, object], is_listed: bool, tmp_path: Path
+) -> None:
+    run = run_folder(tmp_path)
+    evaluation(run, **changes)
+    assert ("exact match" in _evaluations(find_tuned(str(run)))) is is_listed
 
 
 def test_it_has_data_settings_results_hardware_versions_and_use(tmp_path: Path) -> None:
@@ -80,7 +110,7 @@ def test_it_has_data_settings_results_hardware_versions_and_use(tmp_path: Path) 
     for expected in (
         "source: rows.jsonl, more.jsonl", "training: 50 rows, 646 tokens", "format: text", "learning_rate: 0.003", "r: 4",
         "training loss 4.0000 → 2.5000 in 8 steps", "best validation loss 2.2500 at step 4", "torch 2.13.0", "the weights of step 4, validation loss 2.2500",
-        "| exact match | 0.0 % | 71.2 % [58.0, 81.0] |", "test.jsonl, 60 rows, checkpoint final",
+        "| exact match | 0.0 % | 71.2 % [58.0, 81.0] |", "test.jsonl, 60 rows, step 4;",
         'AutoModelForCausalLM.from_pretrained("out"', "Verified:", "2 processes",
     ):  # fmt: skip
         assert expected in card, expected

@@ -11,6 +11,7 @@ import pytest
 from browsing import Visit
 from fake_run import showcase
 
+from shardtune.checkpoint.final import FinalSource, write_source
 from shardtune.evaluation import result
 from shardtune.report import evaluations
 from shardtune.report.api import RunsApi
@@ -71,6 +72,15 @@ def test_the_newest_comes_first_with_its_rows(tmp_path: Path) -> None:
     save(tmp_path, "file", 2e9, data={"path": "data/test.jsonl", "split": None, "rows": 48, "of_rows": 48})
     assert evaluations.evaluations(tmp_path)[0]["title"].startswith("data/test.jsonl, 48 rows, final")
     assert "cut off at 65 tokens" in found[0]["note"] and "Left out: json" in found[0]["note"]
+
+
+def test_weights_are_named_by_their_step_and_final_is_the_final_of_today(tmp_path: Path) -> None:
+    save(tmp_path, "then", 1e9, step=8)
+    save(tmp_path, "now", 2e9, step=18)
+    (tmp_path / "final").mkdir()
+    write_source(tmp_path / "final", FinalSource(18))
+    now, then = (one["title"] for one in evaluations.evaluations(tmp_path))
+    assert ", step 18 (final), 20" in now and ", step 8, 20" in then
 
 
 def test_a_side_alone_has_no_difference(tmp_path: Path) -> None:
