@@ -290,12 +290,14 @@ def _text(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
 
 
 def _say_rows(console: Console, rows: Rows, chosen: ChosenMetrics) -> None:
-    own = "the run's own validation rows: " if rows.is_own else ""
+    own = "the run's own validation rows: " if rows.is_own and not rows.changed else ""
     of = len(rows.prepared)
     drawn = "" if len(rows.chosen) == of else f"; a seeded sample of {len(rows.chosen):,} of {of:,} rows is evaluated"
     terminal.say(console, "data", f"{own}{rows.name}" + (f", split {rows.split}" if rows.split else ""))
     terminal.say(console, "format", f"{rows.prepared_set.choice.name} ({rows.prepared_set.choice.why})")
     terminal.say(console, "rows", counts_line(rows.prepared, rows.section.max_length) + drawn)
+    for text in rows.warnings:
+        terminal.say(console, "warning", text, "bold red")
     for why, number in rows.without_question.items():
         terminal.say(console, "notice", f"{terminal.count(number, 'row')} not answered: {why}.", "yellow")
     for name, why in chosen.left_out.items():
@@ -328,10 +330,7 @@ def _notes(rows: Rows | None, limit: int | None, said: Mapping[Side, _AnswerText
         found.append(f"{terminal.count(len(rows.chosen), 'row')}: with so few, intervals are rough.")
     if rows.prepared.counts.split or rows.prepared.manifest.get("concatenate"):
         found.append("Rows are parts of longer texts; parts of one text err alike, so intervals are rather too narrow.")
-    if rows.is_own and rows.prepared_set.overlap:
-        found.append(
-            f"{terminal.count(rows.prepared_set.overlap, 'validation row')} stand among the training rows, too."
-        )
+    found += rows.warnings
     for why, number in rows.without_question.items():
         found.append(f"{terminal.count(number, 'row')} not answered: {why}.")
     for side, answers in said.items():
@@ -384,6 +383,9 @@ def _data_metadata(rows: Rows) -> dict[str, Any]:
         "path": rows.name,
         "split": rows.split,
         "own_validation": rows.is_own,
+        "changed_since_training": bool(rows.changed),
+        "training_rows": rows.training_rows,
+        "training_split": rows.is_training_split,
         "format": rows.prepared_set.choice.name,
         "format_why": rows.prepared_set.choice.why,
         "max_length": rows.section.max_length,

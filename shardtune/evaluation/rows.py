@@ -21,8 +21,10 @@ from shardtune.data.source import Source, check_dataset_path, has_split, sources
 from shardtune.data.tokens import IGNORED
 from shardtune.errors import UserInputError
 from shardtune.evaluation.intervals import SEED
+from shardtune.evaluation.training_rows import TrainedData, is_training_split, rows_in
 from shardtune.inference.sampling import answer_ends, generation_defaults
 from shardtune.model.load import model_folder
+from shardtune.terminal import count
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -63,6 +65,9 @@ class Rows:
         questions: Rows with an answer; empty where `no_answers` says why.
         without_question: Rows that have none, by the reason.
         ends: Tokens that end an answer.
+        training_rows: How many of the chosen are also training rows; None: not known.
+        is_training_split: Read from a file or split that the run was trained on.
+        changed: What to say if the run's own validation rows are not what they were in training.
     """
 
     section: DataSection
@@ -76,6 +81,20 @@ class Rows:
     no_answers: str
     without_question: dict[str, int]
     ends: tuple[int, ...]
+    training_rows: int | None = None
+    is_training_split: bool = False
+    changed: str = ""
+
+    @property
+    def warnings(self) -> list[str]:
+        """Why the numbers may say less about the model than they seem to."""
+        found = [self.changed] if self.changed else []
+        if self.training_rows:
+            of = f"{self.training_rows:,} of {count(len(self.chosen), 'row')} are also training rows"
+            found.append(f"{of}: the numbers say little about rows that the model has not seen.")
+        elif self.is_training_split:
+            found.append("The run was trained on this split, so the numbers say little about rows it has not seen.")
+        return found
 
 
 @dataclass(frozen=True)
@@ -158,10 +177,29 @@ def read_rows(
     is_file = choice.data is not None and choice.split is None and Path(choice.data).expanduser().is_file()
     if is_own and isinstance(section.val_split, float):
         split = f"held out ({section.val_split:g} of {section.train_split})"
-    return Rows(
+    rows = Rows(
         section, found, prepared, chosen, _shown(section), None if is_file else split, is_own, tuple(questions),
         no_answers, without, ends,
     )  # fmt: skip
+    return _against_training(tuned, rows)
+
+
+def _against_training(tuned: TunedModel, rows: Rows) -> Rows:
+    """With what is known of them and the rows of the run's training."""
+    if tuned.run is None or tuned.config is None:
+        return rows
+    section = tuned.config.data
+    trained = TrainedData.of(tuned.run, section)
+    changed = trained.differs_from(rows.prepared) if rows.is_own and rows.section == section else ""
+    training = trained.prepared.train if trained.prepared is not None else None
+    if rows.is_own and not changed:
+        training = rows.prepared_set.train  # in the same format, even with -o
+    return replace(
+        rows,
+        training_rows=rows_in(rows.chosen, rows.prepared, training) if training is not None else None,
+        is_training_split=not rows.is_own and is_training_split(rows.section, section),
+        changed=changed,
+    )
 
 
 def sample(rows: int, most: int | None) -> tuple[int, ...]:

@@ -18,7 +18,7 @@ from shardtune.config.schema import DataSection, LoraSection, ModelSection, Trai
 from shardtune.export.base_name import hub_name, licence
 from shardtune.model.locate import looks_local, same_name
 from shardtune.report.evaluations import FOLDER as EVALUATIONS
-from shardtune.report.evaluations import with_interval
+from shardtune.report.evaluations import seen_in_training, with_interval
 from shardtune.report.formatting import loss, plain, seconds
 from shardtune.report.header import facts
 from shardtune.report.history import RunHistory
@@ -201,6 +201,7 @@ def _evaluation(result: Mapping[str, Any]) -> str:
     about = [
         "validation rows of the run" if data.get("own_validation") is True else _source(text(data.get("path")) or "-"),
         f"{whole(data.get('rows')):,} rows" if whole(data.get("rows")) else "",
+        *seen_in_training(data),
         f"step {step:,}" if (step := whole(result.get("step"))) is not None else "",
     ]
     title = ", ".join(filter(None, about)) if data else "lm-evaluation-harness"

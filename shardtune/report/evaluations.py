@@ -67,12 +67,22 @@ def _title(result: Mapping[str, Any], final_step: int | None) -> str:
         own = "validation rows of the run" if data.get("own_validation") is True else text(data.get("path"))
         rows, of = whole(data.get("rows")) or 0, whole(data.get("of_rows")) or 0
         sampled = f"{rows:,} of {formatting.count(of, 'row')}" if rows < of else formatting.count(rows, "row")
-        parts += [own, f"split {text(data['split'])}" if data.get("split") else "", sampled]
+        parts += [own, f"split {text(data['split'])}" if data.get("split") else "", sampled, *seen_in_training(data)]
     else:
         parts.append("lm-evaluation-harness")
     return ", ".join(
         filter(None, (*parts, _weights(result, final_step), formatting.when(number(result.get("time")) or -1e18)))
     )
+
+
+def seen_in_training(data: Mapping[str, Any]) -> list[str]:
+    """What makes the numbers say little about new rows, if anything does."""
+    found = ["changed since training"] if data.get("changed_since_training") is True else []
+    if seen := whole(data.get("training_rows")):
+        found.append(f"{seen:,} of them also training rows")
+    elif data.get("training_split") is True:
+        found.append("which the run was trained on")
+    return found
 
 
 def _weights(result: Mapping[str, Any], final_step: int | None) -> str:
