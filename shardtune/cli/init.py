@@ -55,6 +55,8 @@ def init(
     head = [f"Written by shardtune init for {facts.hardware}.", *notes.head, *(f"  {line}" for line in commands)]
     data_format = {"data.format": f"auto = {facts.format}."} if facts.format else {}
     _write(output, render_config(found, {**data_format, **notes.resolved}, head))
+    for notice in asked.notices:
+        typer.echo(f"notice    {notice}", err=True)
     if _folder(asked.config) is None:
         text = f"'{model}' is not on this machine: it is taken for a Hub name, and nothing is known of memory and time"
         typer.echo(f"notice    {text}.", err=True)

@@ -50,8 +50,16 @@ def _warmup(config: RunConfig, given: Collection[str]) -> Iterator[str]:
 def _lengths(config: RunConfig, given: Collection[str]) -> Iterator[str]:
     if "train.num_train_epochs" in given and config.train.max_steps > 0:
         yield "train.num_train_epochs has no effect: train.max_steps is set and takes precedence."
-    if "\\n" in (config.data.prompt_template or ""):
-        yield r"data.prompt_template has a backslash and an n, not a line break: YAML needs double quotes for \n."
+    yield from template_notices(config.data.prompt_template)
+
+
+def template_notices(template: str | None) -> Iterator[str]:
+    """What `data.prompt_template` probably does not mean."""
+    if "\\n" in (template or ""):
+        yield (
+            r"data.prompt_template has a backslash and an n, not a line break: YAML needs double quotes for \n; "
+            r"a shell needs -o $'data.prompt_template={question}\n{answer}'."
+        )
 
 
 def _columns(config: RunConfig, given: Collection[str]) -> Iterator[str]:

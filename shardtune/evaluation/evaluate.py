@@ -15,6 +15,7 @@ from rich.console import Console
 
 from shardtune import terminal
 from shardtune.checkpoint.final import source_of_adapter, weights_sha256
+from shardtune.config.notices import template_notices
 from shardtune.data.checks import model_positions
 from shardtune.data.inspect import counts_line
 from shardtune.errors import ShardtuneError, UserInputError
@@ -120,6 +121,9 @@ def evaluate(tuned: TunedModel, request: Request, console: Console, device: torc
             rows = read_rows(tuned, request.data, tokenizer, progress=progress)
         expected = [_text(tokenizer, question.expected) for question in rows.questions]
         chosen = choose_metrics(request.metrics, rows.no_answers, expected)
+        if any(text.strip().startswith("data.prompt_template=") for text in request.data.overrides):
+            for text in template_notices(rows.section.prompt_template):
+                terminal.say(console, "notice", text, "yellow")
         _say_rows(console, rows, chosen)
     weights = _Weights.of(tuned)
     loaded = load_tuned(tuned, device)

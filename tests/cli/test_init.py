@@ -21,7 +21,7 @@ def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def init(*arguments: object) -> None:
+def init(*arguments: object) -> str:
     """In this process: it imports no torch, and takes as long as its imports."""
     from typer.testing import CliRunner
 
@@ -29,6 +29,7 @@ def init(*arguments: object) -> None:
 
     result = CliRunner().invoke(app, ["init", *map(str, arguments)], catch_exceptions=False)
     assert result.exit_code == 0, result.output
+    return str(result.output)
 
 
 def pairs(file: Path, rows: int = 300) -> Path:
@@ -54,6 +55,13 @@ def test_a_config_for_named_gpus_is_commented_and_valid(toy_model: Path) -> None
     assert "# auto = prompt-completion (columns 'prompt' and 'completion')." in text
     assert "99 % of the rows have at most" in text and "counted with the model's tokenizer" in text
     assert (config.cluster.nodes, config.cluster.gpus_per_node, config.cluster.gpu) == (2, 2, "H200")
+
+
+def test_what_a_setting_probably_does_not_mean_is_said(toy_model: Path) -> None:
+    words = ("--model", toy_model, "--data", pairs(Path("train.jsonl")), "--gpus", "2xH200")
+    said = init(*words, "-o", r"data.prompt_template={prompt}\n{completion}")
+    assert r"-o $'data.prompt_template={question}\n{answer}'" in said
+    assert "backslash" not in init(*words, "--force", "-o", "data.prompt_template={prompt}\n{completion}")
 
 
 def test_routed_experts_get_no_adapters(tmp_path: Path) -> None:

@@ -79,6 +79,12 @@ def test_the_weights_and_the_base_are_recorded(toy_run: Path, tmp_path: Path) ->
     assert f"The base model is {moved} (--model); the run was trained on" in " ".join(found["notes"])
 
 
+def test_a_backslash_n_in_a_template_from_the_shell_is_noticed(toy_run: Path) -> None:
+    template = r"data.prompt_template={question}\n{answer}"
+    said = " ".join(evaluate(toy_run, "-o", template, "--metrics", "perplexity", "--no-base").output.split())
+    assert "has a backslash and an n, not a line break" in said and f"-o $'{template}'" in said
+
+
 def test_a_sample_says_of_how_many_rows_it_is(toy_run: Path) -> None:
     said = " ".join(evaluate(toy_run, "--max-rows", 9, "--metrics", "perplexity", "--no-base").output.split())
     assert "a seeded sample of 9 of 35 rows is evaluated" in said
