@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
     from shardtune.data.prepare import PreparedSet
-    from shardtune.data.prepared import Prepared, PreparedCounts
+    from shardtune.data.prepared import CountedRemark, Prepared, PreparedCounts
 
 _MANY = 0.2  # of the rows: repeated, or cut
 _SOME_EMPTY = 0.01  # of the rows: a few blank ones are common; more suggests that the wrong column is read
@@ -177,19 +177,28 @@ def _skipped(counts: PreparedCounts, name: str) -> Iterator[Finding]:
 
 
 def _empty(prepared_set: PreparedSet, counts: PreparedCounts, name: str) -> Iterator[Finding]:
+    empty = empty_rows(counts)
+    if empty is not None:
+        yield Finding(
+            "warning",
+            f"{_rows(empty.rows, name)} ({share(empty.rows, counts.read)}) dropped as empty.",
+            empty_why(prepared_set, empty),
+            "Check the column's name and content in these rows, or remove the rows.",
+        )
+
+
+def empty_rows(counts: PreparedCounts) -> CountedRemark | None:
+    """Rows dropped as empty, where they are more than the few blank ones that are common."""
     empty = next((remark for remark in counts.remarks if remark.kind == "empty row"), None)
-    if empty is None or empty.rows <= _SOME_EMPTY * counts.read:
-        return
+    return empty if empty is not None and empty.rows > _SOME_EMPTY * counts.read else None
+
+
+def empty_why(prepared_set: PreparedSet, empty: CountedRemark) -> str:
     choice = prepared_set.choice
     column = f"The column '{choice.columns[-1 if choice.name.startswith('prompt') else 0]}'"
     if len(prepared_set.about.get("sources", ())) > 1:
         column = "The text, answer or conversation column"
-    yield Finding(
-        "warning",
-        f"{_rows(empty.rows, name)} ({share(empty.rows, counts.read)}) dropped as empty.",
-        f"{column} is missing, null or blank; first in {visible(empty.first)}.",
-        "Check the column's name and content in these rows, or remove the rows.",
-    )
+    return f"{column} is missing, null or blank; first in {visible(empty.first)}."
 
 
 def _remarked(counts: PreparedCounts, name: str) -> Iterator[Finding]:

@@ -14,6 +14,7 @@ from shardtune.config import ConfigError, Place, load_config
 from shardtune.config.field_checks import check_fields
 from shardtune.config.overrides import read_overrides
 from shardtune.config.schema import SourceSection
+from shardtune.data.checks import empty_rows, empty_why
 from shardtune.data.formats import loss_on
 from shardtune.data.prepare import prepare
 from shardtune.data.show_rows import special_ids
@@ -89,6 +90,10 @@ class Rows:
     def warnings(self) -> list[str]:
         """Why the numbers may say less about the model than they seem to."""
         found = [self.changed] if self.changed else []
+        counts = self.prepared.counts
+        if (empty := empty_rows(counts)) is not None:
+            of = f"{empty.rows:,} of {count(counts.read, 'row')} dropped as empty"
+            found.append(f"{of}: {empty_why(self.prepared_set, empty)}")
         if self.training_rows:
             of = f"{self.training_rows:,} of {count(len(self.chosen), 'row')} are also training rows"
             found.append(f"{of}: the numbers say little about rows that the model has not seen.")

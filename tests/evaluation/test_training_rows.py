@@ -77,6 +77,15 @@ def test_changed_validation_rows_are_not_called_those_of_the_run(run: Path, tmp_
     assert rows_of(run).changed
 
 
+def test_rows_without_the_answers_column_are_not_left_out_silently(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "mixed").mkdir()
+    (tmp_path / "mixed" / "a.jsonl").write_text("".join(lines(run, "validation")))
+    (tmp_path / "mixed" / "b.jsonl").write_text('{"question": "w01", "other": "w02"}\n' * 9)
+    (found,) = rows_of(run, tmp_path / "mixed").warnings
+    assert found.startswith("9 of 49 rows dropped as empty: The column 'answer' is missing, null or blank; first in ")
+    assert "b.jsonl" in found
+
+
 def test_the_report_and_the_card_say_it_in_a_few_words() -> None:
     assert seen_in_training({"training_rows": 12, "training_split": True}) == ["12 of them also training rows"]
     assert seen_in_training({"training_rows": 0, "training_split": True}) == ["which the run was trained on"]
