@@ -36,7 +36,7 @@ from shardtune.cli import (
     train,
 )
 from shardtune.cli import eval as eval_
-from shardtune.cli.options import ConfigCommand, JobCommand, WithSettings
+from shardtune.cli.options import ConfigCommand, JobCommand, SingleValues, WithSettings
 from shardtune.errors import ShardtuneError
 from shardtune.run.failure import render
 from shardtune.terminal import fitted
@@ -77,6 +77,10 @@ app.command("pull")(pull.pull)
 app.add_typer(config.app, name="config")
 app.add_typer(cluster.app, name="cluster")
 app.add_typer(data.app, name="data")
+for group in (app, config.app, cluster.app, data.app):
+    for command in group.registered_commands:
+        if command.cls is None or not issubclass(command.cls, SingleValues):
+            command.cls = SingleValues
 
 
 def _version(asked: bool) -> None:

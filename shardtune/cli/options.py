@@ -160,7 +160,20 @@ def _config_option() -> Any:
     return next(param for param in typer.main.get_command(scratch).params if param.name == "config_option")
 
 
-class ConfigCommand(TyperCommand):
+class SingleValues(TyperCommand):
+    """A command that refuses a second value for an option that has one, instead of silently keeping the last."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if not ctx.resilient_parsing:
+            _, _, given = self.make_parser(ctx).parse_args(list(args))
+            for param in given:
+                takes_one = param.param_type_name == "option" and not (param.multiple or param.is_flag or param.count)
+                if takes_one and given.count(param) > 1:
+                    ctx.fail(f"{max(param.opts, key=len)} is given more than once, but takes one value.")
+        return list(super().parse_args(ctx, args))
+
+
+class ConfigCommand(SingleValues):
     """A command whose argument CONFIG may also be given as `--config FILE`, as with other trainers."""
 
     others = "--config FILE"  # what may stand instead of CONFIG

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand
 
 from shardtune.cli.options import (
     Force,
@@ -18,12 +17,13 @@ from shardtune.cli.options import (
     NodeRank,
     Nproc,
     Overrides,
+    SingleValues,
     SkipPreflight,
     Verbose,
 )
 
 
-class ScriptCommandLine(TyperCommand):
+class ScriptCommandLine(SingleValues):
     """Without `--`, options of the script would be taken for those of `shardtune run`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

@@ -10,6 +10,7 @@ import pytest
 import typer
 from running import Command
 from toys import toy_config
+from typer.testing import CliRunner
 
 from shardtune.cli.main import app
 
@@ -66,3 +67,28 @@ def test_both_spellings_at_once_are_refused_with_both_names(shardtune: Command, 
 def test_neither_spelling_names_both(shardtune: Command) -> None:
     result = shardtune("train")
     assert result.returncode == 2 and "Missing argument 'CONFIG' (or --config FILE)." in result.stderr
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["eval", "run", "--data", "a", "--data", "b"],
+        ["train", "run.yaml", "--nproc", "1", "--nproc=2"],
+        ["submit", "--namespace", "a", "-n", "b", "--", "x.py"],
+        ["run", "--name", "a", "--name", "a", "--", "x.py"],
+        ["data", "inspect", "run.yaml", "--config", "a", "--config", "b"],
+        ["config", "show", "run.yaml", "--accelerate-config", "a", "--accelerate-config", "b"],
+    ],
+)
+def test_a_second_value_of_an_option_that_has_one_is_refused(words: list[str]) -> None:
+    found = CliRunner().invoke(app, words)
+    said = " ".join(found.output.replace("│", " ").split())
+    assert found.exit_code == 2 and "is given more than once, but takes one value" in said
+
+
+@pytest.mark.parametrize(
+    "words", [["-v", "-v", "--", "x.py", "--x", "1", "--x", "2"], ["-o", "train.seed=1", "-o", "train.seed=2"]]
+)
+def test_flags_overrides_and_the_options_of_a_script_may_be_repeated(words: list[str]) -> None:
+    (run,) = (command for name, command in _commands(typer.main.get_command(app)) if name == ("run",))
+    assert run.make_context("run", words)
