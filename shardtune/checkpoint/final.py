@@ -14,12 +14,12 @@ from shardtune.checkpoint.manifest import sha256_of
 from shardtune.checkpoint.store import CheckpointStore, publish, restore_interrupted
 from shardtune.durable import NotPlainError, open_plain, read_plain, write_file
 from shardtune.errors import ShardtuneError, UserInputError
-from shardtune.run.folder import CHECKPOINTS
 
 FINAL = "final"
 _SOURCE = "source.json"
 _WEIGHTS, _CONFIG = "adapter_model.safetensors", "adapter_config.json"
 _ON_WRAPPER = "on-wrapper"  # checkpoint/wrapper.py writes it; importing that takes torch
+_CHECKPOINTS = "checkpoints"  # run/folder.py names it
 _MAPPING = "key_mapping.json"
 _LONGEST_HEADER = 100 << 20  # bytes; the limit of safetensors itself
 
@@ -80,7 +80,7 @@ def source_of_adapter(run: Path | None, adapter: Path, step: int | None) -> Fina
     """
     if run is None:
         return None
-    store = CheckpointStore(run / CHECKPOINTS, keep=None)
+    store = CheckpointStore(run / _CHECKPOINTS, keep=None)
     if step is not None:
         manifest = store.manifest(step)
         return FinalSource(step, manifest.eval_loss if manifest is not None else None)

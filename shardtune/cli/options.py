@@ -165,7 +165,7 @@ class SingleValues(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if not ctx.resilient_parsing:
-            _, _, given = self.make_parser(ctx).parse_args(list(args))
+            given: list[Any] = self.make_parser(ctx).parse_args(list(args))[2]
             for param in given:
                 takes_one = param.param_type_name == "option" and not (param.multiple or param.is_flag or param.count)
                 if takes_one and given.count(param) > 1:
