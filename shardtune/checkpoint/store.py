@@ -321,10 +321,18 @@ def publish(folder: Path, fill: Callable[[Path], None]) -> Path:
 
 def restore_interrupted(folder: Path) -> None:
     """Put the earlier `folder` back where a crash between the two renames of `publish` left none: it is still whole."""
-    earlier = sorted(folder.parent.glob(f"{_STAGING}old-{folder.name}-*"))
-    if earlier and not folder.exists():
-        earlier[0].rename(folder)
+    if is_interrupted(folder):
+        _moved_aside(folder)[0].rename(folder)
         fsync(folder.parent)
+
+
+def is_interrupted(folder: Path) -> bool:
+    """Whether `restore_interrupted` would put an earlier `folder` back."""
+    return not folder.exists() and bool(_moved_aside(folder))
+
+
+def _moved_aside(folder: Path) -> list[Path]:
+    return sorted(folder.parent.glob(f"{_STAGING}old-{folder.name}-*"))
 
 
 def remove_leftovers(folder: Path) -> None:
