@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from shardtune.checkpoint.final import FINAL, FinalSource, check_final, replace_final, source_of
-from shardtune.checkpoint.store import BEST, CheckpointStore, Choice
+from shardtune.checkpoint.store import BEST, BETTER_IS_DAMAGED, CheckpointStore, Choice
 from shardtune.durable import read_plain
 from shardtune.errors import UserInputError
 from shardtune.lease import is_held, owner
@@ -123,7 +123,5 @@ def _choice(store: CheckpointStore, best: BestStep) -> Choice | None:
     """None where the lowest eval loss says the same."""
     if next(iter(store.by_eval_loss()), (None,))[0] == best.step:
         return None
-    why = (
-        "it ties with the best" if best.is_tie else "a better one is damaged" if best.metric == "loss" else best.metric
-    )
+    why = "it ties with the best" if best.is_tie else BETTER_IS_DAMAGED if best.metric == "loss" else best.metric
     return Choice(best.step, best.metric, best.value, why)

@@ -79,6 +79,16 @@ def test_best_means_what_was_chosen_until_the_run_saves_again(run: Path) -> None
     assert store.best() == (20, 1.5) and (store.folder / BEST).read_text() == "step-000020\n"
 
 
+def test_no_save_deletes_the_best_intact_checkpoint_in_favour_of_one_found_damaged(run: Path) -> None:
+    (store_of(run).path(20) / "adapter_model.safetensors").write_bytes(adapter(99))
+    record_best(run, BestStep(10, "loss", 1.6, 1.6), to_final=False)
+    store = CheckpointStore(run / "checkpoints", keep=2)
+    store.write(40, lambda folder: fill(folder, 40), {"eval_loss": 1.9})
+    assert store.steps() == [10, 30, 40] and store.best() == (10, 1.6)
+    store.write(50, lambda folder: fill(folder, 50), {"eval_loss": 1.55})
+    assert store.steps() == [40, 50] and store.best() == (50, 1.55) and store.choice() is None
+
+
 def test_the_lowest_eval_loss_takes_a_choice_back(run: Path) -> None:
     record_best(run, by_accuracy(10), to_final=False)
     record_best(run, BestStep(20, "loss", 1.5, 1.5), to_final=False)
