@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from shardtune.cli.options import BaseModel, Checkpoint, Device, RunsDir, Trained
+from shardtune.cli.options import BaseModel, Checkpoint, Device, RunsDir, Trained, writes_nothing_when_interrupted
 
 
 def evaluate(
@@ -145,7 +145,8 @@ def evaluate(
 
     console = Console(stderr=as_json)
     request = Request(choice, wanted, metrics, max_new_tokens, batch_size, base)
-    found = evaluate(tuned, request, console, named_device(device))
+    with writes_nothing_when_interrupted():
+        found = evaluate(tuned, request, console, named_device(device))
     print_evaluation(console, found)
     files = [*([folder / f"{found.name}.json"] if folder is not None else []), *([out] if out is not None else [])]
     for file in files:
