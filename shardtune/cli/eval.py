@@ -153,7 +153,7 @@ def evaluate(
         write(found, file)
         say(console, "result", str(file))
     if not files:
-        say(console, "notice", "Nothing is kept: the adapter lies in no run, and there is no --out.", "yellow")
+        say(console, "notice", "Nothing is kept: the adapter is outside of any run, and there is no --out.", "yellow")
     elif unwritable is not None:
         say(console, "notice", f"{unwritable.what} It is in --out alone, and in no report.", "yellow")
     elif folder is not None and tuned.run is not None:

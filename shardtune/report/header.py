@@ -109,7 +109,7 @@ def _rows(run: RunHistory, part: str) -> str:
     if not rows or not tokens:
         return ""
     share = f", {supervised:,} supervised ({100 * supervised / tokens:.0f} %)" if supervised is not None else ""
-    return f"{rows:,} rows, {tokens:,} tokens{share}"
+    return f"{formatting.count(rows, 'row')}, {formatting.count(tokens, 'token')}{share}"
 
 
 def _published(run: RunHistory) -> str:
