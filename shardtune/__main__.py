@@ -14,8 +14,10 @@ def main() -> None:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     if sys.argv[1:2] == ["train"]:  # a rank; what a rank starts itself has another parent
         end_with_launcher()
-    from shardtune.cli.main import main as run  # after it: the first import that takes long
-
+    try:
+        from shardtune.cli.main import main as run  # after it: the first import that takes long
+    except KeyboardInterrupt:
+        sys.exit(130)
     run()
 
 

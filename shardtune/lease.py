@@ -46,9 +46,14 @@ class Lease:
                 return None
             time.sleep(0.1)
 
-    def release(self) -> None:
+    def release(self, former: bytes = b"") -> None:
+        """Give it up, and remove its file; `former`: what the file said of the dead owner it was taken over from, for
+        those who know from it that the owner died."""
         with suppress(OSError):  # a disk that is gone or read-only by now; without its lock the file means nothing
-            self.path.unlink(missing_ok=True)
+            if former:
+                _write(self._file, former)
+            else:
+                self.path.unlink(missing_ok=True)
         self._file.close()
 
 
@@ -103,8 +108,12 @@ def _lock(file: IO[str]) -> bool:
 def _sign(file: IO[str]) -> None:
     """Who holds it. On a full disk the lock alone has to do."""
     with suppress(OSError):
-        os.ftruncate(file.fileno(), 0)
-        os.pwrite(file.fileno(), json.dumps(_self()).encode(), 0)
+        _write(file, json.dumps(_self()).encode())
+
+
+def _write(file: IO[str], text: bytes) -> None:
+    os.ftruncate(file.fileno(), 0)
+    os.pwrite(file.fileno(), text, 0)
 
 
 def _is_still(path: Path, file: IO[str]) -> bool:

@@ -11,7 +11,7 @@ from io import FileIO
 from pathlib import Path
 
 from shardtune.checkpoint.manifest import sha256_of
-from shardtune.checkpoint.store import CheckpointStore, publish, restore_interrupted
+from shardtune.checkpoint.store import CheckpointStore, is_interrupted, publish, restore_interrupted
 from shardtune.durable import NotPlainError, open_plain, read_plain, write_file
 from shardtune.errors import ShardtuneError, UserInputError
 
@@ -104,6 +104,16 @@ def _same_weights(final: Path, store: CheckpointStore) -> FinalSource | None:
     return None
 
 
+def check_final(run: Path, store: CheckpointStore, step: int) -> None:
+    """Raise UserInputError if a run has no `final/` that `step` could be put into, nor one that a crash moved aside."""
+    if not has_weights(run / FINAL) and not is_interrupted(run / FINAL):
+        raise UserInputError(
+            f"The run '{run.name}' has no {FINAL}/.",
+            why="Its tokenizer and settings are written when training ends; a checkpoint has the adapter alone.",
+            fix=f"Resume the run to its end, or use the checkpoint as it is, a PEFT adapter: {store.path(step)}",
+        )
+
+
 def replace_final(run: Path, store: CheckpointStore, source: FinalSource) -> Path | None:
     """Make `final/` of a finished run that of another checkpoint, which was verified; the caller holds the run's lease.
 
@@ -120,12 +130,7 @@ def replace_final(run: Path, store: CheckpointStore, source: FinalSource) -> Pat
     """
     final = run / FINAL
     restore_interrupted(final)
-    if not has_weights(final):
-        raise UserInputError(
-            f"The run '{run.name}' has no {FINAL}/.",
-            why="Its tokenizer and settings are written when training ends; a checkpoint has the adapter alone.",
-            fix=f"Resume the run to its end, or use the checkpoint as it is, a PEFT adapter: {store.path(source.step)}",
-        )
+    check_final(run, store, source.step)
     kept = None
     same = _same_weights(final, store)  # as its manifest says: its own file may be damaged
     if same is None or any(damage.is_fatal for damage in store.verify(same.step)):

@@ -34,6 +34,7 @@ _NAME = re.compile(r"step-(\d+)")
 _STAGING, _READING = ".staging-", ".reading-"
 LATEST, BEST = "latest", "best"
 _CHOSEN = "chosen.json"
+BETTER_IS_DAMAGED = "a better one is damaged"
 
 
 @dataclass(frozen=True)
@@ -93,8 +94,8 @@ class CheckpointStore:
     - retain: a checkpoint is renamed to a staging name before its files are deleted. It is there whole or not at all.
 
     The best is the lowest finite eval loss in the manifests, unless `choose` names another: that holds until the run
-    saves again, as it was made among the checkpoints there were. The best, the last and one under a living reader's
-    lease are never deleted.
+    saves again, as it was made among the checkpoints there were; then it is the lowest of the intact ones. The best,
+    the last and one under a living reader's lease are never deleted.
 
     Args:
         folder: Where the checkpoints lie.
@@ -149,7 +150,7 @@ class CheckpointStore:
         if step in self.steps():
             self._update_pointers(without=step)
         final = publish(self.path(step), fill_all)
-        (self.folder / _CHOSEN).unlink(missing_ok=True)
+        self._renew_choice()
         self._update_pointers()
         self._retain()
         self._update_pointers()  # a pointer that had no room may have some now
@@ -187,6 +188,19 @@ class CheckpointStore:
         else:
             replace_file(self.folder / _CHOSEN, json.dumps(asdict(choice)) + "\n")
         self._update_pointers()
+
+    def _renew_choice(self) -> None:
+        """After a save: a choice ends, but no checkpoint that it passed over as damaged becomes the best again."""
+        if self.choice() is None:
+            return
+        ranked = self.by_eval_loss()
+        intact = next((one for one in ranked if not any(damage.is_fatal for damage in self.verify(one[0]))), None)
+        if intact is None or intact == ranked[0]:
+            (self.folder / _CHOSEN).unlink(missing_ok=True)
+            return
+        renewed = Choice(intact[0], "loss", intact[1], BETTER_IS_DAMAGED)
+        with suppress(OSError):  # a full disk: then the earlier choice stays
+            replace_file(self.folder / _CHOSEN, json.dumps(asdict(renewed)) + "\n")
 
     def by_eval_loss(self, without: int | None = None) -> list[tuple[int, float]]:
         """Step and eval loss of every checkpoint that was evaluated, the best first."""
@@ -321,10 +335,18 @@ def publish(folder: Path, fill: Callable[[Path], None]) -> Path:
 
 def restore_interrupted(folder: Path) -> None:
     """Put the earlier `folder` back where a crash between the two renames of `publish` left none: it is still whole."""
-    earlier = sorted(folder.parent.glob(f"{_STAGING}old-{folder.name}-*"))
-    if earlier and not folder.exists():
-        earlier[0].rename(folder)
+    if is_interrupted(folder):
+        _moved_aside(folder)[0].rename(folder)
         fsync(folder.parent)
+
+
+def is_interrupted(folder: Path) -> bool:
+    """Whether `restore_interrupted` would put an earlier `folder` back."""
+    return not folder.exists() and bool(_moved_aside(folder))
+
+
+def _moved_aside(folder: Path) -> list[Path]:
+    return sorted(folder.parent.glob(f"{_STAGING}old-{folder.name}-*"))
 
 
 def remove_leftovers(folder: Path) -> None:

@@ -57,6 +57,10 @@ def best(
     console = Console(stderr=as_json)
     if not as_json:
         best_text.show(console, found)
+    if earliest_tie and found.reference is not None and not found.is_tie:
+        unknown = found.reference.interval is None
+        why = "the noise is not known" if unknown else "no earlier checkpoint ties with the best"
+        say(console, "notice", f"--earliest-tie has no effect: {why}.", "yellow")
     done = None if dry_run or found.chosen is None else _record(found, history, to_final)
     if as_json:
         print(json.dumps(best_text.as_json(found) | {"pointer": done.pointer if done else None}, indent=1))

@@ -39,7 +39,7 @@ def checkpoints(
         rows = [_row(store, step, verify) for step in store.steps()]
         found += rows
         if not as_json:
-            _show(rows, verify, str(store.folder) if len(runs) > 1 else "")
+            _show(rows, verify, store, with_title=len(runs) > 1)
         for path in store.not_folders():
             print(f"{path} is a link or a file, not a checkpoint folder: ignored.", file=sys.stderr)
     if as_json:
@@ -81,11 +81,27 @@ def _row(store: CheckpointStore, step: int, verify: bool) -> dict[str, Any]:
     }
 
 
-def _show(rows: list[dict[str, Any]], verify: bool, title: str) -> None:
-    if title:
-        print(title)
+def _no_checkpoints(run: Path) -> str:
+    """Whether there will be any, and which setting says so."""
+    from shardtune.checkpoint.final import FINAL, has_weights
+    from shardtune.report.settings import bare_settings
+
+    settings = bare_settings(run)
+    strategy, steps = settings.get("train.save_strategy"), settings.get("train.save_steps")
+    set_to = f"train.save_strategy: {strategy}" + (f", train.save_steps: {steps}" if strategy == "steps" else "")
+    if has_weights(run / FINAL):
+        because = f" ({set_to})" if strategy else ""
+        return f"This run saved no checkpoints{because}; its result is {run / FINAL}."
+    if strategy == "no":
+        return f"This run saves no checkpoints ({set_to}); its result will be {run / FINAL}."
+    return "No checkpoints yet."
+
+
+def _show(rows: list[dict[str, Any]], verify: bool, store: CheckpointStore, *, with_title: bool) -> None:
+    if with_title:
+        print(store.folder)
     if not rows:
-        print("No checkpoints yet.")
+        print(_no_checkpoints(store.folder.parent))
         return
     from rich.console import Console
     from rich.markup import escape

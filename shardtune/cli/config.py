@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from shardtune.cli.options import AccelerateConfig, Config, ConfigCommand, Overrides
+from shardtune.terminal import count
 
 if TYPE_CHECKING:
     from shardtune.config import ResolvedConfig
@@ -121,7 +122,10 @@ def _resolved(asked: ResolvedConfig) -> ResolvedConfig:
 
 def _summary(resolved: ResolvedConfig) -> str:
     run = resolved.config
-    length = f"{run.train.max_steps} steps" if run.train.max_steps > 0 else f"{run.train.num_train_epochs:g} epochs"
+    epochs = run.train.num_train_epochs
+    length = f"{epochs:g} epoch{'' if epochs == 1 else 's'}"
+    if run.train.max_steps > 0:
+        length = count(run.train.max_steps, "step")
     return (
         f"{run.model.model_name_or_path}, LoRA r={run.lora.r}, on {run.data.dataset_name_or_path}, "
         f"{length}, learning rate {run.train.learning_rate:g}"

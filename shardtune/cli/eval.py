@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from shardtune.cli.options import BaseModel, Checkpoint, Device, RunsDir, Trained
+from shardtune.cli.options import BaseModel, Checkpoint, Device, RunsDir, Trained, writes_nothing_when_interrupted
 
 
 def evaluate(
@@ -145,14 +145,15 @@ def evaluate(
 
     console = Console(stderr=as_json)
     request = Request(choice, wanted, metrics, max_new_tokens, batch_size, base)
-    found = evaluate(tuned, request, console, named_device(device))
+    with writes_nothing_when_interrupted():
+        found = evaluate(tuned, request, console, named_device(device))
     print_evaluation(console, found)
     files = [*([folder / f"{found.name}.json"] if folder is not None else []), *([out] if out is not None else [])]
     for file in files:
         write(found, file)
         say(console, "result", str(file))
     if not files:
-        say(console, "notice", "Nothing is kept: the adapter lies in no run, and there is no --out.", "yellow")
+        say(console, "notice", "Nothing is kept: the adapter is outside of any run, and there is no --out.", "yellow")
     elif unwritable is not None:
         say(console, "notice", f"{unwritable.what} It is in --out alone, and in no report.", "yellow")
     elif folder is not None and tuned.run is not None:

@@ -1,4 +1,4 @@
-"""`shardtune export RUN|ADAPTER --to …`: writes a trained model in the form its next user needs."""
+"""`shardtune export RUN|ADAPTER --to …`: writes a trained model as merged weights, GGUF or an adapter."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from shardtune.cli.options import BaseModel, Checkpoint, RunsDir, Trained
+from shardtune.cli.options import BaseModel, Checkpoint, RunsDir, Trained, writes_nothing_when_interrupted
 from shardtune.export.request import Dtype, TargetName
 
 
@@ -78,6 +78,7 @@ def export(
         quantization,
         base_name,
     )
-    done = export_model(request, ConsoleLog(to_stderr=as_json))
+    with writes_nothing_when_interrupted():
+        done = export_model(request, ConsoleLog(to_stderr=as_json))
     if as_json:
         print(json.dumps(done.as_json(), indent=1))

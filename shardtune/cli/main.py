@@ -105,6 +105,8 @@ def main() -> None:
     except ShardtuneError as error:
         print(fitted(render(error), sys.stderr), file=sys.stderr)
         sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        print("Interrupted.", file=sys.stderr)
-        sys.exit(130)
+    except SystemExit as ended:  # Typer's, for which a Ctrl-C is nothing but an exit code
+        interrupt = getattr(ended.__context__, "__cause__", None)
+        if isinstance(interrupt, KeyboardInterrupt):
+            print("; ".join(["Interrupted", *map(str, interrupt.args)]) + ".", file=sys.stderr)
+        raise

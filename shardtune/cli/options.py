@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -158,6 +160,15 @@ def _config_option() -> Any:
     ) -> None: ...
 
     return next(param for param in typer.main.get_command(scratch).params if param.name == "config_option")
+
+
+@contextmanager
+def writes_nothing_when_interrupted() -> Iterator[None]:
+    """For what Ctrl-C ends before anything of it is there: the last line of the command says so."""
+    try:
+        yield
+    except KeyboardInterrupt as interrupt:
+        raise KeyboardInterrupt("nothing was written") from interrupt
 
 
 class SingleValues(TyperCommand):

@@ -342,10 +342,10 @@ def _check_loss(section: DataSection, choice: FormatChoice) -> None:
 
 
 def _require_columns(needed: Sequence[str], columns: Sequence[str], key: str) -> None:
-    missing = [column for column in needed if column not in columns]
+    missing = [repr(column) for column in needed if column not in columns]
     if missing:
         raise UserInputError(
-            f"The data has no column {', '.join(repr(m) for m in missing)}, which {key} names.",
+            f"The data lacks the {'columns' if missing[1:] else 'column'} {_and(missing)}, which {key} names.",
             why=f"Its columns are: {_listed(columns)}.",
             fix=f"Set {key.split(':')[0]} to match the data.",
         )
@@ -394,6 +394,10 @@ def _suggestion(columns: Sequence[str]) -> str:
     answer = next((c for c in ("response", "output", "answer", "completion", "target") if c in columns), None)
     example = f"{{{asked}}}\\n\\n{{{answer}}}" if asked and answer else "{question}\\n\\n{answer}"
     return f'data.prompt_template (such as "{example}")'
+
+
+def _and(words: Sequence[str]) -> str:
+    return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))
 
 
 def _listed(columns: Sequence[str]) -> str:

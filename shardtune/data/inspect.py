@@ -174,15 +174,15 @@ def counts_line(prepared: Prepared, max_length: int) -> str:
     """One split in one line."""
     counts = prepared.counts
     return (
-        f"{counts.rows:,} rows from {counts.read:,} read{_left_out(counts)}; {counts.tokens:,} tokens, "
+        f"{count(counts.rows, 'row')} from {counts.read:,} read{_left_out(counts)}; {counts.tokens:,} tokens, "
         f"{share(counts.supervised, counts.tokens)} supervised; {_too_long(counts, stored_rows(prepared), max_length)}"
     )
 
 
 def packing(numbers: SplitNumbers) -> str:
     return (
-        f"{numbers.counts.rows:,} rows fit into {numbers.packed_rows:,} sequences of {numbers.max_length:,} tokens, "
-        f"{100 * numbers.packing_efficiency:.1f} % full"
+        f"{count(numbers.counts.rows, 'row')} fit into {count(numbers.packed_rows, 'sequence')} of "
+        f"{numbers.max_length:,} tokens, {100 * numbers.packing_efficiency:.1f} % full"
     )
 
 

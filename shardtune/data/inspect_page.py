@@ -12,6 +12,7 @@ from shardtune.data.inspect import Report, SplitNumbers, split_facts
 from shardtune.data.inspect_style import STYLE
 from shardtune.data.show_rows import Piece, ShownRow, visible
 from shardtune.errors import UserInputError
+from shardtune.terminal import count
 
 # Even a text that slipped through unescaped could neither run nor fetch anything.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
@@ -83,7 +84,7 @@ def _split(numbers: SplitNumbers, report: Report) -> str:
         (
             "packing",
             f"{100 * numbers.packing_efficiency:.1f} %",
-            f"{numbers.packed_rows:,} sequences of {numbers.max_length:,}",
+            f"{count(numbers.packed_rows, 'sequence')} of {numbers.max_length:,}",
         ),
     )
     return (

@@ -1,1 +1,1 @@
-"""What leaves? A trained model in the form its next user needs: merged weights, an adapter, a GGUF file."""
+"""What leaves? A trained model as merged weights, an adapter, a GGUF file."""

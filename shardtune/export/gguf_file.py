@@ -161,7 +161,7 @@ def file_type(dtype: str | None, quantization: str | None, base: str) -> gguf.GG
     """
     if quantization is not None:
         if dtype is not None:
-            raise UserInputError("--dtype and --quantization are given.", fix="Give one of them.")
+            raise UserInputError("--dtype and --quantization cannot be combined.", fix="Give one of them.")
         if quantization.lower() not in QUANTIZED:
             raise UserInputError(
                 f"--quantization {quantization} is not written here.",

@@ -73,7 +73,7 @@ def describe_check(found: LogitsCheck) -> tuple[str, dict[str, Any]]:
         text = "the adapter does not move the logits of the samples, and neither do the merged weights"
     else:
         text = (
-            f"of what adapter and base change in the logits the merged model changes {percent(found.logits.share)} "
+            f"the merged model reproduces {percent(found.logits.share)} of the adapter's effect on the logits "
             f"(error {percent(found.logits.error)} of its size)"
         )
         figures |= {"logits_share": found.logits.share, "logits_error": found.logits.error}

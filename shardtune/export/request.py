@@ -77,12 +77,14 @@ class CardParts:
         usage: Markdown: how to load or serve the result. `{folder}` stands for where it is.
         tags: For the Hub.
         contents: Markdown: what was written and how, in a sentence or two.
+        serve: The command that starts a server with the result where it is now; not for the card, but for JSON.
     """
 
     library: str
     usage: str
     tags: tuple[str, ...] = ()
     contents: str = ""
+    serve: str | None = None
 
 
 class ExportLog(Protocol):
@@ -119,7 +121,11 @@ class Export(Protocol):
 
 @dataclass(frozen=True)
 class ExportResult:
-    """What is in `out` now."""
+    """What is in `out` now.
+
+    Attributes:
+        serve: The command that starts a server with it, for the targets vllm and sglang.
+    """
 
     out: Path
     target: TargetName
@@ -128,6 +134,7 @@ class ExportResult:
     verification: Verification
     warnings: tuple[str, ...] = ()
     seconds: float = 0.0
+    serve: str | None = None
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -139,11 +146,12 @@ class ExportResult:
             "verification": {"text": self.verification.text, **self.verification.figures},
             "warnings": list(self.warnings),
             "seconds": round(self.seconds, 1),
+            **({"serve": self.serve} if self.serve is not None else {}),
         }
 
 
 def default_out(tuned: TunedModel, target: TargetName) -> Path:
-    """In the run's folder, or beside an adapter that lies in none."""
+    """In the run's folder, or beside an adapter outside of any run."""
     if tuned.run is not None:
         name = target if tuned.step is None else f"{target}-step-{tuned.step:06d}"
         return tuned.run / "export" / name

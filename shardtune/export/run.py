@@ -38,7 +38,8 @@ def export_model(request: ExportRequest, log: ExportLog) -> ExportResult:
         verification = export.verify(folder, log)
         log.say("verified", verification.text)
         base = folder_on_disk(request.tuned.base)
-        write_card(request, base, export.card(), verification, list(log.warnings), folder)
+        card = export.card()
+        write_card(request, base, card, verification, list(log.warnings), folder)
         files = sorted(file for file in folder.rglob("*") if file.is_file())
         names = tuple(str(file.relative_to(folder)) for file in files)
         nbytes = sum(file.stat().st_size for file in files)
@@ -51,6 +52,7 @@ def export_model(request: ExportRequest, log: ExportLog) -> ExportResult:
         verification=verification,
         warnings=tuple(log.warnings),
         seconds=time.monotonic() - began,
+        serve=card.serve,
     )
 
 

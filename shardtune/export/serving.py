@@ -31,6 +31,7 @@ from shardtune.inference.load import MetaAdapter, build_adapted, load_tuned_toke
 from shardtune.model.load import load_tokenizer
 from shardtune.model.locate import local_or_hub, looks_local
 from shardtune.model.weight_loading import is_adapter, unwrapped_name
+from shardtune.terminal import count
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -102,8 +103,8 @@ class ServedAdapter:
         if missing := sorted(set(self.changes) - set(found)):
             raise wrong(f"{len(missing)} parameters have none in the file, for example '{missing[0]}'")
         text = (
-            f"read back as {self.server.title} reads it, the change of each of {len(self.changes)} parameters is that "
-            f"of the adapter (largest difference {worst:.0e} of its size)"
+            f"read back as {self.server.title} reads it, all {count(len(self.changes), 'weight update')} match the "
+            f"adapter's (largest difference {worst:.0e} of its size)"
         )
         return Verification(
             "deltas", text, {"parameters": len(self.changes), "largest_difference": worst, "filled_with_zeros": zeros}
@@ -123,7 +124,8 @@ class ServedAdapter:
             "`shardtune export --to adapter` writes"
             + ("; PEFT does not load this one, because transformers keeps experts fused." if self._experts else ".")
         )
-        return CardParts("peft", usage, (self.server.package,), contents)
+        serve = self.command(str(self.request.out))
+        return CardParts("peft", usage, (self.server.package,), contents, serve)
 
     @property
     def adapter_name(self) -> str:

@@ -13,7 +13,7 @@ from shardtune.errors import UserInputError
 from shardtune.inference.source import TunedModel
 from shardtune.report.read import Tail, event_files, listed, mapping, text
 
-NOT_TRAINED_HERE = "the adapter lies in no run, so it is not known how it was trained"
+NOT_TRAINED_HERE = "the adapter is outside of any run, so it is not known how it was trained"
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class TrainedFormat:
     """What questions have to look like.
 
     Attributes:
-        section: The `data` section of the run's config; its defaults for an adapter that lies in no run.
+        section: The `data` section of the run's config; its defaults for an adapter outside of any run.
         choice: The format of the rows, as training found it.
         known: Training itself has recorded it; False: a chat is assumed.
     """
@@ -34,7 +34,7 @@ class TrainedFormat:
 def trained_format(tuned: TunedModel, *, raw: bool = False) -> TrainedFormat:
     """How the model was asked in training.
 
-    An adapter that lies in no run is assumed to have learnt conversations: there is nothing else to go by.
+    An adapter outside of any run is assumed to have learnt conversations: there is nothing else to go by.
 
     Args:
         raw: The prompt is a text to be continued, however the model was trained.

@@ -16,8 +16,11 @@ _KEY = "model.model_name_or_path"
 
 def looks_local(name: str) -> bool:
     """A path, as opposed to a hub name such as `org/model`: written like one, or it or the folder above exists."""
-    written_so = name.startswith(("/", "./", "../", "~", ".\\")) or name.count("/") > 1
-    return written_so or Path(name).exists() or bool(_folder_here(name))
+    return _is_written_as_path(name) or Path(name).exists() or bool(_folder_here(name))
+
+
+def _is_written_as_path(name: str) -> bool:
+    return name.startswith(("/", "./", "../", "~", ".\\")) or name.count("/") > 1
 
 
 def same_name(one: str, other: str) -> bool:
@@ -75,9 +78,9 @@ def check_model_folder(name: str, key: str = _KEY, *, weights: bool = True) -> N
     if not folder.exists():
         raise UserInputError(
             f"The model folder '{name}' does not exist.",
-            why=f"There is a local folder '{parent}', so this is taken as a path in it and the Hub is not queried."
-            if (parent := _folder_here(name))
-            else f"{key} looks like a local path, so the Hub is not queried.",
+            why=f"The folder '{parent}' is here, so it looks like a local path, and the Hub was not asked."
+            if (parent := _folder_here(name)) and not _is_written_as_path(name)
+            else "It looks like a local path, so the Hub was not asked.",
             fix=f"Set {key} to a folder with config.json and *.safetensors, or to a Hub name such as org/model.",
         )
     if not folder.is_dir():

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from shardtune.observe.progress_bar import Bar
-from shardtune.terminal import clock
+from shardtune.terminal import clock, count
 
 if TYPE_CHECKING:
     from shardtune.data.prepare import ProgressInfo
@@ -54,7 +54,7 @@ class PreparingProgress(Bar):
 
 def numbers(info: ProgressInfo) -> str:
     """`25 %, 250 rows, 9,120 tokens, 25 rows/s, 0:30 left`."""
-    parts = [f"{info.share:.0%}".replace("%", " %"), f"{info.rows:,} rows", f"{info.tokens:,} tokens"]
+    parts = [f"{info.share:.0%}".replace("%", " %"), count(info.rows, "row"), f"{info.tokens:,} tokens"]
     if info.seconds >= 1:
         parts.append(f"{info.rows / info.seconds:,.0f} rows/s")
     if info.seconds >= 1 and info.seconds_left:

@@ -219,8 +219,13 @@ class _Reasons:
         own, by_value = value_of(self.chosen.work), dict[str, list[Candidate]]()
         for one in self.found:
             by_value.setdefault(value_of(one.work), []).append(one)
-        others = [self._against(value, fastest(some)) for value, some in by_value.items() if value != own]
         machine = self.chosen.facts.machine
+        best = {value: fastest(some) for value, some in by_value.items() if value != own}
+        # A CPU's speed is not known.
+        also = [value for value, one in best.items() if one.fits] if machine.device == "cpu" else []
+        others = [self._against(value, one) for value, one in best.items() if value not in also]
+        if also:
+            others.append(f"{', '.join(also[:-1])}{' and ' if also[1:] else ''}{also[-1]} would fit as well")
         needed, most = size(self.chosen.memory), size(usable(machine.memory, machine.device))
         verdict = "it fits" if machine.device == "cpu" else "the fastest that fits"
         head = f"{verdict if self.chosen.fits else 'the least memory'}: about {needed} of {most} usable"
@@ -229,8 +234,6 @@ class _Reasons:
     def _against(self, value: str, other: Candidate) -> str:
         if not other.fits:
             return f"{value}: needs {size(other.memory)}"
-        if self.chosen.facts.machine.device == "cpu":
-            return f"{value}: would fit too"
         slower = other.seconds / self.chosen.seconds - 1
         return f"{value}: {100 * slower:.0f} % slower" if slower > _AS_GOOD - 1 else f"{value}: as fast"
 

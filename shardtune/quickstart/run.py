@@ -117,6 +117,9 @@ def _print_result(console: Console, before: Score, after: Score, final: Path, se
     run = final.parent
     say(console, "report", f"shardtune report {_typed(run)}")
     say(console, "live", f"shardtune dashboard {_typed(run.parent)}")
+    say(console, "chat", f"shardtune chat {_typed(run)} --compare")
+    say(console, "evaluate", f"shardtune eval {_typed(run)}")
+    say(console, "export", f"shardtune export {_typed(run)} --to merged")
 
 
 def _typed(path: Path) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -17,6 +17,7 @@ from shardtune.errors import UserInputError
 from shardtune.report.history import RunHistory
 from shardtune.report.noise import Difference, Groups, difference, interval_of
 from shardtune.report.read import Event, listed, number, whole
+from shardtune.report.settings import bare_settings
 
 Weights = Literal["checkpoint", "final", "damaged", "deleted", "not saved"]
 
@@ -198,12 +199,32 @@ def _refuse(run: RunHistory, store: CheckpointStore) -> None:
             fix="`shardtune report` shows what it logged.",
         )
     if not len(run.evals) and not store.by_eval_loss():
+        settings = bare_settings(run.folder)
+        why, fix = _no_evaluation(settings)
+        now = "`shardtune eval-loss --adapter` evaluates one checkpoint now." if store.steps() else ""
+        if has_weights(run.folder / FINAL):
+            now = f"`shardtune eval {run.folder}` scores {FINAL}/ now."
         raise UserInputError(
             f"The run '{name}' has no evaluation{' yet' if run.facts.ending is None else ''}.",
-            why="The best checkpoint is the one with the best evaluation.",
-            fix="Set data.val_split, with train.eval_steps equal to train.save_steps, so that every checkpoint is "
-            "evaluated. `shardtune eval-loss --adapter` evaluates one checkpoint now.",
+            why=f"Checkpoints are ranked by evaluation, and {why}.",
+            fix=f"{fix} {now}".strip(),
         )
+
+
+def _no_evaluation(settings: Mapping[str, str]) -> tuple[str, str]:
+    """Which setting of a run is the cause, and what to set in the next one."""
+    equal = "train.eval_steps equal to train.save_steps, so that every checkpoint is evaluated."
+    strategy, steps = settings.get("train.eval_strategy"), settings.get("train.eval_steps")
+    if settings and not settings.get("data.val_split"):
+        return "this run has no validation rows (data.val_split: null)", f"Set data.val_split, with {equal}"
+    if strategy == "no":
+        return "this run makes none (train.eval_strategy: no)", f"Set train.eval_strategy: steps, with {equal}"
+    if strategy in ("auto", "steps") and steps:
+        return (
+            f"this run makes one every {steps} steps (train.eval_steps)",
+            "Set train.eval_steps and train.save_steps to the same lower number.",
+        )
+    return "this run has none", f"Set data.val_split, with {equal}"
 
 
 def _evaluations(

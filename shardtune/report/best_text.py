@@ -61,7 +61,9 @@ def noise_line(best: Best) -> str:
         )
     groups, tokens = reference.groups, sum(reference.groups.tokens)
     few = (
-        "" if len(groups.tokens) >= 8 else "; that few give wide intervals: a smaller per_device_eval_batch_size helps"
+        ""
+        if len(groups.tokens) >= 8
+        else "; so few groups give wide intervals: a smaller per_device_eval_batch_size helps"
     )
     return (
         f"± is a 95 % interval from {len(groups.tokens)} groups of the same rows, {tokens:,} tokens; differences from "

@@ -12,7 +12,7 @@ from shardtune.report import formatting
 from shardtune.report.history import RunHistory
 from shardtune.report.read import listed, mapping, number, text, whole
 from shardtune.report.script import LOGS, log_files
-from shardtune.report.settings import Setting
+from shardtune.report.settings import Setting, bare
 from shardtune.report.status import State
 from shardtune.report.tables import spans
 
@@ -22,7 +22,7 @@ _MOST_META, _MOST_SCORES, _MOST_LOGS = 40, 12, 4
 
 def facts(run: RunHistory, settings: list[Setting]) -> list[dict[str, str]]:
     """(name, value) in display order; what is not known has no line."""
-    values = {setting.path: _bare(setting.value) for setting in settings}
+    values = {setting.path: bare(setting.value) for setting in settings}
     start = run.facts.starts[-1] if run.facts.starts else {}
     meta = list(mapping(start.get("meta")).items())[:_MOST_META]
     found = [
@@ -79,12 +79,6 @@ def scores(run: RunHistory) -> list[dict[str, str]]:
     ]
 
 
-def _bare(value: str) -> str:
-    """A value of config.yaml without the quotes that YAML needs."""
-    quoted = len(value) > 1 and value[0] == value[-1] and value[0] in "\"'"
-    return "" if value in ("null", "~") else value[1:-1] if quoted else value
-
-
 def _joined(name: str, more: str) -> str:
     return f"{name} ({more})" if name and more else name or more
 
@@ -115,7 +109,7 @@ def _rows(run: RunHistory, part: str) -> str:
     if not rows or not tokens:
         return ""
     share = f", {supervised:,} supervised ({100 * supervised / tokens:.0f} %)" if supervised is not None else ""
-    return f"{rows:,} rows, {tokens:,} tokens{share}"
+    return f"{formatting.count(rows, 'row')}, {formatting.count(tokens, 'token')}{share}"
 
 
 def _published(run: RunHistory) -> str:

@@ -43,6 +43,17 @@ def read_settings(run: Path) -> list[Setting]:
     return found
 
 
+def bare(value: str) -> str:
+    """A value of config.yaml without the quotes that YAML needs."""
+    quoted = len(value) > 1 and value[0] == value[-1] and value[0] in "\"'"
+    return "" if value in ("null", "~") else value[1:-1] if quoted else value
+
+
+def bare_settings(run: Path) -> dict[str, str]:
+    """The values of a run's settings by their path."""
+    return {setting.path: bare(setting.value) for setting in read_settings(run)}
+
+
 def differences(runs: list[list[Setting]]) -> list[tuple[str, list[str | None]]]:
     """(setting, its value in each run) where they differ; None where a run does not have it."""
     values = [{setting.path: setting.value for setting in settings} for settings in runs]

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from shardtune.checkpoint.final import FINAL, FinalSource, replace_final, source_of
-from shardtune.checkpoint.store import BEST, CheckpointStore, Choice
+from shardtune.checkpoint.final import FINAL, FinalSource, check_final, replace_final, source_of
+from shardtune.checkpoint.store import BEST, BETTER_IS_DAMAGED, CheckpointStore, Choice
+from shardtune.durable import read_plain
 from shardtune.errors import UserInputError
 from shardtune.lease import is_held, owner
 from shardtune.run.folder import CHECKPOINTS, LEASE, hold_run_folder, not_writable
@@ -72,33 +73,42 @@ def record_best(run: Path, best: BestStep | None, *, to_final: bool, in_final: i
                 fix="Wait for its end, or stop it.",
             )
         return Recorded(f"not written, the run is in progress: {why}")
+    now = source_of(run, store) if to_final else None
+    unchanged = f"unchanged: {FINAL}/ is step {best.step:,} already" if now and now.step == best.step else ""
+    if to_final and not unchanged:
+        check_final(run, store, best.step)
+    died = _content(run / LEASE)
     try:
         lease = hold_run_folder(run).lease
     except UserInputError as error:
-        if to_final:
+        if to_final and not unchanged:
             raise
-        return Recorded(f"not written: {error.what} {error.why}")
+        return Recorded(f"not written: {error.what} {error.why}", unchanged)
     try:
-        return _write(run, store, best, to_final=to_final)
+        pointer = _point(store, best)
+        if unchanged or not to_final:
+            return Recorded(pointer, unchanged)
+        source = FinalSource(best.step, best.eval_loss, best.metric, best.value)
+        kept = replace_final(run, store, source)
+        return Recorded(pointer, f"{run / FINAL} is step {best.step:,} now", kept)
     except OSError as error:
         raise not_writable(run, error) from error
     finally:
-        lease.release()
+        lease.release(died)  # without it a run that died would be shown as running
 
 
-def _write(run: Path, store: CheckpointStore, best: BestStep, *, to_final: bool) -> Recorded:
+def _content(file: Path) -> bytes:
+    try:
+        return read_plain(file)
+    except OSError:
+        return b""
+
+
+def _point(store: CheckpointStore, best: BestStep) -> str:
     if best.step not in dict(store.by_eval_loss()) and best.eval_loss is not None:
         store.record_eval(best.step, best.eval_loss)  # the disk was full when it was evaluated
     store.choose(_choice(store, best))
-    pointer = f"{store.folder / BEST} names step {best.step:,}"
-    if not to_final:
-        return Recorded(pointer)
-    now = source_of(run, store)
-    if now is not None and now.step == best.step:
-        return Recorded(pointer, f"unchanged: {FINAL}/ is step {best.step:,} already")
-    source = FinalSource(best.step, best.eval_loss, best.metric, best.value)
-    kept = replace_final(run, store, source)
-    return Recorded(pointer, f"{run / FINAL} is step {best.step:,} now", kept)
+    return f"{store.folder / BEST} names step {best.step:,}"
 
 
 def _is_recorded(store: CheckpointStore, best: BestStep) -> bool:
@@ -113,7 +123,5 @@ def _choice(store: CheckpointStore, best: BestStep) -> Choice | None:
     """None where the lowest eval loss says the same."""
     if next(iter(store.by_eval_loss()), (None,))[0] == best.step:
         return None
-    why = (
-        "it ties with the best" if best.is_tie else "a better one is damaged" if best.metric == "loss" else best.metric
-    )
+    why = "it ties with the best" if best.is_tie else BETTER_IS_DAMAGED if best.metric == "loss" else best.metric
     return Choice(best.step, best.metric, best.value, why)

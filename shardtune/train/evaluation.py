@@ -117,7 +117,11 @@ def _say(context: RunContext, result: dict[str, Any], *, as_json: bool) -> None:
         print(json.dumps(result), flush=True)
         return
     terminal.say(context.console, "adapter", result["adapter"] or "none: the model as it is")
-    terminal.say(context.console, "eval", f"{result['rows']:,} rows, {result['supervised_tokens']:,} supervised tokens")
+    terminal.say(
+        context.console,
+        "eval",
+        f"{terminal.count(result['rows'], 'row')}, {result['supervised_tokens']:,} supervised tokens",
+    )
     accuracy = terminal.percent(result["mean_token_accuracy"])
     text = f"{result['eval_loss']:.4f}, perplexity {result['perplexity']:,.2f}, token accuracy {accuracy}"
     terminal.say(context.console, "loss", text)

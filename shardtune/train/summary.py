@@ -36,7 +36,9 @@ def data_line(counts: PreparedCounts) -> str:
     }
     dropped = "; ".join(f"{number:,} {words}" for words, number in left_out.items() if number)
     share = counts.supervised / counts.tokens
-    text = f"{counts.rows:,} rows, {counts.tokens:,} tokens, {counts.supervised:,} supervised ({100 * share:.0f} %)"
+    text = (
+        f"{count(counts.rows, 'row')}, {counts.tokens:,} tokens, {counts.supervised:,} supervised ({100 * share:.0f} %)"
+    )
     return text + (f" ({dropped})" if dropped else "")
 
 
@@ -49,7 +51,7 @@ def packing_line(data: Data, run: ResolvedRun) -> str:
         return f"off{f' ({why})' if why is not None else ''}: one row per sequence, padded to {to}"
     used = documents.packs.efficiency(documents.prepared.lengths, capacity)
     rows, sequences = len(documents.prepared), len(documents)
-    return f"{rows:,} rows in {sequences:,} sequences of {capacity:,}, {percent(used)} full"
+    return f"{count(rows, 'row')} in {count(sequences, 'sequence')} of {capacity:,}, {percent(used)} full"
 
 
 def sharding_line(sharding: Sharding, processes: Processes, run: ResolvedRun) -> str:

@@ -53,6 +53,12 @@ def test_it_prints_the_reasons_and_moves_the_pointer(shardtune: Command, run: Pa
     assert pointer.read_text() == "step-000010\n"
 
 
+def test_an_earliest_tie_that_cannot_be_judged_is_said(shardtune: Command, run: Path) -> None:
+    result = shardtune("best", run, "--metric", "token_accuracy", "--earliest-tie")
+    assert "--earliest-tie has no effect: the noise is not known." in result.stdout
+    assert "--earliest-tie" not in shardtune("best", run).stdout
+
+
 def test_what_is_not_a_run_or_not_a_metric_is_said_in_three_lines(shardtune: Command, run: Path) -> None:
     for arguments, text in (((run, "--metric", "entropy"), "not ranked"), (("nothing",), "There is no run")):
         result = shardtune("best", *arguments)

@@ -98,6 +98,21 @@ def test_it_needs_no_torch(environment: dict[str, str], run: Path) -> None:
     assert (result.returncode, result.stdout.splitlines()[-1]) == (0, "loaded: []"), result.stderr
 
 
+def test_a_run_without_checkpoints_says_which_setting_is_the_cause(shardtune: Command, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "run.json").write_text("{}")
+    assert shardtune("checkpoints", run).stdout == "No checkpoints yet.\n"
+    (run / "config.yaml").write_text('train:\n  save_strategy: "no"\n')
+    result = shardtune("checkpoints", run).stdout
+    assert result == f"This run saves no checkpoints (train.save_strategy: no); its result will be {run}/final.\n"
+    (run / "final").mkdir()
+    (run / "final" / "adapter_model.safetensors").write_text("x")
+    (run / "config.yaml").write_text("train:\n  save_strategy: steps\n  save_steps: 200\n")
+    result = shardtune("checkpoints", run).stdout
+    assert result.startswith("This run saved no checkpoints (train.save_strategy: steps, train.save_steps: 200); its ")
+
+
 def test_links_and_files_with_the_name_of_a_checkpoint_are_named(shardtune: Command, tmp_path: Path) -> None:
     (tmp_path / "run" / "checkpoints").mkdir(parents=True)
     (tmp_path / "run" / "checkpoints" / "step-000004").symlink_to(tmp_path)

@@ -54,6 +54,42 @@ def test_commands_that_need_no_torch_do_not_import_it(
     assert not {"torch", "transformers", "trl", "peft", "datasets", "numpy"} & set(code_and_modules[1])
 
 
+@pytest.mark.parametrize(
+    ("command", "stopped_in", "last"),
+    [
+        (
+            "['export', 'RUN', '--to', 'merged']",
+            "shardtune.export.run.export_model",
+            "Interrupted; nothing was written.",
+        ),
+        (
+            "['eval', 'RUN', '--data', 'x']",
+            "shardtune.evaluation.evaluate.evaluate",
+            "Interrupted; nothing was written.",
+        ),
+        ("['report', 'RUN']", "shardtune.report.runs.find_run", "Interrupted."),
+    ],
+)
+def test_ctrl_c_is_answered_and_export_and_eval_say_that_nothing_was_written(
+    command: str, stopped_in: str, last: str, tmp_path: Path, environment: dict[str, str]
+) -> None:
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    (adapter / "adapter_config.json").write_text('{"peft_type": "LORA", "base_model_name_or_path": "org/name"}')
+    (adapter / "adapter_model.safetensors").write_text("")
+    code = (
+        "import importlib, sys\n"
+        f"sys.argv = ['shardtune', *{command.replace('RUN', str(adapter))}]\n"
+        f"module, _, name = {stopped_in!r}.rpartition('.')\n"
+        "def stop(*_, **__): raise KeyboardInterrupt\n"
+        "setattr(importlib.import_module(module), name, stop)\n"
+        "from shardtune.cli.main import main\n"
+        "main()\n"
+    )
+    result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=240)
+    assert (result.returncode, result.stderr.splitlines()[-1]) == (130, last)
+
+
 @pytest.mark.slow
 def test_debug_freq_and_nproc_are_overrides_that_the_config_remembers(
     shardtune: Command, tmp_path: Path, toy_model: Path, toy_data: Path

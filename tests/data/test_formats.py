@@ -115,11 +115,16 @@ def test_no_format_lists_the_columns_and_suggests_a_template_from_them() -> None
 @pytest.mark.parametrize(
     ("row", "settings", "what"),
     [
-        ({"txt": "a"}, {"text_field": "text"}, "no column 'text', which data.text_field names"),
+        ({"txt": "a"}, {"text_field": "text"}, "lacks the column 'text', which data.text_field names"),
         ({"txt": "a"}, {"format": "text"}, "data.format is text, but the data has no column 'text'."),
-        ({"q": "a"}, {"prompt_template": "{q} {a}"}, "no column 'a', which data.prompt_template names"),
-        ({"q": "a"}, {"messages_field": "talk"}, "no column 'talk', which data.messages_field names"),
-        ({"prompt": "a"}, {"format": "prompt-completion"}, "no column 'completion', which data.format"),
+        ({"q": "a"}, {"prompt_template": "{q} {a}"}, "lacks the column 'a', which data.prompt_template names"),
+        ({"q": "a"}, {"messages_field": "talk"}, "lacks the column 'talk', which data.messages_field names"),
+        ({"prompt": "a"}, {"format": "prompt-completion"}, "lacks the column 'completion', which data.format"),
+        (
+            {"q": "a"},
+            {"prompt_template": "{q} {recipe} {json}"},
+            "The data lacks the columns 'recipe' and 'json', which data.prompt_template names",
+        ),
     ],
 )
 def test_a_missing_column_is_told_with_those_that_are_there(

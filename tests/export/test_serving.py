@@ -69,6 +69,12 @@ def _export(adapter: Path, target: str, out: Path) -> Path:
     request = ExportRequest(find_tuned(str(adapter)), target, out)  # type: ignore[arg-type]
     done = export_model(request, ConsoleLog(to_stderr=True))
     assert done.verification.figures["largest_difference"] <= 1e-6
+    start = {
+        "vllm": f"vllm serve {find_tuned(str(adapter)).base.model_name_or_path} ",
+        "sglang": "python -m sglang.launch_server ",
+    }
+    serve = done.as_json()["serve"]
+    assert serve.startswith(start[target]) and str(out) in serve
     return out
 
 

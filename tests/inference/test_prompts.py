@@ -187,12 +187,14 @@ def test_a_tokenizer_that_ends_every_text_does_not_end_the_prompt() -> None:
 
 
 def test_an_unknown_adapter_without_a_chat_template_is_refused() -> None:
-    unknown = TrainedFormat(section(), FormatChoice("chat", "the adapter lies in no run", ("messages",)), known=False)
+    unknown = TrainedFormat(
+        section(), FormatChoice("chat", "the adapter is outside of any run", ("messages",)), known=False
+    )
     with pytest.raises(UserInputError) as refused:
         prompt_format(unknown, with_template("chatml", None))
     assert "--raw" in refused.value.fix
     asked = prompt_format(unknown, chat_tokenizer("vicuna"))
-    assert asked.encode(USER).text.endswith("ASSISTANT:") and "lies in no run" in asked.description
+    assert asked.encode(USER).text.endswith("ASSISTANT:") and "outside of any run" in asked.description
 
 
 def test_rows_of_conversations_are_asked_without_their_answer() -> None:

@@ -24,6 +24,8 @@ def test_tiny_takes_the_whole_path_on_two_sharded_processes(shardtune: Command, 
     assert "FSDP2 over 2 processes on cpu" in result.stdout
     for words in ("before", "after", "test loss", "valid JSON", "intent", "exact match", str(run / "final")):
         assert words in result.stdout
+    for command in (f"chat {run} --compare", f"eval {run}", f"export {run} --to merged"):
+        assert f"shardtune {command}" in result.stdout
     assert not (run / "final" / WRAPPER_FOLDER).exists(), "this model has no wrapper to serve the adapter with"
     scores = json.loads((run / "quickstart.json").read_text())
     assert scores["after"]["eval_loss"] < scores["before"]["eval_loss"]

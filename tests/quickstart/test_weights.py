@@ -4,12 +4,14 @@ import importlib.util
 import json
 import multiprocessing
 import os
+import re
 import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from running import REPOSITORY
 
 from shardtune.errors import ShardtuneError, UserInputError
 from shardtune.quickstart import weights
@@ -284,3 +286,11 @@ def test_the_converted_wheel_answers_sensibly_and_its_end_token_is_set(tmp_path:
     answer = model.generate(ids, max_new_tokens=16, do_sample=False)[0, ids.shape[1] :].tolist()
     assert "Paris" in tokenizer.decode(answer)
     assert answer[-1] == tokenizer.eos_token_id
+
+
+def test_the_recipe_names_the_folder_into_which_the_weights_are_converted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    recipe = (REPOSITORY / "configs" / "smollm2-quickstart.yaml").read_text(encoding="utf-8")
+    (model,) = re.findall(r"^#   MODEL=(\S+) shardtune train configs/smollm2-quickstart.yaml$", recipe, re.MULTILINE)
+    assert Path(model).expanduser() == weights.default_cache() / weights._FOLDER

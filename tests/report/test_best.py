@@ -259,6 +259,29 @@ def test_a_run_without_evaluations_or_of_a_script_is_refused(run: Evaluated, tmp
 
 
 @pytest.mark.parametrize(
+    ("settings", "why", "fix"),
+    [
+        ("data:\n  val_split: null\n", "data.val_split: null", "Set data.val_split"),
+        ('data:\n  val_split: test\ntrain:\n  eval_strategy: "no"\n', "eval_strategy: no", "Set train.eval_strategy"),
+        ("data:\n  val_split: test\ntrain:\n  eval_strategy: auto\n  eval_steps: 200\n", "every 200", "same lower"),
+    ],
+)
+def test_without_evaluations_the_setting_that_is_the_cause_is_named(
+    run: Evaluated, settings: str, why: str, fix: str
+) -> None:
+    (run.folder / "config.yaml").write_text(settings)
+    with pytest.raises(UserInputError, match="has no evaluation yet") as refused:
+        run.best()
+    assert why in str(refused.value.why) and fix in str(refused.value.fix)
+    assert "shardtune eval" not in str(refused.value.fix), "there is nothing to evaluate yet"
+    (run.folder / "final").mkdir()
+    fill(run.folder / "final", 1)
+    with pytest.raises(UserInputError) as refused:
+        run.best()
+    assert f"shardtune eval {run.folder}`" in str(refused.value.fix)
+
+
+@pytest.mark.parametrize(
     ("name", "hint"),
     [("entropy", "neither"), ("perplexity", "exp"), ("eval_loss", "name it loss"), ("tokn_accuracy", "token_accuracy")],
 )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import socket
 from pathlib import Path
 
 import pytest
@@ -12,9 +14,9 @@ from shardtune.checkpoint.final import FINAL, FinalSource, read_source, write_so
 from shardtune.checkpoint.store import BEST, CheckpointStore
 from shardtune.errors import ShardtuneError, UserInputError
 from shardtune.inference.source import find_tuned
-from shardtune.lease import Lease
+from shardtune.lease import Lease, looks_alive
 from shardtune.run.best import BestStep, record_best
-from shardtune.run.folder import LEASE
+from shardtune.run.folder import LEASE, not_writable
 
 MAPPING = {"^base_model\\.model\\.model\\.": "base_model.model.model.language_model."}
 
@@ -75,6 +77,16 @@ def test_best_means_what_was_chosen_until_the_run_saves_again(run: Path) -> None
     assert next(iter(store.by_eval_loss())) == (20, 1.5), "load_best_model_at_end keeps to the eval loss"
     store.write(40, lambda folder: fill(folder, 40), {"eval_loss": 1.9})
     assert store.best() == (20, 1.5) and (store.folder / BEST).read_text() == "step-000020\n"
+
+
+def test_no_save_deletes_the_best_intact_checkpoint_in_favour_of_one_found_damaged(run: Path) -> None:
+    (store_of(run).path(20) / "adapter_model.safetensors").write_bytes(adapter(99))
+    record_best(run, BestStep(10, "loss", 1.6, 1.6), to_final=False)
+    store = CheckpointStore(run / "checkpoints", keep=2)
+    store.write(40, lambda folder: fill(folder, 40), {"eval_loss": 1.9})
+    assert store.steps() == [10, 30, 40] and store.best() == (10, 1.6)
+    store.write(50, lambda folder: fill(folder, 50), {"eval_loss": 1.55})
+    assert store.steps() == [40, 50] and store.best() == (50, 1.55) and store.choice() is None
 
 
 def test_the_lowest_eval_loss_takes_a_choice_back(run: Path) -> None:
@@ -168,6 +180,31 @@ def test_without_a_final_the_checkpoint_itself_is_named(run: Path) -> None:
     with pytest.raises(UserInputError, match="has no final/") as refused:
         record_best(run, BestStep(20, "loss", 1.5, 1.5), to_final=True)
     assert str(store_of(run).path(20)) in str(refused.value.fix)
+
+
+def test_a_run_that_died_keeps_the_record_by_which_the_report_knows_it(run: Path) -> None:
+    died = json.dumps({"host": socket.gethostname(), "pid": 2**22 + 1, "started": "1"})
+    (run / LEASE).write_text(died)
+    record_best(run, by_accuracy(10), to_final=False)
+    assert store_of(run).best() == (10, 1.6) and (run / LEASE).read_text() == died
+    record_best(run, BestStep(20, "loss", 1.5, 1.5), to_final=True)
+    assert (run / LEASE).read_text() == died
+    (run / FINAL).rename(run / "away")
+    with pytest.raises(UserInputError, match="has no final/"):
+        record_best(run, by_accuracy(10), to_final=True)
+    assert looks_alive(run / LEASE) is False
+    assert store_of(run).best() == (20, 1.5), "refused before anything was written"
+
+
+def test_a_run_that_cannot_be_written_has_the_best_in_final_already(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def read_only(folder: Path) -> None:
+        raise not_writable(folder, OSError(errno.EROFS, "Read-only file system"))
+
+    monkeypatch.setattr("shardtune.run.best.hold_run_folder", read_only)
+    done = record_best(run, BestStep(30, "loss", 1.7, 1.7), to_final=True)
+    assert done.final == "unchanged: final/ is step 30 already" and done.pointer.startswith("not written: Cannot write")
+    with pytest.raises(UserInputError, match="Cannot write"):
+        record_best(run, BestStep(20, "loss", 1.5, 1.5), to_final=True)
 
 
 def test_a_link_in_final_is_refused(run: Path) -> None:

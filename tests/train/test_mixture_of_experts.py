@@ -76,4 +76,4 @@ def test_auto_says_which_precision_it_chose_and_why(
     (run,) = (tmp_path / "runs").iterdir()
     said = next(line for line in (run / "config.yaml").read_text().splitlines() if "base_precision" in line)
     assert "base_precision: bf16" in said
-    assert "auto: it fits: about" in said and "fp8: would fit too" in said
+    assert "auto: it fits: about" in said and "fp8 would fit as well" in said
