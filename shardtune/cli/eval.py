@@ -144,6 +144,8 @@ def evaluate(
     from shardtune.inference.answers import named_device
 
     console = Console(stderr=as_json)
+    if tuned.notice:
+        say(console, "notice", tuned.notice, "yellow")
     request = Request(choice, wanted, metrics, max_new_tokens, batch_size, base)
     with writes_nothing_when_interrupted():
         found = evaluate(tuned, request, console, named_device(device))

@@ -31,6 +31,8 @@ def export_model(request: ExportRequest, log: ExportLog) -> ExportResult:
     check_out(request.out, 0, (request.tuned.adapter,))
     with ExitStack() as stack:
         _keep_checkpoint(request.tuned, stack)
+        if request.tuned.notice:
+            log.warn(request.tuned.notice)
         export = prepare(request)
         check_out(request.out, export.nbytes)
         folder = stack.enter_context(staged(request.out))

@@ -29,7 +29,7 @@ from shardtune.export.served_models import SERVERS, ServedModel, Server, ServerN
 from shardtune.export.served_reading import read_changes, wrong
 from shardtune.inference.load import MetaAdapter, build_adapted, load_tuned_tokenizer
 from shardtune.model.load import load_tokenizer
-from shardtune.model.locate import local_or_hub, looks_local
+from shardtune.model.locate import looks_local
 from shardtune.model.weight_loading import is_adapter, unwrapped_name
 from shardtune.terminal import count
 
@@ -111,7 +111,7 @@ class ServedAdapter:
         )
 
     def card(self) -> CardParts:
-        base = self.request.tuned.base.model_name_or_path
+        base = self._served_base
         asked = self.adapter_name if self.server.package == "vllm" else f"{base}:{self.adapter_name}"
         usage = (
             f"```bash\n{self.command(self.request.out.name)}\n```\n\n"
@@ -134,7 +134,7 @@ class ServedAdapter:
     def command(self, folder: str) -> str:
         """What starts the server with the adapter. Flags are those of the sources in `served_models`."""
         section, name = self.request.tuned.base, self.adapter_name
-        base = local_or_hub(section.model_name_or_path)
+        base = self._served_base
         given = f"{name}={folder}"
         if self.server.ranks is not None:
             limit = next(rank for rank in self.server.ranks if rank >= self.rank)
@@ -156,6 +156,12 @@ class ServedAdapter:
         elif self.end is not None:  # SGLang reads the base's generation_config.json alone
             words += ["--json-model-override-args", json.dumps({"eos_token_id": self.end.settings["eos_token_id"]})]
         return shlex.join(words)
+
+    @property
+    def _served_base(self) -> str:
+        """A server may be started in any folder."""
+        name = self.request.tuned.base.model_name_or_path
+        return str(Path(name).expanduser().absolute()) if looks_local(name) else name
 
     @property
     def _experts(self) -> bool:

@@ -41,7 +41,7 @@ def announce(console: Console, questions: Questions, *, compare: bool, system: s
 
 def notes(questions: Questions, *, compare: bool) -> list[str]:
     """What else there is to know of how a model is asked."""
-    found = []
+    found = [questions.tuned.notice] if questions.tuned.notice else []
     sides = questions.sides
     if compare and sides["base"].tokenizer is not sides["tuned"].tokenizer:
         found.append("the base is asked with its own tokenizer: it does not know the new tokens")

@@ -14,7 +14,8 @@ from shardtune.config.schema import ModelSection, RunConfig
 from shardtune.errors import UserInputError
 from shardtune.model.locate import looks_local
 from shardtune.report.runs import find_run, is_run
-from shardtune.run.evaluation import ADAPTER_CONFIG, ADAPTER_WEIGHTS
+from shardtune.run.base_model import BaseModel, cached_folder, compare_bases, recorded_base
+from shardtune.run.evaluation import ADAPTER_CONFIG, ADAPTER_WEIGHTS, refuse_damaged
 from shardtune.run.folder import CHECKPOINTS
 
 FINAL = "final"
@@ -33,6 +34,7 @@ class TunedModel:
         run: The folder of the run that trained it, if it lies in one.
         config: That run's config.
         step: Of the checkpoint, where it is one.
+        notice: Why the base may not be the one that it was trained on; empty if nothing says so.
     """
 
     adapter: Path
@@ -41,6 +43,7 @@ class TunedModel:
     run: Path | None = None
     config: RunConfig | None = None
     step: int | None = None
+    notice: str = ""
 
     @property
     def name(self) -> str:
@@ -147,6 +150,7 @@ def _run_of(adapter: Path) -> Path | None:
 
 
 def _described(adapter: Path, run: Path | None, base: str | None) -> TunedModel:
+    refuse_damaged(adapter)
     peft = _read_peft(adapter)
     config = None
     if run is not None and (run / "config.yaml").is_file():
@@ -158,17 +162,41 @@ def _described(adapter: Path, run: Path | None, base: str | None) -> TunedModel:
             why="Such a run measures speed and memory; its adapter is worthless.",
             fix="Train with model.weights: checkpoint.",
         )
+    recorded = recorded_base(run) if run is not None else None
+    if run is not None and config is not None and (found := _trained_in(section, config, run, recorded)) is not None:
+        section = section.model_copy(update={"model_name_or_path": str(found)})
+    named = section.model_name_or_path if config is not None else peft.get("base_model_name_or_path")
     if base is not None:
         section = section.model_copy(update={"model_name_or_path": base, "revision": None})
     name = section.model_name_or_path
-    if looks_local(name) and not Path(name).expanduser().is_dir():
+    folder = recorded.folder if recorded is not None else None  # where training had it, if not on the Hub
+    if ((base is None and folder is not None) or looks_local(name)) and not Path(name).expanduser().is_dir():
         raise UserInputError(
             f"The base model '{name}' is not there.",
-            why="" if base is not None else f"That is where the training of '{adapter}' had it.",
+            why="" if base is not None else f"The training of '{adapter}' had it in {folder or name}.",
             fix="Give the folder where it is now, or its Hub name: --model PATH.",
         )
+    held_in = cached_folder(name, section.revision)
+    notice = compare_bases(adapter, named, name, held_in, option="--model")
     number = _STEP.fullmatch(adapter.name)
-    return TunedModel(adapter, peft, section, run, config, int(number[1]) if number and run is not None else None)
+    step = int(number[1]) if number and run is not None else None
+    return TunedModel(adapter, peft, section, run, config, step, notice)
+
+
+def _trained_in(section: ModelSection, config: RunConfig, run: Path, recorded: BaseModel | None) -> Path | None:
+    """The folder that a base's relative path meant where training was started; None: what the config says holds.
+
+    The record of the run names it. Without one, a relative `train.output_dir` tells where the command was started.
+    """
+    name, output = Path(section.model_name_or_path).expanduser(), Path(config.train.output_dir).expanduser()
+    if name.is_absolute() or (recorded is not None and recorded.folder is None):
+        return None
+    places = [Path(recorded.folder)] if recorded is not None and recorded.folder is not None else []
+    if not output.is_absolute() and run.parts[:-1][-len(output.parts) :] == output.parts:
+        places.append(run.parents[len(output.parts)] / name)
+    places += [name, run.parent.parent / name, run.parent / name]
+    found = next((place for place in places if (place / "config.json").is_file()), None)
+    return None if found is None or (name.is_dir() and found.samefile(name)) else found
 
 
 def _read_peft(adapter: Path) -> dict[str, Any]:

@@ -154,6 +154,12 @@ def find_run(given: str, runs_dir: Path | None) -> Path:
     Raises:
         UserInputError: there is no such run, or several.
     """
+    if runs_dir is not None and not runs_dir.is_dir() and not is_run(Path(given).expanduser()):
+        raise UserInputError(
+            f"--runs-dir '{runs_dir}' {'is not a folder' if runs_dir.exists() else 'does not exist'}.",
+            fix="Give the folder that contains the run (train.output_dir of its config), or the run's own folder.",
+        )
+    given = given.rstrip("/") or given  # as a shell completes a folder
     searched = [runs_dir] if runs_dir is not None else runs_dirs()
     places = [Path(given).expanduser()]
     if is_run_path(given):

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from shardtune.checkpoint.manifest import NAME as MANIFEST
+from shardtune.checkpoint.manifest import Damage, verify
+from shardtune.checkpoint.store import CheckpointStore
 from shardtune.errors import UserInputError
+from shardtune.run.folder import CHECKPOINTS
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
@@ -25,6 +31,49 @@ class Evaluation:
         """The same as command-line arguments."""
         adapter = ["--adapter", str(self.adapter)] if self.adapter is not None else []
         return [*adapter, *(["--json"] if self.as_json else [])]
+
+
+def refuse_damaged(adapter: Path) -> None:
+    """Raise if the files of an adapter are not whole; those of a run's checkpoint are compared with its checksums.
+
+    Raises:
+        UserInputError: with the file, what is wrong with it, and which checkpoint to use instead.
+    """
+    damage = _damage(adapter)
+    if damage is None:
+        return
+    in_run = next((above for above in (adapter.parent, adapter.parent.parent) if (above / CHECKPOINTS).is_dir()), None)
+    intact = CheckpointStore(in_run / CHECKPOINTS, keep=None).newest_intact()[0] if in_run is not None else None
+    raise UserInputError(
+        f"The adapter '{adapter}' is damaged.",
+        why=f"{damage}.",
+        fix=f"Use the newest intact checkpoint of its run, step {intact}: {in_run / CHECKPOINTS / f'step-{intact:06d}'}"
+        if in_run is not None and intact is not None
+        else "Copy it again from where it was written"
+        + (", or train again: its run has no intact checkpoint." if in_run is not None else "."),
+    )
+
+
+def _damage(adapter: Path) -> Damage | str | None:
+    if (adapter / MANIFEST).is_file():
+        found = (
+            one for one in verify(adapter) if one.is_fatal and one.file in (ADAPTER_CONFIG, ADAPTER_WEIGHTS, MANIFEST)
+        )
+        return next(found, None)
+    try:
+        with (adapter / ADAPTER_WEIGHTS).open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            length = int.from_bytes(file.read(8), "little")
+            tensors = json.loads(file.read(min(length, size)))
+            ends = [entry["data_offsets"][1] for name, entry in tensors.items() if name != "__metadata__"]
+            wanted = 8 + length + max(ends, default=0)
+    except OSError as error:
+        return f"{ADAPTER_WEIGHTS} cannot be read: {error.strerror or error}"
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError):
+        return f"{ADAPTER_WEIGHTS} does not begin with the header of a safetensors file"
+    if size != wanted:
+        return f"{ADAPTER_WEIGHTS} has {size:,} bytes, and its header describes {wanted:,}"
+    return None
 
 
 def adapter_folder(given: Path) -> Path:

@@ -18,6 +18,7 @@ from shardtune.config.batch import effective_batch
 from shardtune.config.schema import RunConfig
 from shardtune.durable import read_plain, replace_file
 from shardtune.errors import UserInputError
+from shardtune.run.base_model import kept_base
 from shardtune.run.folder import (
     CHECKPOINTS,
     RECORD,
@@ -155,7 +156,7 @@ def _final_after(folder: Path, saved_at: float) -> bool:
 
 def _write_record(folder: Path, config: RunConfig, *, started: float, finished: bool) -> None:
     about = {"identity": identity(config), "settings": kept_settings(config), "started": started, "finished": finished}
-    replace_file(folder / RECORD, json.dumps({"format": 1, **about}, indent=1) + "\n")
+    replace_file(folder / RECORD, json.dumps({"format": 1, **about, **kept_base(folder)}, indent=1) + "\n")
 
 
 def _new(config: RunConfig, run_id: str | None, notice: str = "") -> ChosenRun:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import datasets
@@ -19,6 +20,7 @@ from shardtune.data.inspect import format_found, format_line
 from shardtune.observe import environment
 from shardtune.plan.resolve import Notice
 from shardtune.plan.steps import math_lines
+from shardtune.run.base_model import BaseModel, record_base, recorded_base
 from shardtune.run.folder import CHECKPOINTS, RECORD
 from shardtune.run.which_run import record_finish, record_start
 from shardtune.train import summary
@@ -27,7 +29,6 @@ from shardtune.train.run_files import release_run_files, report_hardware, warn_o
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
-    from pathlib import Path
 
     from shardtune.config.accelerate_file import Verdict
     from shardtune.plan.steps import TrainingMath
@@ -98,6 +99,17 @@ def take_over(context: RunContext) -> None:
     if context.processes.is_main:
         with warn_on_write_error(context, RECORD):
             record_start(context.folder, context.asked)
+
+
+def record_base_model(context: RunContext, setup: Setup) -> None:
+    """Which model the adapter belongs to, for whatever uses it later. Not before a resumed run is taken over."""
+    section = setup.config.model
+    if context.processes.is_main and section.weights == "checkpoint":
+        folder = Path(setup.model.base_model.model.name_or_path)
+        base = BaseModel.read(section.model_name_or_path, folder)
+        with warn_on_write_error(context, RECORD):
+            if base is not None and base != recorded_base(context.folder):
+                record_base(context.folder, base)
 
 
 def report_notices(context: RunContext, notices: Iterable[Notice]) -> None:

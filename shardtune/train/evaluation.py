@@ -15,7 +15,6 @@ import torch
 from peft import LoraConfig, PeftConfig
 from peft.utils.other import get_pattern_key
 from rich.console import Console
-from transformers import PretrainedConfig
 
 from shardtune import terminal
 from shardtune.adapters.peft_form import adapted_ranks
@@ -23,7 +22,8 @@ from shardtune.checkpoint.adapter import AdapterMismatchError, check_adapter_mat
 from shardtune.errors import ShardtuneError, UserInputError
 from shardtune.observe.events import EventLog
 from shardtune.parallel.exchange import tensor_from_spec, tensor_spec
-from shardtune.run.evaluation import adapter_folder
+from shardtune.run.base_model import compare_bases
+from shardtune.run.evaluation import adapter_folder, refuse_damaged
 from shardtune.run.exit_codes import DONE, INTERRUPTED, PREEMPTED
 from shardtune.run.watchdog import EVALUATING
 from shardtune.train.batches import eval_loader
@@ -143,13 +143,16 @@ def read_given(processes: Processes, model: PeftModel, base: str, given: Path) -
     if processes.is_main:
         try:
             folder = adapter_folder(given)
+            refuse_damaged(folder.absolute())
             config = _read_config(folder)
-            notices = _compare_bases(config.base_model_name_or_path, base, model.base_model.model.name_or_path, folder)
+            held_in = Path(model.base_model.model.name_or_path)
+            named = config.base_model_name_or_path
+            notice = compare_bases(folder.absolute(), named, base, held_in, option="model.model_name_or_path")
             _refuse_other_settings(model, config, folder)
             tensors = read_adapter(folder)
             check_adapter_matches(model, tensors)
             outlines = {name: tensor_spec(tensor) for name, tensor in tensors.items()}
-            found = {"path": str(folder), "tensors": outlines, "notices": notices}
+            found = {"path": str(folder), "tensors": outlines, "notices": [notice] if notice else []}
         except AdapterMismatchError as error:
             what = f"--adapter: '{folder}' does not fit the model that the config describes."
             found = {"error": [what, error.why, "Set lora.target_modules to what it was trained with."]}
@@ -172,48 +175,6 @@ def _read_config(folder: Path) -> PeftConfig:
             why=str(error).splitlines()[0],
             fix="Use an adapter that the installed PEFT can load.",
         ) from error
-
-
-def _compare_bases(there: str | None, here: str, held_in: str, folder: Path) -> list[str]:
-    """Was the adapter trained on this model? Names may differ for the same weights (a copy, a hub name): then a notice.
-
-    Args:
-        held_in: The folder that `here` was read from: of a hub name, the snapshot in its cache.
-
-    Raises:
-        UserInputError: the model that it was trained on is on this machine, and is of another architecture.
-    """
-    if not there or there == here or _same_folder(there, held_in):
-        return []
-    types, own = _model_types(there), _model_types(held_in)
-    if types and own and not types & own:
-        raise UserInputError(
-            f"--adapter: '{folder}' was trained on another model: '{there}'.",
-            why=f"Its model_type is {' / '.join(sorted(types))}; that of '{here}' is {' / '.join(sorted(own))}.",
-            fix="Set model.model_name_or_path to the model that the adapter was trained on.",
-        )
-    return [
-        f"--adapter was trained on '{there}', and the config's model is '{here}'. Unless these are the same weights, "
-        "the loss means nothing."
-    ]
-
-
-def _same_folder(there: str, here: str) -> bool:
-    try:
-        return Path(there).expanduser().samefile(Path(here).expanduser())
-    except (OSError, RuntimeError, ValueError):  # not a folder here, or not a path at all
-        return False
-
-
-def _model_types(name: str) -> set[str]:
-    """Of a model's config and, in a multimodal one, of its language model; empty where it is not on this machine."""
-    try:
-        config, _ = PretrainedConfig.get_config_dict(name, local_files_only=True)
-    except (OSError, ValueError):
-        return set()
-    text = config.get("text_config")
-    found = (config.get("model_type"), text.get("model_type") if isinstance(text, dict) else None)
-    return {kind for kind in found if isinstance(kind, str)}
 
 
 def _refuse_other_settings(model: PeftModel, given: PeftConfig, folder: Path) -> None:

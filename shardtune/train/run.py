@@ -26,6 +26,7 @@ from shardtune.train import summary
 from shardtune.train.account import (
     introduce,
     log_resume,
+    record_base_model,
     record_success,
     report_end,
     report_event_log_error,
@@ -167,6 +168,7 @@ def _train_and_save(training: Training) -> int:
         log_resume(context, resumed, setup.math)
     else:
         samples.ask("before")
+    record_base_model(context, setup)
     began = time.perf_counter()
     loop.run()
     step, train = loop.state.global_step, setup.config.train

@@ -68,6 +68,7 @@ def test_a_run_is_exported_and_loads_without_shardtune(
     trained = shardtune("train", tmp_path / "run.yaml", "--run-id", "mine")
     assert trained.returncode == 0, trained.stderr
     run = tmp_path / "runs" / "mine"
+    assert json.loads((run / "run.json").read_text())["base"]["folder"] == str(model)
 
     merged = shardtune("export", "mine", "--runs-dir", tmp_path / "runs", "--to", "merged", "--json")
     assert merged.returncode == 0, merged.stderr

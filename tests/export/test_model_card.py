@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import socket
 from pathlib import Path
 
@@ -153,6 +154,16 @@ def test_a_warning_is_on_the_card(tmp_path: Path) -> None:
     write_card(request, tmp_path / "base", parts, verified, ["Beware of /root/x."], tmp_path / "folder")
     card = (tmp_path / "folder" / "README.md").read_text()
     assert "- Beware of x." in card and "load out" in card and "Verified: all is well." in card
+
+
+def test_another_base_than_that_of_training_is_in_the_result_and_on_the_card(tmp_path: Path) -> None:
+    tuned_toy("dense", tmp_path)
+    shutil.copytree(tmp_path / "base", tmp_path / "copy")
+    tuned = find_tuned(str(tmp_path / "adapter"), base=str(tmp_path / "copy"))
+    done = export_model(ExportRequest(tuned, "adapter", tmp_path / "out"), Quiet())
+    assert any("Trained on" in warning and str(tmp_path / "copy") in warning for warning in done.warnings)
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "- Trained on 'base', using 'copy'" in card and str(tmp_path) not in card
 
 
 def test_the_licence_and_name_of_a_base_are_read_as_they_are_written(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 from server_loaders import sglang_deltas, vllm_deltas
 from toys import mistral4_config, save_toy, toy_text_config, toy_wrapper
+from tuned_toys import tuned_toy
 
 from shardtune.adapters.weight_changes import LowRank, weight_changes
 from shardtune.errors import ShardtuneError, UserInputError
@@ -427,3 +428,12 @@ def test_vllm_itself_answers_as_peft_does(kind: str, name: str, settings: dict[s
             torch.testing.assert_close(found, logits.log_softmax(-1), rtol=0, atol=0.02)
             logprobs[side] = found[0]
         assert (logprobs["tuned"] - logprobs["base"]).abs().max() > 0.5  # else nothing is compared
+
+
+def test_the_command_of_the_server_names_the_base_by_its_absolute_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tuned_toy("dense", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    plan = prepare(ExportRequest(find_tuned("adapter", base="base"), "vllm", tmp_path / "v"))
+    assert f"vllm serve {tmp_path / 'base'} " in plan.command("v")

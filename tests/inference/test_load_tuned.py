@@ -105,8 +105,9 @@ def test_an_adapter_of_another_model_is_refused(trained: tuple[PeftModel, Path],
         GPTNeoXConfig(vocab_size=72, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64),
         tmp_path / "other",
     )
-    with pytest.raises(UserInputError, match="does not fit"):
-        load_tuned(find_tuned(str(trained[1]), base=str(other)), torch.device("cpu"))
+    with pytest.raises(UserInputError, match="was trained on another model") as refused:
+        find_tuned(str(trained[1]), base=str(other))
+    assert "gpt_neox" in refused.value.why and "--model" in refused.value.fix
 
 
 def test_a_folder_that_is_no_adapter_is_named_for_what_it_is(trained: tuple[PeftModel, Path], tmp_path: Path) -> None:

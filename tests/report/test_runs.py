@@ -205,7 +205,7 @@ def test_without_a_folder_given_runs_are_found_in_every_folder_here_that_holds_s
     with pytest.raises(UserInputError, match="3 runs start with"):
         find_run("2026", None)
     with pytest.raises(UserInputError, match="There is no run"):
-        find_run("20260101-a", Path("runs"))
+        find_run("20260101-a", Path("more"))
     with pytest.raises(UserInputError, match="'outputs' is a folder of runs, not a run") as folder:
         find_run("outputs", None)
     assert folder.value.fix == "Give one of them, such as outputs/20260102-b."
@@ -243,3 +243,12 @@ def test_the_exit_code_of_a_script_decides_where_no_rank_could_say_how_it_ended(
     run.now += 100
     run.script("train.py")
     assert state(tmp_path, run.now + 1) == "starting", "its ranks have not started again yet"
+
+
+def test_a_run_may_be_given_as_a_shell_completes_its_folder_and_a_folder_of_runs_has_to_exist(tmp_path: Path) -> None:
+    run = begun(tmp_path / "runs" / "one")
+    assert find_run("one/", tmp_path / "runs") == find_run(f"{run.folder}/", None) == run.folder
+    (tmp_path / "file").touch()
+    for folder, why in (("nowhere", "does not exist"), ("file", "is not a folder")):
+        with pytest.raises(UserInputError, match=f"--runs-dir '{tmp_path / folder}' {why}"):
+            find_run("one", tmp_path / folder)

@@ -1,0 +1,118 @@
+"""Which files `RUN|ADAPTER` means, when it is started in another folder, with another base, or when files are damaged."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import save_file
+
+from shardtune.checkpoint.store import CheckpointStore
+from shardtune.errors import UserInputError
+from shardtune.inference.source import find_tuned
+from shardtune.run.base_model import BaseModel, record_base
+
+_WEIGHTS = "adapter_model.safetensors"
+
+
+def write_adapter(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    peft = {"peft_type": "LORA", "base_model_name_or_path": "models/base"}
+    (folder / "adapter_config.json").write_text(json.dumps(peft))
+    save_file({"a": torch.arange(8.0)}, folder / _WEIGHTS)
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Trained in `project`, which has models/base; commands are started elsewhere."""
+    project, elsewhere = tmp_path / "project", tmp_path / "elsewhere"
+    (project / "models" / "base").mkdir(parents=True)
+    (project / "models" / "base" / "config.json").write_text('{"model_type": "llama"}')
+    folder = project / "runs" / "one"
+    write_adapter(folder / "final")
+    config = {
+        "model": {"model_name_or_path": "models/base"}, "data": {"dataset_name_or_path": "d"},
+        "train": {"max_steps": 1, "output_dir": "runs"},
+    }  # fmt: skip
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    (folder / "run.json").write_text("{}")
+    for step in (1, 2):
+        CheckpointStore(folder / "checkpoints", keep=None).write(step, write_adapter, {})
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    return folder
+
+
+def record(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as there:
+        there.chdir(run.parent.parent)
+        base = BaseModel.read("models/base", Path("models/base"))
+    assert base is not None
+    record_base(run, base)
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_a_relative_base_is_found_from_another_folder(
+    run: Path, recorded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = run.parent.parent / "models" / "base"
+    if recorded:
+        record(run, monkeypatch)
+    tuned = find_tuned(str(run))
+    assert (tuned.base.model_name_or_path, tuned.notice) == (str(base), "")
+    monkeypatch.chdir(run.parent.parent)
+    assert find_tuned(str(run)).base.model_name_or_path == "models/base"
+
+
+def test_a_base_that_was_local_in_training_and_is_gone_is_not_looked_for_on_the_hub(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record(run, monkeypatch)
+    base = run.parent.parent / "models" / "base"
+    base.rename(base.with_name("moved"))
+    with pytest.raises(UserInputError, match="The base model 'models/base' is not there") as refused:
+        find_tuned(str(run))
+    assert str(base) in refused.value.why and "--model" in refused.value.fix
+    assert find_tuned(str(run), base=str(base.with_name("moved"))).notice == ""
+
+
+def test_another_base_is_noticed_or_refused(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record(run, monkeypatch)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "config.json").write_text('{"model_type": "llama", "rope_theta": 3}')
+    assert "Trained on 'models/base', using" in find_tuned(str(run), base=str(tmp_path / "other")).notice
+    (tmp_path / "other" / "config.json").write_text('{"model_type": "gemma2"}')
+    with pytest.raises(UserInputError, match="was trained on another model: 'models/base'"):
+        find_tuned(str(run), base=str(tmp_path / "other"))
+
+
+@pytest.mark.parametrize("change", [lambda data: data + b"x", lambda data: data[:-3], lambda data: b""])
+def test_a_damaged_adapter_is_named_with_the_newest_intact_checkpoint(
+    run: Path, change: object, tmp_path: Path
+) -> None:
+    file = run / "final" / _WEIGHTS
+    file.write_bytes(change(file.read_bytes()))  # type: ignore[operator]
+    with pytest.raises(UserInputError, match="final' is damaged") as refused:
+        find_tuned(str(run))
+    assert _WEIGHTS in refused.value.why and "step 2" in refused.value.fix
+    write_adapter(tmp_path / "copy")
+    file = tmp_path / "copy" / _WEIGHTS
+    file.write_bytes(change(file.read_bytes()))  # type: ignore[operator]
+    with pytest.raises(UserInputError, match="copy' is damaged") as refused:
+        find_tuned(str(tmp_path / "copy"), base=str(run.parent.parent / "models" / "base"))
+    assert "Copy it again" in refused.value.fix
+
+
+def test_a_flipped_byte_in_a_checkpoint_is_found_by_its_checksum(run: Path) -> None:
+    file = run / "checkpoints" / "step-000002" / _WEIGHTS
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+    for given, checkpoint in ((run, "latest"), (file.parent, None)):
+        with pytest.raises(UserInputError, match="step-000002' is damaged") as refused:
+            find_tuned(str(given), checkpoint=checkpoint)
+        assert f"{_WEIGHTS}: changed" in refused.value.why and "step 1" in refused.value.fix
+    assert find_tuned(str(run), checkpoint="1").step == 1
