@@ -40,7 +40,6 @@ from shardtune.evaluation.rows import DataChoice, Rows, read_rows
 from shardtune.evaluation.tasks import TaskChoice, TaskScore, run_tasks
 from shardtune.inference.load import LoadedModel, load_tuned, load_tuned_tokenizer
 from shardtune.model.load import model_folder
-from shardtune.model.locate import same_name
 from shardtune.observe.preparing import PreparingProgress
 
 if TYPE_CHECKING:
@@ -164,7 +163,7 @@ def evaluate(tuned: TunedModel, request: Request, console: Console, device: torc
         metrics=tuple(metrics),
         tasks=tuple(tasks),
         left_out=dict(chosen.left_out) if chosen is not None else {},
-        notes=(*_base_notes(tuned), *_notes(rows, limit, said)),
+        notes=(*([f"{tuned.notice}."] if tuned.notice else []), *_notes(rows, limit, said)),
         rows=tuple(_row_by_row(loaded.tokenizer, rows, losses, expected, said)) if rows is not None else (),
         began=began,
     )
@@ -315,13 +314,6 @@ def _say_model(console: Console, loaded: LoadedModel) -> None:
 
 def _device(loaded: LoadedModel) -> str:
     return torch.cuda.get_device_name(loaded.device) if loaded.device.type == "cuda" else "the CPU"
-
-
-def _base_notes(tuned: TunedModel) -> list[str]:
-    used, trained = tuned.base.model_name_or_path, tuned.config.model.model_name_or_path if tuned.config else None
-    if trained is None or same_name(used, trained):
-        return []
-    return [f"The base model is {used} (--model); the run was trained on {trained}."]
 
 
 def _notes(rows: Rows | None, limit: int | None, said: Mapping[Side, _AnswerTexts]) -> list[str]:

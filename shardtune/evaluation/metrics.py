@@ -100,7 +100,7 @@ def choose_metrics(asked: str | None, no_answers: str, expected: Sequence[str]) 
         if name in refused:
             possible = [group for group in GROUPS if group not in refused]
             raise UserInputError(
-                f"--metrics {name} makes no sense for these data.",
+                f"--metrics {name} cannot be computed on this data.",
                 why=f"{refused[name][:1].upper()}{refused[name][1:]}.",
                 fix=f"Ask for {', '.join(possible)}.",
             )

@@ -290,7 +290,7 @@ def _without_run(tuned: TunedModel, choice: DataChoice) -> DataSection:
     ]
     if missing:
         raise UserInputError(
-            f"'{tuned.adapter}' lies in no run, so how its training rows were formatted is not known.",
+            f"'{tuned.adapter}' is outside of any run, so how its training rows were formatted is not known.",
             why="Loss and answers mean something only for rows that look like those it was trained on.",
             fix=f"Add {', '.join(missing)}.",
         )

@@ -120,7 +120,7 @@ def _adapter_of(run: Path, checkpoint: str | None) -> Path:
         if best is None:
             raise UserInputError(
                 f"--checkpoint best: no checkpoint of the run '{run.name}' has an evaluation loss.",
-                fix=f"Give {FINAL}, {LATEST} or a step{_known(steps)}.",
+                fix=_other_weights(steps, LATEST),
             )
         return store.path(best[0])
     number = _STEP.fullmatch(checkpoint or "")
@@ -128,13 +128,15 @@ def _adapter_of(run: Path, checkpoint: str | None) -> Path:
     if step not in steps or step is None:
         raise UserInputError(
             f"--checkpoint {checkpoint}: the run '{run.name}' has no such checkpoint.",
-            fix=f"Give {FINAL}, {BEST}, {LATEST} or a step{_known(steps)}.",
+            fix=_other_weights(steps, BEST, LATEST),
         )
     return store.path(step)
 
 
-def _known(steps: list[int]) -> str:
-    return f" ({', '.join(map(str, steps))})" if steps else "; it has none"
+def _other_weights(steps: list[int], *names: str) -> str:
+    if not steps:
+        return f"It saved no checkpoints: leave --checkpoint out to use {FINAL}/."
+    return f"Give {', '.join((FINAL, *names))} or a step ({', '.join(map(str, steps))})."
 
 
 def _is_adapter(folder: Path) -> bool:
@@ -219,7 +221,7 @@ def _named_base(adapter: Path, peft: dict[str, Any], base: str | None) -> ModelS
     if not name:
         raise UserInputError(
             f"'{adapter}' does not say which model it was trained on.",
-            why="base_model_name_or_path is empty in its adapter_config.json, and it lies in no run.",
+            why="base_model_name_or_path is empty in its adapter_config.json, and it is outside of any run.",
             fix="Give --model PATH.",
         )
     return ModelSection(model_name_or_path=name)

@@ -71,9 +71,10 @@ class BaseModel:
     def differences(self, other: BaseModel) -> str:
         """What shows that the two are different architectures; empty if nothing does."""
         if self.types and other.types and not self.types & other.types:
-            return f"model_type is {' / '.join(sorted(self.types))} there and {' / '.join(sorted(other.types))} here"
+            trained, used = (" / ".join(sorted(model.types)) for model in (self, other))
+            return f"model_type was {trained} in training and is {used} here"
         return "; ".join(
-            f"{key} is {size} there and {other.sizes[key]} here"
+            f"{key} was {size} in training and is {other.sizes[key]} here"
             for key, size in self.sizes.items()
             if other.sizes.get(key, size) != size
         )
@@ -149,7 +150,7 @@ def compare_bases(adapter: Path, named: str | None, here: str, held_in: Path | N
     if known is not None and own is not None and (why := known.differences(own)):
         raise UserInputError(
             f"'{adapter}' was trained on another model: '{there}'.",
-            why=f"Compared with '{here}': its {why}.",
+            why=f"'{here}' differs: {why}.",
             fix=f"Set {option} to the model that the adapter was trained on.",
         )
     if is_same_place:

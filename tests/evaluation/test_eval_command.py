@@ -67,6 +67,7 @@ def test_json_answers_are_scored_by_field(tmp_path: Path) -> None:
 def test_the_weights_and_the_base_are_recorded(toy_run: Path, tmp_path: Path) -> None:
     moved = tmp_path / "moved"
     shutil.copytree(toy_run.parents[1] / "model", moved)
+    (moved / "config.json").write_text((moved / "config.json").read_text() + "\n")  # these may be other weights
     write_source(toy_run / "final", FinalSource(18))
     try:
         words = ("--metrics", "perplexity", "--no-base", "--model", moved, "--json")
@@ -76,7 +77,7 @@ def test_the_weights_and_the_base_are_recorded(toy_run: Path, tmp_path: Path) ->
     weights = (toy_run / "final" / "adapter_model.safetensors").read_bytes()
     assert (found["step"], found["adapter_sha256"]) == (18, hashlib.sha256(weights).hexdigest())
     assert found["base_model"] == str(moved)
-    assert f"The base model is {moved} (--model); the run was trained on" in " ".join(found["notes"])
+    assert f"using '{moved}': results are only meaningful if these are the same weights." in " ".join(found["notes"])
 
 
 def test_a_backslash_n_in_a_template_from_the_shell_is_noticed(toy_run: Path) -> None:
@@ -145,7 +146,7 @@ def test_a_file_that_is_no_result_is_not_written_over(toy_run: Path, tmp_path: P
 def test_what_is_wrong_is_refused_before_any_work(toy_run: Path, tmp_path: Path) -> None:
     for words, said in (
         (["--limit", 3], "--limit has no effect without --tasks"),
-        (["--metrics", "json"], "--metrics json makes no sense"),
+        (["--metrics", "json"], "--metrics json cannot be computed"),
         (["--checkpoint", "best"], "no checkpoint"),
         (["--model", tmp_path / "nowhere"], "nowhere"),
         (["--out", tmp_path], "is a folder"),

@@ -15,7 +15,7 @@ def test_plain_text_has_perplexity_alone() -> None:
 
 
 def test_a_metric_that_makes_no_sense_is_refused_when_it_is_asked_for() -> None:
-    with pytest.raises(UserInputError, match="json makes no sense") as refused:
+    with pytest.raises(UserInputError, match="json cannot be computed") as refused:
         choose_metrics("perplexity,json", "", ["an answer"])
     assert "perplexity, exact_match" in refused.value.fix
 

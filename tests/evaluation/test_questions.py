@@ -125,7 +125,7 @@ def test_what_is_wrong_is_said_with_the_option_for_it(toy_run: Path, tmp_path: P
     blank = jsonl(tmp_path / "blank.jsonl", [{"question": "w01", "answer": ""}])
     for wanted, said in (
         ({"data": str(tmp_path / "nowhere.jsonl")}, "does not exist"),
-        ({"data": other}, "no column 'question', 'answer'"),
+        ({"data": other}, "lacks the columns 'question' and 'answer'"),
         ({"data": str(empty)}, "is empty"),
         ({"data": blank}, "No row"),
         ({"split": "test"}, "no split 'test'"),
@@ -152,7 +152,7 @@ def test_an_adapter_without_a_run_needs_to_be_told_the_format(toy_run: Path, tmp
     adapter.mkdir()
     for file in (toy_run / "final").iterdir():
         (adapter / file.name).write_bytes(file.read_bytes())
-    with pytest.raises(UserInputError, match="lies in no run") as refused:
+    with pytest.raises(UserInputError, match="is outside of any run") as refused:
         read(adapter)
     assert all(part in refused.value.fix for part in ("--data", "data.prompt_template", "data.max_length"))
     file = jsonl(tmp_path / "rows.jsonl", [{"question": "w01 w02", "answer": "w02 w01"}])

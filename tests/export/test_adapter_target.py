@@ -43,7 +43,7 @@ def test_the_base_has_a_name_that_means_something_elsewhere(tmp_path: Path) -> N
     cache.mkdir(parents=True)
     (tmp_path / "base").rename(cache / "abc")
     done = export(tmp_path / "adapter", tmp_path / "cached", "adapter", base=cache / "abc")
-    assert not done.warnings
+    assert "--base-name" not in " ".join(done.warnings)
     content = json.loads((tmp_path / "cached" / "adapter_config.json").read_text())
     assert content["base_model_name_or_path"] == "some-owner/Some-Model"
 

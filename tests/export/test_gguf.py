@@ -269,7 +269,7 @@ def test_llama_3_s_stretched_frequencies_are_those_of_transformers() -> None:
 def test_options_that_no_type_has_are_refused(tmp_path: Path) -> None:
     for options, message in (
         ({"quantization": "q4_k_m"}, "not written here"),
-        ({"quantization": "q8_0", "dtype": "bf16"}, "are given"),
+        ({"quantization": "q8_0", "dtype": "bf16"}, "cannot be combined"),
         ({"dtype": "fp8"}, "no FP8"),
     ):
         with pytest.raises(UserInputError, match=message):

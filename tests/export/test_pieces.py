@@ -53,7 +53,7 @@ def test_where_memory_is_short_it_says_that_logits_were_not_compared(
 
 def test_another_base_or_a_damaged_one_is_refused(tmp_path: Path) -> None:
     tuned_toy("dense", tmp_path)
-    with pytest.raises(UserInputError, match="does not fit"):
+    with pytest.raises(UserInputError, match="trained on another model"):
         export(tmp_path / "adapter", tmp_path / "out", base=toy_llama(tmp_path / "other", hidden=64))
     with pytest.raises(UserInputError, match="is not there"):
         export(tmp_path / "adapter", tmp_path / "out", base=tmp_path / "gone")

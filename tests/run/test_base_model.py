@@ -54,7 +54,9 @@ def test_files_that_changed_where_they_were_are_noticed(run: Path, tmp_path: Pat
     assert "have changed since training" in compared(run, tmp_path / "base")
 
 
-@pytest.mark.parametrize(("other", "why"), [({"kind": "gemma2"}, "gemma2"), ({"hidden": 16}, "hidden_size is 8")])
+@pytest.mark.parametrize(
+    ("other", "why"), [({"kind": "gemma2"}, "gemma2"), ({"hidden": 16}, "hidden_size was 8 in training and is 16")]
+)
 def test_another_architecture_is_refused_with_both_named(
     run: Path, tmp_path: Path, other: dict[str, object], why: str
 ) -> None:
