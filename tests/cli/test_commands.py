@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -76,7 +77,7 @@ def test_ctrl_c_is_answered_and_export_and_eval_say_that_nothing_was_written(
     adapter = tmp_path / "adapter"
     adapter.mkdir()
     (adapter / "adapter_config.json").write_text('{"peft_type": "LORA", "base_model_name_or_path": "org/name"}')
-    (adapter / "adapter_model.safetensors").write_text("")
+    (adapter / "adapter_model.safetensors").write_bytes(struct.pack("<Q", 2) + b"{}")
     code = (
         "import importlib, sys\n"
         f"sys.argv = ['shardtune', *{command.replace('RUN', str(adapter))}]\n"
