@@ -101,43 +101,20 @@ def evaluate(
     """
     from rich.console import Console
 
-    from shardtune.errors import UserInputError
-    from shardtune.evaluation.result import check_out, evaluations_folder, write
+    from shardtune.evaluation.result import Destination
     from shardtune.evaluation.rows import DataChoice
     from shardtune.evaluation.tasks import TaskChoice, check_tasks
     from shardtune.inference.source import find_tuned
     from shardtune.terminal import say
 
-    given = {"--limit": limit, "--include-path": include_path, "--num-fewshot": num_fewshot}
-    stray = [name for name, value in given.items() if value is not None]
-    stray += ["--apply-chat-template"] if apply_chat_template else []
-    if tasks is None and stray:
-        raise UserInputError(f"{stray[0]} has no effect without --tasks.", fix="Leave it out, or give --tasks.")
-    of_rows = {
-        "--split": split, "--metrics": metrics, "--max-rows": max_rows, "--max-new-tokens": max_new_tokens,
-        "--override": override,
-    }  # fmt: skip
-    with_data = tasks is None or data is not None or any(value is not None for value in of_rows.values())
+    asked = TaskChoice.parse(tasks, limit, include_path, num_fewshot, apply_chat_template)
+    of_rows = (data, split, metrics, max_rows, max_new_tokens, override)
+    with_rows = asked is None or any(value is not None for value in of_rows)
     tuned = find_tuned(run, runs_dir, checkpoint=checkpoint, base=model)
-    wanted = None
-    if tasks is not None:
-        names = tuple(dict.fromkeys(name.strip() for name in tasks.split(",") if name.strip()))
-        if not names:
-            raise UserInputError("--tasks names no task.", fix="Give names with commas between them.")
-        wanted = TaskChoice(names, limit, include_path, num_fewshot, apply_chat_template)
-        check_tasks(wanted)
-    folder, unwritable = None, None
-    if tuned.run is not None:
-        try:
-            folder = evaluations_folder(tuned.run)
-        except UserInputError as error:  # somebody else's run
-            if out is None:
-                raise
-            unwritable = error
-    if out is not None:
-        out = out.expanduser()
-        check_out(out)
-    choice = DataChoice(data, split, max_rows, tuple(override or ())) if with_data else None
+    if asked is not None:
+        check_tasks(asked)
+    destination = Destination.check(tuned.run, out)
+    choice = DataChoice(data, split, max_rows, tuple(override or ())) if with_rows else None
 
     from shardtune.evaluation.evaluate import Request, evaluate
     from shardtune.evaluation.table import print_evaluation
@@ -146,19 +123,15 @@ def evaluate(
     console = Console(stderr=as_json)
     if tuned.notice:
         say(console, "notice", tuned.notice, "yellow")
-    request = Request(choice, wanted, metrics, max_new_tokens, batch_size, base)
+    request = Request(choice, asked, metrics, max_new_tokens, batch_size, base)
     with writes_nothing_when_interrupted():
         found = evaluate(tuned, request, console, named_device(device))
     print_evaluation(console, found)
-    files = [*([folder / f"{found.name}.json"] if folder is not None else []), *([out] if out is not None else [])]
-    for file in files:
-        write(found, file)
+    for file in destination.write(found):
         say(console, "result", str(file))
-    if not files:
-        say(console, "notice", "Nothing is kept: the adapter is outside of any run, and there is no --out.", "yellow")
-    elif unwritable is not None:
-        say(console, "notice", f"{unwritable.what} It is in --out alone, and in no report.", "yellow")
-    elif folder is not None and tuned.run is not None:
+    if destination.notice:
+        say(console, "notice", destination.notice, "yellow")
+    elif tuned.run is not None:
         say(console, "report", f"shardtune report {tuned.run}")
     if as_json:
         import json

@@ -65,6 +65,51 @@ class Evaluation:
         }
 
 
+@dataclass(frozen=True)
+class Destination:
+    """Where a result will be kept; both can be written.
+
+    Attributes:
+        folder: Of the run's evaluations; None: of an adapter outside of any run, or a run that cannot be written.
+        out: What `--out` names.
+        notice: What that means, where no report will show the result.
+    """
+
+    folder: Path | None
+    out: Path | None
+    notice: str = ""
+
+    @classmethod
+    def check(cls, run: Path | None, out: Path | None) -> Destination:
+        """Before the work.
+
+        Raises:
+            UserInputError: `out` cannot be written, or nothing can.
+        """
+        folder, notice = None, ""
+        if run is not None:
+            try:
+                folder = evaluations_folder(run)
+            except UserInputError as error:  # somebody else's run
+                if out is None:
+                    raise
+                notice = f"{error.what} It is in --out alone, and in no report."
+        elif out is None:
+            notice = "Nothing is kept: the adapter is outside of any run, and there is no --out."
+        if out is not None:
+            out = out.expanduser()
+            check_out(out)
+        return cls(folder, out, notice)
+
+    def write(self, evaluation: Evaluation) -> list[Path]:
+        """The files that have the result now."""
+        files = [self.folder / f"{evaluation.name}.json"] if self.folder is not None else []
+        files += [self.out] if self.out is not None else []
+        for file in files:
+            write(evaluation, file)
+        return files
+
+
 def evaluations_folder(run: Path) -> Path:
     """The folder of a run's evaluations, made if need be.
 

@@ -45,6 +45,27 @@ class TaskChoice:
     fewshot: int | None = None
     chat: bool = False
 
+    @classmethod
+    def parse(
+        cls, names: str | None, limit: int | None, include_path: Path | None, fewshot: int | None, chat: bool
+    ) -> TaskChoice | None:
+        """What the command line asks for; None: no tasks.
+
+        Raises:
+            UserInputError: no name, or an option without tasks.
+        """
+        if names is None:
+            options = {"--limit": limit, "--include-path": include_path, "--num-fewshot": fewshot}
+            given = [option for option, value in options.items() if value is not None]
+            if given or chat:
+                option = given[0] if given else "--apply-chat-template"
+                raise UserInputError(f"{option} has no effect without --tasks.", fix="Leave it out, or give --tasks.")
+            return None
+        found = tuple(dict.fromkeys(name.strip() for name in names.split(",") if name.strip()))
+        if not found:
+            raise UserInputError("--tasks names no task.", fix="Give names with commas between them.")
+        return cls(found, limit, include_path, fewshot, chat)
+
 
 @dataclass(frozen=True)
 class TaskScore:

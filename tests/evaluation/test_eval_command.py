@@ -117,7 +117,9 @@ def test_an_adapter_without_a_run_keeps_what_it_is_told_to(toy_run: Path, tmp_pa
     ]
     assert "Nothing is kept" in evaluate(adapter, "--data", data, *format_).output
     out = tmp_path / "found.json"
-    alone = json.loads(evaluate(adapter, "--data", data, *format_, "--out", out, "--json").stdout)
+    written = evaluate(adapter, "--data", data, *format_, "--out", out, "--json")
+    alone = json.loads(written.stdout)
+    assert "Nothing is kept" not in written.output and "shardtune report" not in written.output
     in_run = json.loads(evaluate(toy_run, "--metrics", "perplexity", "--json").stdout)
     assert json.loads(out.read_text())["metrics"] == alone["metrics"]
     of_run, of_adapter = (found["metrics"][0]["tuned"]["value"] for found in (in_run, alone))

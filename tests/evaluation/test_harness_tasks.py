@@ -134,8 +134,8 @@ def test_a_package_that_a_task_needs_is_named(failing_harness: list[BaseExceptio
     assert refused.value.fix == "pip install langdetect"
 
 
-@pytest.mark.skipif(IS_INSTALLED, reason="lm-evaluation-harness is installed")
-def test_without_the_harness_it_says_what_to_install() -> None:
+def test_without_the_harness_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UserInputError, match="not installed") as refused:
         check_tasks(TaskChoice(("arc_easy",)))
     assert ".[eval]" in refused.value.fix
