@@ -30,6 +30,11 @@ $(VENV)/.vision: $(VENV)/.installed
 		torchvision torchmetrics pycocotools lightning-utilities
 	touch $@
 
+# lm-evaluation-harness, an extra of its own because of its 30 packages.
+$(VENV)/.harness: $(VENV)/.installed
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[eval]'
+	touch $@
+
 # Three nodes on one machine need `ip`; the tests that do say why they skip where it cannot be had.
 namespaces:
 	@command -v ip >/dev/null || { timeout 90 apt-get install -qq -y iproute2 >/dev/null 2>&1; true; }
@@ -49,7 +54,7 @@ test: lint types $(VENV)/.vision namespaces browser
 
 # Slow tests wait a lot (for a node that is gone, for a rank that hangs): three workers keep two cores busy.
 slow: WORKERS = 3
-slow: $(VENV)/.weights $(VENV)/.vision namespaces browser
+slow: $(VENV)/.weights $(VENV)/.vision $(VENV)/.harness namespaces browser
 	$(PYTEST) -m "slow and not nightly and not gpu"
 	$(VISION) -m "slow and not nightly and not gpu"
 
