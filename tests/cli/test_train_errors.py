@@ -73,7 +73,7 @@ def test_a_mistake_found_late_is_told_once_and_leaves_the_runs_name_free(shardtu
 @pytest.mark.slow
 def test_a_column_that_is_not_there_is_answered_with_those_that_are(shardtune: Command, config: Path) -> None:
     message = failed(shardtune, "train", config, "-o", "data.prompt_template={question} {reply}")
-    assert "no column 'reply'" in message and "question, answer, text" in message
+    assert "lacks the column 'reply'" in message and "question, answer, text" in message
 
 
 @pytest.mark.slow

@@ -31,7 +31,7 @@ def test_a_run_leaves_as_gguf_and_for_vllm_and_sglang(journey: Journey, chat_mod
     assert "<|im_start|>" in stated["tokenizer.chat_template"].contents()
 
     said = journey.shardtune("export", run, "--to", "vllm").stdout
-    assert "vllm serve" in said and "--max-lora-rank 8" in said and "is that of the adapter" in " ".join(said.split())
+    assert "vllm serve" in said and "--max-lora-rank 8" in said and "match the adapter's" in " ".join(said.split())
     config = json.loads((run / "export" / "vllm" / "adapter_config.json").read_text())
     assert config["r"] == config["lora_alpha"] == 4 and not config["rank_pattern"]
     card = (run / "export" / "vllm" / "README.md").read_text()

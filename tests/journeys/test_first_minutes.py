@@ -14,12 +14,16 @@ from journey import Journey
 @pytest.mark.slow
 def test_what_the_quickstart_names_at_its_end_works_as_it_is_typed(journey: Journey) -> None:
     done = journey.shardtune("quickstart", "--tiny", "--nproc", 1)
-    report, dashboard = (line[10:] for line in done.stdout.splitlines()[-2:])
-    assert report.startswith("shardtune report runs/quickstart/") and dashboard == "shardtune dashboard runs/quickstart"
-    journey.command(*shlex.split(report))
-    run = journey.folder / shlex.split(report)[-1]
-    assert "exact match" in (run / "report.html").read_text(encoding="utf-8")
-    for typed, name in ((dashboard, run.name), ("shardtune dashboard", f"quickstart/{run.name}")):
+    named = {line[:10].rstrip(): line[10:] for line in done.stdout.splitlines()[-5:]}
+    assert list(named) == ["report", "live", "chat", "evaluate", "export"]
+    for label in ("evaluate", "report", "chat", "export"):  # without input, a chat ends at once
+        journey.command(*shlex.split(named[label]))
+    run = journey.folder / shlex.split(named["report"])[-1]
+    page = (run / "report.html").read_text(encoding="utf-8")
+    assert "exact match" in page and "own-validation-final" in page
+    assert (run / "export" / "merged" / "model.safetensors").is_file()
+    assert named["live"] == "shardtune dashboard runs/quickstart"
+    for typed, name in ((named["live"], run.name), ("shardtune dashboard", f"quickstart/{run.name}")):
         assert [(row["name"], row["status"]) for row in _listed(journey, typed)] == [(name, "done")]
 
 
