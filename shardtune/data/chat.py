@@ -342,12 +342,21 @@ def _with_turn_markers(finder: TurnFinder, tokenizer: PreTrainedTokenizerBase) -
     behind = first.slots[at + 1].before if at + 1 < len(first.slots) else first.rest
     opening, prompts = _opening(template=finder.template)
     finder = replace(finder, end_of_turn=behind[: first.slots[at].tail], opening=opening, prompts=prompts)
+    finder = replace(finder, end_of_chat=_end_of_chat(finder))
     around: list[str | None] = [tokenizer.bos_token, tokenizer.eos_token]
     for roles in (["user", "assistant", "user", "assistant"], ["system", "user", "assistant"], ["user", "assistant"]):
         skeleton = finder.skeleton_of_roles(roles, None)
         fixed = skeleton.fixed([{"role": role, "content": ""} for role in roles]) if skeleton is not None else None
         around += finder.added.findall("\n".join(fixed or []))
     return replace(finder, boundaries=_known(finder, around))
+
+
+def _end_of_chat(finder: TurnFinder) -> str:
+    short = finder.skeleton_of_roles(["user", "assistant"], None)
+    if short is None or (finder.end_of_turn and short.rest.startswith(finder.end_of_turn)):
+        return finder.end_of_turn
+    token = finder.added.match(short.rest.lstrip())
+    return token[0] if token is not None else finder.end_of_turn
 
 
 def _known(finder: TurnFinder, tokens: Sequence[str | None]) -> tuple[str, ...]:

@@ -54,6 +54,12 @@ class Template:
         """The column that is the answer."""
         return next(name for _, name in reversed(self.parts) if name is not None)
 
+    @property
+    def tail(self) -> str:
+        """Literal text behind the answer."""
+        last = max(index for index, (_, name) in enumerate(self.parts) if name is not None)
+        return "".join(literal for literal, _ in self.parts[last + 1 :])
+
     def render(self, row: Mapping[str, object]) -> tuple[str, str]:
         """(prompt, completion) of one row; the completion starts at the last column."""
         last = max(index for index, (_, name) in enumerate(self.parts) if name is not None)
@@ -61,6 +67,4 @@ class Template:
             literal + (str(row[name]) if name is not None and index < last else "")
             for index, (literal, name) in enumerate(self.parts[: last + 1])
         )
-        answer = str(row[self.parts[last][1] or ""])
-        tail = "".join(literal for literal, _ in self.parts[last + 1 :])
-        return prompt, answer + tail
+        return prompt, str(row[self.parts[last][1] or ""]) + self.tail

@@ -112,6 +112,7 @@ class TurnFinder:
         template: Renders conversations.
         added: Matches the tokenizer's added tokens.
         end_of_turn: What the template writes after every turn of the assistant; empty when not known yet.
+        end_of_chat: What it writes after the last one: the same, or another token (gpt-oss).
         boundaries: Added tokens that separate turns: no content may hold them.
         opening: What the template writes before a turn of the assistant that follows the user.
         prompts: Whether it writes that when asked for a generation prompt (some know none).
@@ -120,6 +121,7 @@ class TurnFinder:
     template: Renders
     added: re.Pattern[str]
     end_of_turn: str = ""
+    end_of_chat: str = ""
     boundaries: tuple[str, ...] = ()
     opening: str = ""
     prompts: bool = True

@@ -118,7 +118,7 @@ def evaluate(tuned: TunedModel, request: Request, console: Console, device: torc
         given = request.data.data is not None or request.data.split is not None
         with PreparingProgress(console, labels={"train": "rows"} if given else {}) as progress:
             rows = read_rows(tuned, request.data, tokenizer, progress=progress)
-        expected = [_text(tokenizer, question.expected) for question in rows.questions]
+        expected = [_answer_text(tokenizer, rows, question.expected) for question in rows.questions]
         chosen = choose_metrics(request.metrics, rows.no_answers, expected)
         if any(text.strip().startswith("data.prompt_template=") for text in request.data.overrides):
             for text in template_notices(rows.section.prompt_template):
@@ -212,7 +212,9 @@ def _answers(
                 batch_size=_batch_size(loaded, request),
                 done=shown.advance,
             )
-        found[side] = _AnswerTexts(tuple(_text(loaded.tokenizer, one.ids) for one in answers), _cut(answers))
+        found[side] = _AnswerTexts(
+            tuple(_answer_text(loaded.tokenizer, rows, one.ids) for one in answers), _cut(answers)
+        )
     return found
 
 
@@ -290,6 +292,11 @@ def _batch_size(loaded: LoadedModel, request: Request) -> int:
 def _text(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
     """With its special tokens: one inside an answer makes it another one."""
     return str(tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)).strip()
+
+
+def _answer_text(tokenizer: PreTrainedTokenizerBase, rows: Rows, ids: Sequence[int]) -> str:
+    """Without what the template, not the answer, ends with."""
+    return _text(tokenizer, ids).removesuffix(rows.tail.strip()).rstrip()
 
 
 def _say_rows(console: Console, rows: Rows, chosen: ChosenMetrics) -> None:

@@ -15,7 +15,7 @@ from shardtune.config.field_checks import check_fields
 from shardtune.config.overrides import read_overrides
 from shardtune.config.schema import SourceSection
 from shardtune.data.checks import empty_rows, empty_why
-from shardtune.data.formats import loss_on
+from shardtune.data.formats import loss_on, template_of
 from shardtune.data.prepare import prepare
 from shardtune.data.show_rows import special_ids
 from shardtune.data.source import Source, check_dataset_path, has_split, sources_of
@@ -66,6 +66,7 @@ class Rows:
         questions: Rows with an answer; empty where `no_answers` says why.
         without_question: Rows that have none, by the reason.
         ends: Tokens that end an answer.
+        tail: What the template has behind an answer, before its end token.
         training_rows: How many of the chosen are also training rows; None: not known.
         is_training_split: Read from a file or split that the run was trained on.
         changed: What to say if the run's own validation rows are not what they were in training.
@@ -82,6 +83,7 @@ class Rows:
     no_answers: str
     without_question: dict[str, int]
     ends: tuple[int, ...]
+    tail: str = ""
     training_rows: int | None = None
     is_training_split: bool = False
     changed: str = ""
@@ -178,13 +180,14 @@ def read_rows(
     questions, without = ([], {}) if no_answers else _questions(prepared, chosen, section.max_length, ends)
     if not no_answers and not questions:
         no_answers = "no row has an answer within data.max_length"
+    tail = template_of(section, found.choice).tail if found.choice.name not in ("chat", "text") else ""
     split = str(section.val_split) if is_own else section.train_split
     is_file = choice.data is not None and choice.split is None and Path(choice.data).expanduser().is_file()
     if is_own and isinstance(section.val_split, float):
         split = f"held out ({section.val_split:g} of {section.train_split})"
     rows = Rows(
         section, found, prepared, chosen, _shown(section), None if is_file else split, is_own, tuple(questions),
-        no_answers, without, ends,
+        no_answers, without, ends, tail,
     )  # fmt: skip
     return _against_training(tuned, rows)
 

@@ -64,6 +64,15 @@ class GgufExport:
         self.tokenizer = load_tuned_tokenizer(request.tuned, self.folder)
         self.stated = gguf_tokenizer(self.tokenizer, self.rows)
         self.quantized = main in QUANTIZED.values()
+        self.whole = (
+            [tensor.name for tensor in self.plan.tensors if tensor.type == PLAIN["fp16"]] if self.quantized else []
+        )
+        if self.quantized and not any(tensor.type == main for tensor in self.plan.tensors):
+            raise UserInputError(
+                f"--quantization {request.quantization} has no effect on this model.",
+                why="None of its matrices has rows of a multiple of 32 values, which share a scale.",
+                fix="Leave it out.",
+            )
         self.checksums: dict[str, int] = {}
         share = _BAR if self.quantized else 0.0
         if request.min_surviving_delta is not None:
@@ -88,6 +97,11 @@ class GgufExport:
             log.warn(f"{self.wrapper.class_name}: the text model alone is written; the file has no vision part.")
         changes = len(self.plan.merged.changes)
         log.say("merging", f"{changes} parameters change; {len(self.plan.tensors)} tensors are written")
+        if self.whole:
+            log.warn(
+                f"{len(self.whole)} matrices are float16, such as {self.whole[0]}: the length of their rows is not a "
+                f"multiple of 32, as {self.plan.main.name} needs it."
+            )
         self._state_chat(log)
         stated = dict(keys_of(settings(self.config, self.model, self.rows), self.model.arch))
         with self.plan.merged:

@@ -64,6 +64,7 @@ def plan_tensors(merged: MergedTensors, model: GgufModel, main: gguf.GGMLQuantiz
                 _add(plan, name, parameter, shape, _expert_blocks(plan, parameter, stored, kind))
             continue
         found = names.get_name(parameter, try_suffixes=(".weight", ".bias"))
+        stored = [tensor for tensor in stored if tensor.text_name == parameter] or stored  # not a tied head's copy
         if found is None or len(stored) != 1:
             raise UserInputError(
                 f"--to gguf: llama.cpp's {model.arch} has no tensor for '{parameter}'.",

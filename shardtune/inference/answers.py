@@ -105,7 +105,8 @@ class Reply:
                 self.ended = "end" if self.answer.ended else None
             if piece:
                 yield piece
-        if rest := self.answer.finish():
+        rest = "" if self.answer.ended else self.answer.add(pieces.finish(is_cut=self.ended != "end"))
+        if rest := rest + self.answer.finish():
             yield rest
 
 

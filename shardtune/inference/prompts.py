@@ -141,7 +141,7 @@ class TemplateFormat:
 
     @property
     def tail(self) -> str:
-        return self.template.render({**dict.fromkeys(self.columns, ""), self.template.answer: ""})[1]
+        return self.template.tail
 
     @property
     def description(self) -> str:
@@ -217,7 +217,7 @@ class ChatFormat:
 
     @property
     def end(self) -> str:
-        return self.renderer.finder.end_of_turn.strip()
+        return self.renderer.finder.end_of_chat.strip()
 
     @property
     def tail(self) -> str:

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shardtune.data.stages import end_ids
 from shardtune.errors import UserInputError
 
 if TYPE_CHECKING:
@@ -72,11 +71,13 @@ def answer_ends(
 ) -> frozenset[int]:
     """All that says that an answer is over, wherever one is generated.
 
+    No other token does because of its name: in gpt-oss, <|end|> stands between the reasoning and the answer.
+
     Args:
         defaults: Ids by the model's generation_config.json (`generation_defaults`).
         by_format: What training took for an end.
     """
-    return frozenset({*end_ids(tokenizer), *defaults, *(token for token in by_format if token is not None)})
+    return frozenset(token for token in (tokenizer.eos_token_id, *defaults, *by_format) if token is not None)
 
 
 def generation_defaults(folder: Path) -> tuple[list[int], dict[str, Any]]:

@@ -34,6 +34,15 @@ class TokenText:
         self._begin, self._told = self._told, len(self._ids)
         return now[len(before) :]
 
+    def finish(self, *, is_cut: bool) -> str:
+        """The rest, when no more tokens come.
+
+        Args:
+            is_cut: More would have come: half a character at the end is left out.
+        """
+        rest = self._decoded(len(self._ids))[len(self._decoded(self._told)) :]
+        return rest.rstrip(_INCOMPLETE) if is_cut else rest
+
     def _decoded(self, end: int) -> str:
         return str(
             self.tokenizer.decode(

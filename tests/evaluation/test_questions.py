@@ -11,6 +11,7 @@ from toys import toy_chat_llama, toy_llama, toy_rows
 
 from shardtune.data.tokens import IGNORED
 from shardtune.errors import UserInputError
+from shardtune.evaluation.evaluate import _answer_text
 from shardtune.evaluation.rows import DataChoice, Question, Rows, question, read_rows, sample
 from shardtune.inference.load import load_tuned_tokenizer
 from shardtune.inference.source import find_tuned
@@ -64,6 +65,22 @@ def test_another_file_is_read_as_the_runs_rows_are(toy_run: Path, tmp_path: Path
     assert [len(rows.questions[0].prompt), len(rows.questions[0].expected)] == [3, 2]
     assert read(toy_run, data=str(toy_run.parents[1] / "data")).split == "validation"  # a folder has splits
     assert read(toy_run, data=str(toy_run.parents[1] / "data"), split="train").split == "train"
+
+
+def test_what_the_template_has_behind_an_answer_is_not_part_of_it(tmp_path: Path) -> None:
+    """<|endoftext|> ends an answer in some models, by its name; here it separates two parts of one."""
+    model = toy_chat_llama(tmp_path / "model")
+    rows = [{"q": f"number {n}", "a": f'{{"n": {n}}}<|endoftext|>more'} for n in range(4)]
+    data = tmp_path / "data"
+    data.mkdir()
+    for name in ("train", "validation"):
+        jsonl(data / f"{name}.jsonl", rows)
+    run = fake_run(tmp_path, model, data, prompt_template="{q}: {a}\n<|im_start|>", max_length=256)
+    found = read(run)
+    tokenizer = load_tuned_tokenizer(find_tuned(str(run)), model)
+    assert tokenizer.eos_token == "<|im_end|>" and found.ends == (tokenizer.eos_token_id,)
+    texts = [_answer_text(tokenizer, found, one.expected) for one in found.questions]
+    assert texts == [row["a"] for row in rows]
 
 
 def test_another_split_of_a_mixture_is_that_of_its_sources_each_row_once(tmp_path: Path) -> None:

@@ -98,6 +98,24 @@ def test_data_chat_template_counts_and_is_named() -> None:
     assert "'chatml'" in asked.description and asked.end == "<|im_end|>"
 
 
+HARMONY = (
+    "{% for m in messages %}{{ '<|start|>' + m.role }}{% if m.role == 'assistant' %}{{ '<|channel|>final' }}{% endif %}"
+    "{{ '<|message|>' + m.content }}"
+    "{{ '<|return|>' if loop.last and m.role == 'assistant' else '<|end|>' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|start|>assistant' }}{% endif %}"
+)
+
+
+def test_an_answer_ends_where_the_last_turn_does_not_where_turns_before_it_do() -> None:
+    """gpt-oss writes <|end|> between the parts of an answer."""
+    tokenizer = with_template("chatml", HARMONY)
+    tokens = ["<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|return|>"]
+    tokenizer.add_special_tokens({"additional_special_tokens": tokens})
+    asked = prompt_format(trained_with("chat", "messages"), tokenizer)
+    assert asked.end == "<|return|>" and asked.tail == ""
+    assert asked.encode(USER).text.endswith("<|start|>assistant")
+
+
 def test_a_template_that_knows_no_generation_prompt_gets_the_header_that_training_saw() -> None:
     silent = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
     tokenizer = with_template("chatml", silent)

@@ -21,11 +21,26 @@ def test_every_piece_is_whole_and_together_they_are_the_text(text: str) -> None:
     assert text.isascii() or "" in pieces, "else no character was of several tokens"
 
 
-def test_an_answer_that_ends_within_a_character_ends_before_it() -> None:
+def test_an_answer_that_is_cut_within_a_character_ends_before_it() -> None:
     tokenizer = chat_tokenizer("chatml")
     ids = tokenizer("ok 👩")["input_ids"]
     stream = TokenText(tokenizer)
-    assert "".join(stream.add(token) for token in ids[:-1]) == "ok "
+    assert "".join(stream.add(token) for token in ids[:-1]) + stream.finish(is_cut=True) == "ok "
+    assert stream.finish(is_cut=False) == "\ufffd"  # the model itself ended there
+
+
+def test_whole_characters_between_broken_ones_are_not_lost() -> None:
+    class Bytes:
+        """Tokens that end within a character, as merges of bytes do."""
+
+        pieces = (b"ff", b"\xf0\x9f", "к".encode() + b"\xf0")
+
+        def decode(self, ids: list[int], **_: object) -> str:
+            return b"".join(self.pieces[token] for token in ids).decode("utf-8", "replace")
+
+    stream = TokenText(Bytes())  # type: ignore[arg-type]
+    assert [stream.add(token) for token in (0, 1, 2)] == ["ff", "", ""]
+    assert stream.finish(is_cut=True) == "\ufffdк"
 
 
 def test_bytes_that_are_no_character_do_not_hold_back_what_follows() -> None:
