@@ -127,7 +127,8 @@ def evaluate(
     with writes_nothing_when_interrupted():
         found = evaluate(tuned, request, console, named_device(device))
     print_evaluation(console, found)
-    for file in destination.write(found):
+    written = destination.write(found)
+    for file in written:
         say(console, "result", str(file))
     if destination.notice:
         say(console, "notice", destination.notice, "yellow")
@@ -136,4 +137,4 @@ def evaluate(
     if as_json:
         import json
 
-        print(json.dumps(found.as_dict(), ensure_ascii=False))
+        print(json.dumps(next(iter(written.values()), found.as_dict()), ensure_ascii=False))

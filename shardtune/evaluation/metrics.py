@@ -173,6 +173,7 @@ def is_exact(expected: str, answer: str) -> bool:
 
 def _parsed_names(asked: str) -> tuple[MetricGroup, ...]:
     names = [name.strip() for name in asked.split(",") if name.strip()]
+    names = ["perplexity" if name == "loss" else name for name in names]  # one group: the one is computed of the other
     unknown = [name for name in names if name not in GROUPS]
     if unknown or not names:
         raise UserInputError(

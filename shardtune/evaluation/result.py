@@ -101,13 +101,11 @@ class Destination:
             check_out(out)
         return cls(folder, out, notice)
 
-    def write(self, evaluation: Evaluation) -> list[Path]:
-        """The files that have the result now."""
+    def write(self, evaluation: Evaluation) -> dict[Path, dict[str, Any]]:
+        """The files that have the result now, and what is in each: they name the file of their rows."""
         files = [self.folder / f"{evaluation.name}.json"] if self.folder is not None else []
         files += [self.out] if self.out is not None else []
-        for file in files:
-            write(evaluation, file)
-        return files
+        return {file: write(evaluation, file) for file in files}
 
 
 def evaluations_folder(run: Path) -> Path:
@@ -162,8 +160,10 @@ def rows_file(file: Path) -> Path:
     return file.with_name(f"{file.name.removesuffix('.json')}.rows.jsonl")
 
 
-def write(evaluation: Evaluation, file: Path) -> None:
+def write(evaluation: Evaluation, file: Path) -> dict[str, Any]:
     """Write the result, and its rows beside it (`NAME.rows.jsonl`), which come first: a result names whole rows.
+
+    Returns what is in `file`.
 
     Raises:
         UserInputError: the disk refuses.
@@ -178,6 +178,7 @@ def write(evaluation: Evaluation, file: Path) -> None:
         replace_file(file, json.dumps(result, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
     except OSError as error:
         raise _not_writable(file.parent, error) from error
+    return result
 
 
 def saved_rows(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

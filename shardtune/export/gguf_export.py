@@ -30,9 +30,7 @@ def prepare(request: ExportRequest) -> Export:
     UserInputError: the model or its tokenizer is not known to llama.cpp as it is.
     """
     if importlib.util.find_spec("gguf") is None:
-        raise UserInputError(
-            "--to gguf needs the package gguf.", why="It is not installed.", fix="pip install 'shardtune[gguf]'"
-        )
+        raise UserInputError("--to gguf needs the package gguf.", why="It is not installed.", fix="pip install gguf")
     return GgufExport(request)
 
 
@@ -167,8 +165,8 @@ class GgufExport:
                 fix="Export merged weights (--to merged), and please report this with the model's config.json.",
             )
         text = (
-            f"{read}; what the fine-tuning changes in the logits is there to {percent(answers.share)} "
-            f"(difference {percent(answers.error)} of it; {answers.source}; read by transformers)"
+            f"{read}; the file reproduces {percent(answers.share)} of the adapter's effect on the logits "
+            f"(error {percent(answers.error)} of its size; {answers.source}; read by transformers)"
         )
         return Verification("logits", text, figures)
 
@@ -200,7 +198,7 @@ class GgufExport:
 
     def _lost(self, what: str) -> UserInputError:
         return UserInputError(
-            f"Writing {self.plan.main.name} weights would undo the fine-tuning: {what}.",
+            f"Writing {self.plan.main.name} weights would undo too much of the fine-tuning: {what}.",
             why=f"Its changes are small against the steps between values of that type; the bar is "
             f"{percent(self.bars.share)}.",
             fix="Use a finer type (--quantization q8_0, --dtype bf16 or fp32), or lower --min-surviving-delta.",

@@ -44,7 +44,8 @@ _COMMANDS = {
     "/reset": "forget the conversation",
     "/system TEXT": "set the system prompt; without TEXT, remove it",
     "/save FILE": "write the conversation as JSON",
-    "/quit": "leave (or Ctrl-D); Ctrl-C stops an answer",
+    "/quit, Ctrl-D": "leave",
+    "Ctrl-C": "stop an answer",
 }
 _PROMPT = "> "
 
@@ -179,8 +180,10 @@ def _run_command(line: str, conversation: Chat, console: Console) -> bool:
     elif name == "/help":
         _say_commands(console)
     else:
+        if name == "/save":
+            raise UserInputError("/save needs the name of a file.", fix="For example: /save chat.json")
         raise UserInputError(
-            "/save needs the name of a file." if name == "/save" else f"There is no command '{name}'.",
+            f"There is no command '{name}'.",
             fix="/help lists the commands. A question that begins with / is asked with a space before it.",
         )
     return True

@@ -59,6 +59,10 @@ class PromptFormat(Protocol):
     def end(self) -> str:
         """The token that ends an answer by the format itself; empty: none."""
 
+    @property
+    def default_system(self) -> str:
+        """The system prompt that the format writes itself where a conversation has none."""
+
     def encode(self, messages: Sequence[Message]) -> Prompt:
         """The prompt for a conversation that ends with a question; where there are no turns, it is that question alone.
 
@@ -99,6 +103,7 @@ class TextFormat:
     asked: ClassVar[tuple[str, ...]] = ()
     tail: ClassVar[str] = ""
     end: ClassVar[str] = ""
+    default_system: ClassVar[str] = ""
 
     @property
     def description(self) -> str:
@@ -107,7 +112,9 @@ class TextFormat:
         return f"the prompt is a text to continue, as in training ({self.choice.why.partition(';')[0]})"
 
     def encode(self, messages: Sequence[Message]) -> Prompt:
-        asked = _only_question(messages, "This model continues texts", has_system=False)
+        raw = self.choice.why == "--raw"
+        what = "--raw continues the prompt as it is" if raw else "This model continues texts"
+        asked = _only_question(messages, what, has_system=False)
         return Prompt(asked, _tokens(self.encoder, asked, special=False))
 
     def messages_of(self, row: Mapping[str, Any]) -> list[Message]:
@@ -128,6 +135,7 @@ class TemplateFormat:
     kind: ClassVar[Kind] = "template"
     has_turns: ClassVar[bool] = False
     end: ClassVar[str] = ""
+    default_system: ClassVar[str] = ""
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -154,9 +162,9 @@ class TemplateFormat:
         what = (
             f"the prompt is {{{self.asked[0]}}}"
             if len(self.asked) == 1
-            else f"a prompt is a JSON object with {', '.join(self.asked)}"
+            else f"the prompt is a JSON object with {', '.join(self.asked)}"
         )
-        return f"data.prompt_template of the run, {shown}; {what}, the answer {{{self.template.answer}}}"
+        return f"data.prompt_template of the run, {shown}; {what}; the answer is {{{self.template.answer}}}"
 
     def encode(self, messages: Sequence[Message]) -> Prompt:
         takes_system = SYSTEM in self.columns and SYSTEM not in self.asked
@@ -184,9 +192,15 @@ class TemplateFormat:
             cells = None
         if not isinstance(cells, dict) or set(cells) != set(self.asked):
             example = json.dumps(dict.fromkeys(self.asked, "…"), ensure_ascii=False)
+            why = f"data.prompt_template of the run has several before the answer: {', '.join(self.asked)}."
+            if isinstance(cells, dict):
+                missing, unknown = set(self.asked) - set(cells), set(cells) - set(self.asked)
+                parts = [f"lacks {', '.join(sorted(missing))}"] if missing else []
+                parts += [f"has {', '.join(sorted(map(str, unknown)))}, which the template does not"] if unknown else []
+                why += f" The object {' and '.join(parts)}."
             raise UserInputError(
                 "The prompt does not say what belongs in which column.",
-                why=f"data.prompt_template of the run has several before the answer: {', '.join(self.asked)}.",
+                why=why,
                 fix=f"Give a JSON object: '{example}' (an empty text where there is nothing to say).",
             )
         return {name: value if isinstance(value, str) else json.dumps(value) for name, value in cells.items()}
@@ -214,6 +228,18 @@ class ChatFormat:
     kind: ClassVar[Kind] = "chat"
     has_turns: ClassVar[bool] = True
     asked: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def default_system(self) -> str:
+        question: Message = {"role": "user", "content": "?"}
+        try:
+            given, alone = self._render([{"role": SYSTEM, "content": _MARK}, question]), self._render([question])
+        except RowProblem:
+            return ""
+        before, mark, behind = given.partition(_MARK)
+        if not mark or not alone.startswith(before) or not alone[len(before) :].endswith(behind):
+            return ""
+        return alone[len(before) : len(alone) - len(behind)].strip()
 
     @property
     def end(self) -> str:
@@ -343,7 +369,7 @@ def _only_question(messages: Sequence[Message], what: str, *, has_system: bool) 
     if messages[0]["role"] == SYSTEM and not has_system:
         raise UserInputError(
             "There is no place for a system prompt.",
-            why=f"{what}, without a system prompt: it would read one in a place where training had none.",
+            why=f"{what}.",
             fix="Leave out --system.",
         )
     others = [message for message in messages if message["role"] != SYSTEM]

@@ -17,6 +17,7 @@ from shardtune.inference.answers import AnsweringModel, Questions, Reply
 from shardtune.inference.sampling import Sampling
 
 _LABEL = 10  # columns, as `terminal.say` has them
+_MOST_SHOWN = 80  # characters of a system prompt
 _NARROW = 60  # below this, two columns are no longer read easily
 # What could move the cursor or change the terminal: a model writes what it likes.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -45,6 +46,10 @@ def notes(questions: Questions, *, compare: bool) -> list[str]:
     sides = questions.sides
     if compare and sides["base"].tokenizer is not sides["tuned"].tokenizer:
         found.append("the base is asked with its own tokenizer: it does not know the new tokens")
+    if questions.format.default_system:
+        own = questions.format.default_system.splitlines()[0]
+        own = own if len(own) <= _MOST_SHOWN else f"{own[:_MOST_SHOWN]}…"
+        found.append(f"where no system prompt is given, the chat template writes its own: “{own}”")
     if questions.ignored:
         names = ", ".join(f"{name} {value}" for name, value in questions.ignored.items())
         found.append(f"not applied of the base's generation_config.json: {names}")
@@ -121,8 +126,10 @@ def _last_lines(reply: Reply, console: Console, columns: int) -> Text:
 def how_it_ended(console: Console, replies: Sequence[Reply]) -> None:
     """Says it where an answer is not whole."""
     for reply in replies:
+        which = f"the {reply.side.name} answer" if len(replies) > 1 else "the answer"
+        if reply.ended == "stopped":
+            terminal.say(console, "stopped", f"{which}, after {terminal.count(reply.tokens, 'token')}")
         if reply.ended == "length":
-            which = f"the {reply.side.name} answer" if len(replies) > 1 else "the answer"
             why = "the model was made for no more" if reply.fills_model else "--max-new-tokens"
             terminal.say(console, "notice", f"{which} was cut at {reply.limit} new tokens ({why})")
 

@@ -140,6 +140,7 @@ class ChatApi:
             "kind": questions.format.kind,
             "has_turns": questions.format.has_turns,
             "takes_system": _takes_system(questions),
+            "default_system": questions.format.default_system,
             "columns": list(questions.format.asked),
             "notes": [f"{note[0].upper()}{note[1:]}." for note in notes(questions, compare=True)],
             "default_new_tokens": DEFAULT_NEW_TOKENS,

@@ -44,7 +44,7 @@ def test_the_result_is_printed_and_kept_with_its_rows(toy_run: Path) -> None:
     assert loss["difference"]["value"] == pytest.approx(loss["tuned"]["value"] - loss["base"]["value"])
     (file,) = set(kept(toy_run)) - set(before)
     written = json.loads(file.read_text())
-    rows = [json.loads(line) for line in (file.parent / written.pop("rows_file")["name"]).read_text().splitlines()]
+    rows = [json.loads(line) for line in (file.parent / written["rows_file"]["name"]).read_text().splitlines()]
     assert written == found
     assert len(rows) == 35 and {"prompt", "expected", "base", "tuned", "loss"} <= rows[0].keys()
     tokens = sum(row["supervised_tokens"] for row in rows)

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import pty
 import signal
+import termios
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from rich.console import Console
 from toy_run import FORMATS, toy_run, write_toy_adapter
 from toys import toy_chat_llama
 from typer.testing import CliRunner, Result
@@ -20,6 +24,7 @@ from shardtune.errors import UserInputError
 from shardtune.inference import chat as chat_module
 from shardtune.inference.answers import AnsweringModel
 from shardtune.inference.interrupt import StopOnInterrupt
+from shardtune.inference.screen import how_it_ended
 
 
 @pytest.fixture(scope="module")
@@ -208,6 +213,25 @@ def test_the_first_ctrl_c_is_noted_and_the_second_interrupts() -> None:
             signal.raise_signal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
         signal.raise_signal(signal.SIGINT)
+
+
+def test_the_terminal_writes_no_ctrl_c_into_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would stand in the text, and move the line from which a growing answer is redrawn."""
+    terminal, keyboard = pty.openpty()
+    with os.fdopen(keyboard) as stdin:
+        monkeypatch.setattr("sys.stdin", stdin)
+        assert termios.tcgetattr(stdin)[3] & termios.ECHOCTL, "else this tests nothing"
+        with StopOnInterrupt():
+            assert not termios.tcgetattr(stdin)[3] & termios.ECHOCTL
+        assert termios.tcgetattr(stdin)[3] & termios.ECHOCTL
+    os.close(terminal)
+
+
+def test_an_answer_that_was_stopped_is_called_so() -> None:
+    out = io.StringIO()
+    reply: Any = SimpleNamespace(ended="stopped", tokens=7)
+    how_it_ended(Console(file=out, width=80), [reply])
+    assert out.getvalue().split() == ["stopped", "the", "answer,", "after", "7", "tokens"]
 
 
 # ---- chat ------------------------------------------------------------------------------------------------------------

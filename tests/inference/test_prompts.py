@@ -116,6 +116,28 @@ def test_an_answer_ends_where_the_last_turn_does_not_where_turns_before_it_do() 
     assert asked.encode(USER).text.endswith("<|start|>assistant")
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_system_prompt_that_the_template_writes_itself_is_known(family: str) -> None:
+    asked = prompt_format(trained_with("chat", "messages"), chat_tokenizer(family))
+    assert asked.default_system == ("You are a small and friendly model." if family == "chatml" else "")
+
+
+def test_raw_prompts_have_no_place_for_a_system_prompt_and_say_why() -> None:
+    trained = TrainedFormat(section(), FormatChoice("text", "--raw", ("text",)))
+    with pytest.raises(UserInputError, match="no place") as refused:
+        prompt_format(trained, chat_tokenizer("chatml")).encode([{"role": "system", "content": "x"}, *USER])
+    assert refused.value.why == "--raw continues the prompt as it is."
+
+
+def test_columns_that_a_question_lacks_and_that_nobody_knows_are_named() -> None:
+    asked = prompt_format(
+        trained_with("prompt", "a", "b", "c", prompt_template="{a} {b} {c}"), chat_tokenizer("chatml")
+    )
+    with pytest.raises(UserInputError) as refused:
+        asked.encode([{"role": "user", "content": '{"a": "1", "bb": "2"}'}])
+    assert "The object lacks b and has bb, which the template does not." in refused.value.why
+
+
 def test_a_template_that_knows_no_generation_prompt_gets_the_header_that_training_saw() -> None:
     silent = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
     tokenizer = with_template("chatml", silent)

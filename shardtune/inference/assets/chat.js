@@ -15,7 +15,7 @@
   function settings(about) {
     const given = about.settings;
     const input = (name, attributes) => (at[name] = element("input", { type: "number", id: name, ...attributes }));
-    at.system = element("textarea", { id: "system", rows: "2", placeholder: "none" });
+    at.system = element("textarea", { id: "system", rows: "2", placeholder: about.default_system || "none" });
     at.system.value = given.system;
     const temperature = input("temperature", { min: "0", max: "10", step: "0.1", value: String(given.temperature) });
     const topP = input("top_p", { min: "0", max: "1", step: "0.05", placeholder: "1", value: given.top_p === null ? null : String(given.top_p) });
