@@ -158,6 +158,7 @@ def _restore_base(model: PreTrainedModel, plan: GgufTensors, section: ModelSecti
             values = base.get_parameter(name).detach()
             kind = next(tensor.type for tensor in plan.tensors if plan.parameters.get(tensor.name) == name)
             parameters[name][: len(values)].copy_(rounded(values, kind))
+            parameters[name][len(values) :] = 0  # tokens that were learnt: the base has none, here as where it is asked
 
 
 @contextlib.contextmanager
