@@ -14,6 +14,7 @@ import yaml
 from chat_tokenizers import chat_tokenizer
 from export.test_answer_end import run_on_chats
 from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import load_file, save_file
 from tokenizers import Regex, pre_tokenizers
 from toys import save_toy, toy_text_config, toy_wrapper
 
@@ -132,6 +133,26 @@ def test_whatever_can_be_merged_is_in_the_file(kind: str, tmp_path: Path) -> Non
     assert figures["logits_error"] < 1e-3
     names = {tensor.name for tensor in gguf.GGUFReader(_file(tmp_path / "out")).tensors}
     assert ("output.weight" in names) == (not kind.startswith("new tokens"))
+
+
+def test_a_tied_head_that_the_base_stores_too_is_no_obstacle(tmp_path: Path) -> None:
+    model, options = KINDS["new tokens"]
+    adapter = _trained(model, tmp_path, **options)
+    file = tmp_path / "base" / "model.safetensors"
+    tensors = load_file(file)
+    save_file({**tensors, "lm_head.weight": tensors["model.embed_tokens.weight"].clone()}, file, {"format": "pt"})
+    assert _export(adapter, tmp_path / "out").verification.figures["logits_error"] < 1e-3
+
+
+def test_matrices_that_cannot_be_quantised_are_named_and_where_all_are_it_is_refused(tmp_path: Path) -> None:
+    some = _trained("llama", tmp_path / "some", size=0.5, hidden_size=64, intermediate_size=72)
+    done = _export(some, tmp_path / "out", quantization="q8_0", min_surviving_delta=0.0)
+    assert "2 matrices are float16" in " ".join(done.warnings)
+    types = {one.name: one.tensor_type for one in gguf.GGUFReader(_file(tmp_path / "out")).tensors}
+    assert types["blk.0.ffn_down.weight"] == gguf_file.Type.F16 and types["blk.0.attn_q.weight"] == gguf_file.Type.Q8_0
+    none = _trained("llama", tmp_path / "none", hidden_size=72, intermediate_size=40, head_dim=12)
+    with pytest.raises(UserInputError, match="--quantization q8_0 has no effect"):
+        _export(none, tmp_path / "none" / "out", quantization="q8_0")
 
 
 def test_the_text_part_of_a_wrapper_is_written_and_that_is_said(tmp_path: Path) -> None:
