@@ -90,7 +90,7 @@ class Reply:
         return self.answer.text
 
     def __iter__(self) -> Iterator[str]:
-        pieces = TokenText(self.side.tokenizer, self.prompt.ids)
+        pieces = TokenText(self.side.tokenizer, self.prompt.ids, special=bool(self.side.format.channel))
         while self.ended is None:
             piece = ""
             if self.stopped():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from shardtune.config.schema import DataSection
@@ -56,6 +57,10 @@ class PromptFormat(Protocol):
         """What training has behind every answer, besides the end-of-sequence token."""
 
     @property
+    def channel(self) -> str:
+        """Special tokens behind which an answer's text stands, after reasoning (gpt-oss); empty: it has none."""
+
+    @property
     def end(self) -> str:
         """The token that ends an answer by the format itself; empty: none."""
 
@@ -102,6 +107,7 @@ class TextFormat:
     has_turns: ClassVar[bool] = False
     asked: ClassVar[tuple[str, ...]] = ()
     tail: ClassVar[str] = ""
+    channel: ClassVar[str] = ""
     end: ClassVar[str] = ""
     default_system: ClassVar[str] = ""
 
@@ -134,6 +140,7 @@ class TemplateFormat:
     encoder: Encoder
     kind: ClassVar[Kind] = "template"
     has_turns: ClassVar[bool] = False
+    channel: ClassVar[str] = ""
     end: ClassVar[str] = ""
     default_system: ClassVar[str] = ""
 
@@ -241,6 +248,13 @@ class ChatFormat:
             return ""
         return alone[len(before) : len(alone) - len(behind)].strip()
 
+    @cached_property
+    def channel(self) -> str:
+        short = self.renderer.finder.skeleton_of_roles(["user", "assistant"], None)
+        lead = short.slots[-1].before[-short.slots[-1].lead :] if short is not None and short.slots[-1].lead else ""
+        special = (str(token) for token in self.encoder.tokenizer.added_tokens_decoder.values() if token.special)
+        return lead if any(token in lead for token in special) else ""
+
     @property
     def end(self) -> str:
         return self.renderer.finder.end_of_chat.strip()
@@ -256,6 +270,11 @@ class ChatFormat:
         return f"{name}, as in training" if self.known else f"{name}; {self.choice.why}"
 
     def encode(self, messages: Sequence[Message]) -> Prompt:
+        if self.channel:  # answers of before stand there with their reasoning, and the template writes the tokens
+            messages = [
+                {**one, "content": one["content"].rpartition(self.channel)[2]} if one["role"] == "assistant" else one
+                for one in messages
+            ]
         try:
             self.renderer.refuse_boundaries(messages)
             text = self._render(messages)

@@ -17,10 +17,13 @@ class TokenText:
 
     Args:
         prompt: What the tokens follow.
+        special: Show special tokens, too.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int] = ()) -> None:
-        self.tokenizer = tokenizer
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int] = (), *, special: bool = False
+    ) -> None:
+        self.tokenizer, self._special = tokenizer, special
         self._ids = list(prompt[-_CONTEXT:])
         self._begin, self._told = 0, len(self._ids)  # decoded together, and up to where their text is told
 
@@ -46,7 +49,9 @@ class TokenText:
     def _decoded(self, end: int) -> str:
         return str(
             self.tokenizer.decode(
-                self._ids[self._begin : end], skip_special_tokens=True, clean_up_tokenization_spaces=False
+                self._ids[self._begin : end],
+                skip_special_tokens=not self._special,
+                clean_up_tokenization_spaces=False,
             )
         )
 

@@ -113,12 +113,16 @@ def test_an_answer_ends_where_the_last_turn_does_not_where_turns_before_it_do() 
     tokenizer.add_special_tokens({"additional_special_tokens": tokens})
     asked = prompt_format(trained_with("chat", "messages"), tokenizer)
     assert asked.end == "<|return|>" and asked.tail == ""
-    assert asked.encode(USER).text.endswith("<|start|>assistant")
+    assert asked.encode(USER).text.endswith("<|start|>assistant") and asked.channel == "<|channel|>final<|message|>"
+    said = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Sunny."
+    again = asked.encode([*USER, {"role": "assistant", "content": said}, *USER])
+    assert "<|channel|>final<|message|>Sunny.<|end|>" in again.text and "Hm." not in again.text
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_system_prompt_that_the_template_writes_itself_is_known(family: str) -> None:
     asked = prompt_format(trained_with("chat", "messages"), chat_tokenizer(family))
+    assert asked.channel == ""
     assert asked.default_system == ("You are a small and friendly model." if family == "chatml" else "")
 
 

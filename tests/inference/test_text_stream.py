@@ -55,6 +55,8 @@ def test_special_tokens_are_not_shown() -> None:
     stream = TokenText(tokenizer)
     ids = tokenizer("a<|im_start|><|endoftext|>b")["input_ids"]
     assert "".join(stream.add(token) for token in ids) == "ab"
+    stream = TokenText(tokenizer, special=True)
+    assert "".join(stream.add(token) for token in ids) == "a<|im_start|><|endoftext|>b"
 
 
 def test_a_sentencepiece_word_keeps_its_space_after_the_prompt() -> None:
