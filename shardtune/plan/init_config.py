@@ -239,7 +239,7 @@ def _learning_rate(facts: InitFacts) -> Choice:
 
 
 def _intervals(facts: InitFacts, batch: int, *, evaluates: bool) -> Iterator[Choice]:
-    """How often the run logs, evaluates and saves; of eval_steps and save_steps, one that is given decides the other."""
+    """How often the run logs, evaluates and saves; if one of eval_steps and save_steps is given, the other follows."""
     steps, why = 1000, ""
     if (asked := _max_steps(facts)) is not None:
         steps, why = asked, f"of {count(asked, 'step')}"
