@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from shardtune.plan.facts import Machine
     from shardtune.plan.init_config import Choice, InitFacts, ModelFacts, PlanNotes
 
+_SOME_ROWS = 0.05  # for evaluation, until the data is known: its settings are not without effect before that
+
 
 def init(
     model: Annotated[str, typer.Option("--model", metavar="PATH|HUB", help="Model folder or hub name.")],
@@ -46,7 +48,8 @@ def init(
 
     _refuse_existing(output, force=force)
     named: list[Choice] = [("model.model_name_or_path", model, ""), ("data.dataset_name_or_path", data, "")]
-    asked = _loaded(named, [*(override or ()), *([f"data.val_split={val}"] if val else [])])
+    words = [*(override or ()), *([f"data.val_split={val}"] if val else [])]
+    asked = _loaded([*named, ("data.val_split", _SOME_ROWS, "")], words)
     check_inputs(asked.config)
     facts, max_length = _facts(asked, gpus, nodes)
     found = [*named, *choices(facts, max_length)]
@@ -55,7 +58,8 @@ def init(
     head = [f"Written by shardtune init for {facts.hardware}.", *notes.head, *(f"  {line}" for line in commands)]
     data_format = {"data.format": f"auto = {facts.format}."} if facts.format else {}
     _write(output, render_config(found, {**data_format, **notes.resolved}, head))
-    for notice in asked.notices:
+    val_split = next(choice for choice in found if choice[0] == "data.val_split")
+    for notice in _loaded([*named, val_split], words).notices:
         typer.echo(f"notice    {notice}", err=True)
     if _folder(asked.config) is None:
         text = f"'{model}' is not on this machine: it is taken for a Hub name, and nothing is known of memory and time"

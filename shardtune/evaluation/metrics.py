@@ -43,12 +43,12 @@ class Metric:
 
     @property
     def verdict(self) -> str:
-        """`better`, `worse`, `no clear difference` (the interval holds 0), or empty where that is not known."""
+        """`better`, `worse`, `unclear` (the interval holds 0), or empty where that is not known."""
         found = self.difference
         if found is None or found.low is None or found.high is None:
             return ""
         if found.low <= 0 <= found.high:
-            return "no clear difference"
+            return "unclear"
         return "better" if (found.low > 0) == (self.better == "higher") else "worse"
 
     def as_dict(self) -> dict[str, Any]:

@@ -16,7 +16,6 @@ from shardtune.terminal import count, say
 
 _WIDE = 104  # columns, from which on an interval stands behind its number
 _STYLES = {"better": "green", "worse": "red"}
-_SHORT = {"no clear difference": "unclear"}  # an interval that holds 0
 
 
 def print_evaluation(console: Console, evaluation: Evaluation) -> None:
@@ -55,7 +54,7 @@ def _print(console: Console, title: str, sides: Sequence[Side], metrics: Sequenc
             style = _STYLES.get(metric.verdict, "dim")
             cells += [
                 escape(shown),
-                f"[{style}]{_SHORT.get(metric.verdict, metric.verdict)}[/]" if metric.verdict else "",
+                f"[{style}]{metric.verdict}[/]" if metric.verdict else "",
             ]
         table.add_row(name, *cells)
     console.print(table)

@@ -100,7 +100,7 @@ class AdapterExport:
             kept = sorted(map(_digest, beside.values())) == sorted(map(_digest, self.adapted.tensors.values()))
             if not kept:
                 raise ShardtuneError(f"{ON_WRAPPER}/ does not hold the same tensors.", fix="Export again.")
-        text = f"PEFT finds a place on the base for each of {count(len(found), 'tensor')}, which are those of the run"
+        text = f"all {count(len(found), 'tensor')} match a PEFT module of the base and are those of the run"
         return Verification("tensors", text, {"tensors": len(found)})
 
     def card(self) -> CardParts:

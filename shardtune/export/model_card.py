@@ -67,7 +67,8 @@ def write_card(
         front |= {"base_model": name, "base_model_relation": "adapter" if parts.library == "peft" else "finetune"}
     front |= {"library_name": parts.library, "pipeline_tag": "text-generation", **licence(base)}
     front["tags"] = ["shardtune", "lora", *parts.tags]
-    body = "\n\n".join(filter(None, _sections(request, name or base.name, parts, verification, warnings)))
+    of = name or f"the model in the local folder '{base.name}'"
+    body = "\n\n".join(filter(None, _sections(request, of, parts, verification, warnings)))
     if request.tuned.config is not None:
         body = hide_values(body, request.tuned.config)
     head = yaml.safe_dump(front, sort_keys=False, allow_unicode=True)
@@ -84,7 +85,7 @@ def _sections(
 ) -> Iterator[str]:
     tuned = request.tuned
     yield f"# {plain(request.out.name if tuned.run is None else tuned.name, 100)}"
-    yield f"{base}, fine-tuned with LoRA by shardtune. {parts.contents}".strip()
+    yield f"A LoRA fine-tune of {base}, made with shardtune. {parts.contents}".strip()
     yield f"## Use\n\n{parts.usage.replace('{folder}', request.out.name)}" if parts.usage else ""
     if tuned.run is None:
         yield "## Training\n\nThe adapter was not in the folder of a run: how it was trained is not known."
@@ -138,6 +139,8 @@ def _settings(written: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, A
         fields = _SECTIONS[section].model_fields
         for name in names:
             value = written.get(section, {}).get(name)
+            if name == "base_precision" and value == "bf16":
+                continue  # not in 8 bits: what it is computed in says torch_dtype, which may be another
             default = fields[name].get_default(call_default_factory=True)
             if value is not None and (value != default or name in _ALWAYS.get(section, ())):
                 shown.setdefault(section, {})[name] = value

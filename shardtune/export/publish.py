@@ -20,38 +20,43 @@ _TAKEN = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)  # of renaming a folder 
 _RESERVE = 64 << 20  # for the small files: tokenizer, config, model card
 
 
-def check_out(out: Path, nbytes: int, sources: tuple[Path, ...] = ()) -> None:
+def check_out(out: Path, nbytes: int, sources: tuple[Path, ...] = (), *, default: bool = False) -> None:
     """Raise unless a folder of `nbytes` can appear at `out`.
 
     Args:
         sources: Folders that are read: none may be the same folder.
+        default: It is where an export goes that was given no --out.
 
     Raises:
         UserInputError: there is something already, or it cannot be written, or the disk has too little space.
     """
+    named = str(out) if default else f"--out {out}"
     for source in sources:
         if out.resolve() == source.resolve():
-            raise UserInputError(
-                f"--out {out} is the folder that is read.", fix="Give a folder that does not exist yet."
-            )
+            raise UserInputError(f"{named} is the folder that is read.", fix="Give a folder that does not exist yet.")
     if out.name in ("", ".."):
-        raise UserInputError(f"--out {out} is not the name of a new folder.", fix="Give it a name: --out exported")
+        raise UserInputError(f"{named} is not the name of a new folder.", fix="Give it a name: --out exported")
     if out.is_symlink() or (out.exists() and (not out.is_dir() or any(out.iterdir()))):
         raise UserInputError(
-            f"--out {out} exists already{' and is not empty' if out.is_dir() else ''}.",
+            f"{named} exists already{' and is not empty' if out.is_dir() else ''}.",
             why="An export is written whole into a folder of its own; nothing is overwritten.",
-            fix="Give another --out, or remove it.",
+            fix="Remove it, or give --out FOLDER." if default else "Give another --out, or remove it.",
         )
     above = next(folder for folder in out.absolute().parents if folder.exists())
     if not above.is_dir() or not os.access(above, os.W_OK):
         raise UserInputError(
-            f"--out {out} cannot be written: {above} {'is read-only' if above.is_dir() else 'is not a folder'}.",
+            f"{named} cannot be written: {above} {'is read-only' if above.is_dir() else 'is not a folder'}.",
             fix="Give --out FOLDER on a disk that can be written.",
         )
-    free = shutil.disk_usage(above).free
+    total, _, free = shutil.disk_usage(above)
+    if total == 0:  # /proc, /sys
+        raise UserInputError(
+            f"{named} cannot be written: {above} is on a file system that holds no files of its users.",
+            fix="Give --out FOLDER on a disk that can be written.",
+        )
     if nbytes + _RESERVE > free:
         raise UserInputError(
-            f"--out {out}: the export takes {terminal.size(nbytes + _RESERVE)}, and its disk has "
+            f"{named}: the export takes {terminal.size(nbytes + _RESERVE)}, and its disk has "
             f"{terminal.size(free)} free.",
             fix="Free disk space, or give --out FOLDER on another disk.",
         )
@@ -93,7 +98,7 @@ def staged(out: Path) -> Iterator[Path]:
 def _failed(out: Path, error: OSError) -> ShardtuneError:
     if error.errno in _TAKEN and os.path.lexists(out):
         return UserInputError(
-            f"--out {out} has appeared while this was written.",
+            f"{out} has appeared while this was written.",
             why="Another export to the same place was faster; nothing is overwritten.",
             fix="Give another --out, or use what is there.",
         )

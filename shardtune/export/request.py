@@ -58,7 +58,7 @@ class Verification:
     """What was proven of the written files before they were published.
 
     Attributes:
-        method: In a few words, for JSON: `logits`, `weights`, `deltas`, `files`.
+        method: In a few words, for JSON: `logits`, `weights`, `deltas`, `tensors` (docs/export.md).
         text: What was compared, with the numbers, for people and the model card.
         figures: The same numbers by name.
     """

@@ -11,7 +11,7 @@ from shardtune.checkpoint.store import CheckpointStore
 from shardtune.errors import UserInputError
 from shardtune.export.model_card import write_card
 from shardtune.export.publish import check_out, staged
-from shardtune.export.request import ExportLog, ExportRequest, ExportResult
+from shardtune.export.request import ExportLog, ExportRequest, ExportResult, default_out
 from shardtune.export.targets import prepare
 from shardtune.model.locate import folder_on_disk
 from shardtune.run.folder import CHECKPOINTS
@@ -28,13 +28,14 @@ def export_model(request: ExportRequest, log: ExportLog) -> ExportResult:
     """
     began = time.monotonic()
     # Before the base is read: a mistake in --out is known at once.
-    check_out(request.out, 0, (request.tuned.adapter,))
+    default = request.out == default_out(request.tuned, request.target)
+    check_out(request.out, 0, (request.tuned.adapter,), default=default)
     with ExitStack() as stack:
         _keep_checkpoint(request.tuned, stack)
         if request.tuned.notice:
             log.warn(request.tuned.notice)
         export = prepare(request)
-        check_out(request.out, export.nbytes)
+        check_out(request.out, export.nbytes, default=default)
         folder = stack.enter_context(staged(request.out))
         export.write(folder, log)
         verification = export.verify(folder, log)

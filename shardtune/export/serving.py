@@ -104,7 +104,7 @@ class ServedAdapter:
             raise wrong(f"{len(missing)} parameters have none in the file, for example '{missing[0]}'")
         text = (
             f"read back as {self.server.title} reads it, all {count(len(self.changes), 'weight update')} match the "
-            f"adapter's (largest difference {worst:.0e} of its size)"
+            f"adapter's ({f'largest difference {worst:.0e} of its size' if worst else 'identical'})"
         )
         return Verification(
             "deltas", text, {"parameters": len(self.changes), "largest_difference": worst, "filled_with_zeros": zeros}

@@ -27,6 +27,7 @@ _SHARE_THAT_FITS = 0.99  # of the rows that are not truncated
 _SHORTEST, _LONGEST, _UNKNOWN_LENGTH = 512, 32768, 2048
 _STEP_TOKENS = 65_536  # of an optimizer step: enough to average over, little enough for many steps
 _FEWEST_STEPS, _SMALLEST_BATCH, _LARGEST_BATCH = 100, 8, 128
+_EPOCHS = "train.num_train_epochs"
 _LARGE_MODEL = 10e9  # parameters; larger ones train at a lower learning rate
 _WIDTH = 110
 
@@ -131,7 +132,7 @@ def choices(facts: InitFacts, max_length: Choice) -> list[Choice]:
         max_length,
         val_split,
         ("train.output_dir", "runs", ""),
-        _epochs(facts),
+        *_epochs(facts, evaluates=val_split[1] is not None),
         *_batch(batch, why),
         _learning_rate(facts),
         ("train.packing", "auto", ""),
@@ -176,25 +177,46 @@ def _val_split(facts: InitFacts) -> Choice:
     return path, share, f"about {round(share * rows):,} of {rows:,} rows"
 
 
-def _epochs(facts: InitFacts) -> Choice:
-    path, rows = "train.num_train_epochs", facts.rows
-    if path in facts.given:
-        return path, facts.given[path], ""
+def _epochs(facts: InitFacts, *, evaluates: bool) -> Iterator[Choice]:
+    """Nothing where the user has named the number of steps, which takes precedence."""
+    if _max_steps(facts) is not None:
+        return
+    rows = facts.rows
     if rows is None or facts.concatenated:
-        return path, 1, "more only if the validation loss still falls"
-    epochs = 3 if rows < 5000 else 2 if rows < 50_000 else 1
-    return path, epochs, f"usual for {rows:,} rows; with load_best_model_at_end the best weights are kept"
+        why = "more only if the validation loss still falls"
+    else:
+        why = f"usual for {count(rows, 'row')}"
+        if _keeps_best(facts, evaluates=evaluates):
+            why += "; load_best_model_at_end keeps the best weights"
+    yield _EPOCHS, _number_of_epochs(facts), why
+
+
+def _number_of_epochs(facts: InitFacts) -> float:
+    rows = facts.rows
+    usual = 1 if rows is None or facts.concatenated or rows >= 50_000 else 3 if rows < 5000 else 2
+    epochs: float = facts.given.get(_EPOCHS, usual)
+    return epochs
+
+
+def _max_steps(facts: InitFacts) -> int | None:
+    """Steps that the user has asked for; None where epochs decide."""
+    given = facts.given.get("train.max_steps", -1)
+    return int(given) if given > 0 else None
 
 
 def _effective_batch(facts: InitFacts, max_length: int) -> tuple[int, str]:
     batch = _power_of_two(min(max(_STEP_TOKENS // max_length, _SMALLEST_BATCH), _LARGEST_BATCH))
     why = f"at most {batch * max_length:,} tokens a step"
-    rows = None if facts.sequences is None else facts.sequences * _epochs(facts)[1]
+    rows = None if facts.sequences is None else facts.sequences * _number_of_epochs(facts)
+    steps = _max_steps(facts)
     usual = batch
-    while rows is not None and batch > _SMALLEST_BATCH and rows / batch < _FEWEST_STEPS:
+    while rows is not None and batch > _SMALLEST_BATCH and rows / batch < (steps or _FEWEST_STEPS):
         batch //= 2
     if rows is not None and batch < usual:
-        why = f"{usual} would leave {count(max(1, round(rows / usual)), 'step')} only"
+        why = f"{usual} would leave only {count(max(1, round(rows / usual)), 'step')}"
+        if steps is not None and facts.sequences:
+            passes = round(usual * steps / facts.sequences)
+            why = f"{usual} would read the data {passes:,} times in {count(steps, 'step')}"
     world = facts.machine.world_size
     if batch % world:
         batch = world * _power_of_two(max(1, batch // world))
@@ -217,20 +239,39 @@ def _learning_rate(facts: InitFacts) -> Choice:
 
 
 def _intervals(facts: InitFacts, batch: int, *, evaluates: bool) -> Iterator[Choice]:
-    """How often the run logs, evaluates and saves; left alone where the user has decided something of it."""
-    steps = 1000
-    if facts.sequences is not None:
-        steps = math.ceil(math.ceil(facts.sequences / batch) * _epochs(facts)[1])
+    """How often the run logs, evaluates and saves; if one of eval_steps and save_steps is given, the other follows."""
+    steps, why = 1000, ""
+    if (asked := _max_steps(facts)) is not None:
+        steps, why = asked, f"of {count(asked, 'step')}"
+    elif facts.sequences is not None:
+        steps = math.ceil(math.ceil(facts.sequences / batch) * _number_of_epochs(facts))
+        why = f"of about {count(steps, 'step')}"
     yield "train.logging_steps", _round_number(steps // 50, most=25), ""
-    if any(path.startswith(("train.eval_", "train.save_", "train.max_steps")) for path in facts.given):
-        return
     every = _round_number(steps // 10, most=200)
-    about = f"of about {steps:,} steps" if facts.sequences is not None else ""
-    if evaluates:
-        yield "train.eval_steps", every, about
-    yield "train.save_steps", every, about
-    if evaluates:
+    by_steps = [what for what in ("eval", "save") if _by_steps(facts, what) and (evaluates or what == "save")]
+    for what, other, reason in (
+        ("eval", "save", "as often as a checkpoint is saved"),
+        ("save", "eval", "as often as the run is evaluated"),
+    ):
+        if what in by_steps:
+            given = facts.given.get(f"train.{other}_steps") if other in by_steps else None
+            yield f"train.{what}_steps", given or every, reason if given else why
+    if _keeps_best(facts, evaluates=evaluates):
         yield "train.load_best_model_at_end", True, ""
+
+
+def _by_steps(facts: InitFacts, what: str) -> bool:
+    """The user has chosen no other strategy of evaluating or saving."""
+    return facts.given.get(f"train.{what}_strategy", "steps") in ("steps", "auto")
+
+
+def _keeps_best(facts: InitFacts, *, evaluates: bool) -> bool:
+    """As the user says; otherwise where every checkpoint has a validation loss, so that the best one is known."""
+    if (asked := facts.given.get("train.load_best_model_at_end")) is not None:
+        return bool(asked)
+    evaluated, saved = (facts.given.get(f"train.{what}_steps") for what in ("eval", "save"))
+    fit = evaluated is None or saved is None or saved % evaluated == 0
+    return evaluates and fit and _by_steps(facts, "eval") and _by_steps(facts, "save")
 
 
 def _round_number(value: int, most: int) -> int:

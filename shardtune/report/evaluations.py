@@ -140,7 +140,7 @@ def _written(value: float, kind: str, places: int, signed: bool) -> str:
 
 
 def _wrong(path: Path) -> list[dict[str, str]]:
-    """The first rows that the tuned model answers otherwise than expected."""
+    """The first rows that the tuned model got wrong."""
     try:
         with open_plain(path.with_name(f"{path.stem}.rows.jsonl")) as file:
             lines = file.read(_ROWS_BYTES).split(b"\n")[:-1]

@@ -157,7 +157,8 @@ def _eval_tiles(results: Results) -> list[dict[str, str]]:
     found = [_tile("final evaluation loss", formatting.loss(value), f"step {step:,}")]
     if results.best_eval is not None and results.evaluations > 1:
         step, value = results.best_eval
-        found.append(_tile("best evaluation loss", formatting.loss(value), f"step {step:,}, of {results.evaluations}"))
+        note = f"step {step:,}, best of {results.evaluations} evaluations"
+        found.append(_tile("best evaluation loss", formatting.loss(value), note))
     return found
 
 

@@ -13,6 +13,7 @@ from shardtune.run.exit_codes import INTERRUPTED, TERMINATED, stop_signals, stop
 
 GRACE_VARIABLE = "SHARDTUNE_GRACE_SECONDS"
 _USUAL_GRACE = 30.0  # the default of Kubernetes and torch
+_SCHEDULED = ("KUBERNETES_SERVICE_HOST", "SLURM_JOB_ID")  # every container of a pod has the first, every job the second
 _SAME_PRESS = 1.0  # seconds; the terminal and the launcher both forward one Ctrl-C
 
 
@@ -96,10 +97,20 @@ def grace_seconds(asked: float | None, environ: Mapping[str, str]) -> float:
         return _USUAL_GRACE
 
 
-class Grace:
-    """Is the grace period long enough for a step and a save, judging by the longest so far?"""
+def known_grace(asked: float | None, environ: Mapping[str, str]) -> float | None:
+    """`grace_seconds` where it is named or somebody is known to send SIGKILL after it; elsewhere None."""
+    known = asked is not None or any(name in environ for name in (GRACE_VARIABLE, *_SCHEDULED))
+    return grace_seconds(asked, environ) if known else None
 
-    def __init__(self, seconds: float) -> None:
+
+class Grace:
+    """Is the grace period long enough for a step and a save, judging by the longest so far?
+
+    Args:
+        seconds: None where there is no grace period.
+    """
+
+    def __init__(self, seconds: float | None) -> None:
         self.seconds = seconds
         self.step = 0.0
         self.save = 0.0
@@ -109,7 +120,7 @@ class Grace:
         """A warning, once, when the grace period is too short; None otherwise."""
         self.step, self.save = max(self.step, step_seconds), longest_save
         needed = self.step + self.save
-        if self._warned or self.save == 0.0 or needed <= self.seconds:
+        if self.seconds is None or self._warned or self.save == 0.0 or needed <= self.seconds:
             return None
         self._warned = True
         return (

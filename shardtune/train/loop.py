@@ -23,7 +23,7 @@ from shardtune.observe.progress import ProgressLines
 from shardtune.parallel.offload import offload_context
 from shardtune.parallel.shard import GradientSync
 from shardtune.plan.schedule import schedule_factor
-from shardtune.run.stop_request import Grace, grace_seconds
+from shardtune.run.stop_request import Grace, known_grace
 from shardtune.run.watchdog import BATCH, ENDING, EVALUATING, SAVING, STEP
 from shardtune.terminal import say, warn
 from shardtune.train.batches import (
@@ -104,7 +104,7 @@ class TrainingLoop:
         self.early_stopping: EarlyStopping | None = None
         if train.early_stopping_patience is not None:
             self.early_stopping = EarlyStopping(train.early_stopping_patience, train.early_stopping_threshold)
-        self.grace = Grace(grace_seconds(train.grace_seconds, os.environ))
+        self.grace = Grace(known_grace(train.grace_seconds, os.environ))
         self.args = training_arguments(self.config, context.folder, self.math, on_cpu=device.type == "cpu")
         self.callbacks = callback_handler(training, self.profiler, self.batches.loader)
         self.state, self.control = self._new_state(), TrainerControl()

@@ -75,6 +75,30 @@ def test_ports_that_do_not_exist_are_refused(shardtune: Command, config: Path) -
     )
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("export RUN --to onnx", "--to onnx: give merged, adapter, gguf, vllm or sglang."),
+        ("export RUN --to merged --dtype=int4", "--dtype int4: give bf16, fp16, fp32 or fp8."),
+        ("eval RUN --max-rows 0", "--max-rows 0: give 1 or more."),
+        ("eval RUN --max-rows 1.5", "--max-rows 1.5: give a whole number."),
+        ("export RUN --to merged --min-surviving-delta 3", "--min-surviving-delta 3: give 1 or less."),
+        ("generate RUN --temperature warm", "--temperature warm: give a number."),
+        ("submit CONFIG --to lsf", "--to lsf: give runai,"),
+        ("run --nnodes two -- script.py", "--nnodes two: give a whole number."),
+    ],
+)
+def test_an_option_says_what_it_takes_in_its_own_words(words: str, said: str) -> None:
+    """In this process: nothing is imported but the command line."""
+    from typer.testing import CliRunner
+
+    from shardtune.cli.main import app
+
+    result = CliRunner().invoke(app, words.split(), env={"COLUMNS": "150"})
+    answered = " ".join(result.output.replace("│", " ").split())
+    assert result.exit_code == 2 and said in answered and "Input should" not in answered, result.output
+
+
 def test_a_name_too_long_for_a_file_is_no_run(shardtune: Command) -> None:
     assert "There is no run 'xxx" in answer(shardtune, "checkpoints", "x" * 5000)
     assert "There is no run 'xxx" in answer(shardtune, "report", "x" * 5000)

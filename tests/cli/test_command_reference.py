@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from running import REPOSITORY
 
 from shardtune.cli.reference import every_command, page
@@ -21,3 +23,11 @@ def test_every_command_has_a_section_with_each_of_its_options() -> None:
         assert section, name
         shown = [word for param in command.params for word in param.opts if word.startswith("-")]
         assert [word for word in shown if word not in section] == [], name
+
+
+def test_what_an_option_takes_is_named_in_capitals_or_by_its_choices() -> None:
+    takes = re.findall(r"^\| `(?:-\w, )?(?:--[\w-]+(?:, -\w)?) ([^`/-][^`]*)`", page(REPOSITORY / "docs"), re.MULTILINE)
+    assert len(takes) > 100
+    assert [
+        word for word in takes if re.fullmatch(r"(int|integer|float|path|text|file|directory)( range)?", word)
+    ] == []

@@ -86,6 +86,21 @@ def test_the_users_own_values_are_kept(toy_model: Path) -> None:
     assert not config.train.load_best_model_at_end
 
 
+def test_what_hangs_on_validation_rows_is_known_to_have_an_effect_where_the_data_has_them(toy_model: Path) -> None:
+    data = Path("data")
+    data.mkdir()
+    pairs(data / "train.jsonl"), pairs(data / "validation.jsonl", rows=20)
+    words = ("--model", toy_model, "--data", data, "--gpus", "H200", "-o", "train.max_steps=30", "--force")
+    said = init(*words, "-o", "train.eval_steps=5", "-o", "train.load_best_model_at_end=true")
+    config = load_config(Path("config.yaml"))
+    assert "no effect" not in said and config.notices == ()
+    assert config.config.data.val_split == "validation" and config.config.train.load_best_model_at_end
+    assert (config.config.train.eval_steps, config.config.train.save_steps) == (5, 5)
+    assert "train.eval_steps has no effect: there is no data.val_split." in init(
+        *words, "-o", "train.eval_steps=5", "--val", "null"
+    )
+
+
 def test_an_existing_file_is_replaced_only_by_force(toy_model: Path) -> None:
     data = pairs(Path("train.jsonl"))
     mine = Path("mine.yaml")

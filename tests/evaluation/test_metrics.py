@@ -65,4 +65,4 @@ def test_verdicts_follow_the_interval_and_the_direction() -> None:
     many = shares("exact_match", "exact match", {"base": [False] * 30, "tuned": [True] * 25 + [False] * 5})
     few = shares("exact_match", "exact match", {"base": [False] * 30, "tuned": [True] + [False] * 29})
     alone = shares("exact_match", "exact match", {"tuned": [True] * 3})
-    assert (many.verdict, few.verdict, alone.verdict) == ("better", "no clear difference", "")
+    assert (many.verdict, few.verdict, alone.verdict) == ("better", "unclear", "")

@@ -34,7 +34,7 @@ def run_folder(folder: Path) -> Path:
     run.mkdir()
     (folder / "adapter").rename(run / "final")
     config = {
-        "model": {"model_name_or_path": str(folder / "base"), "torch_dtype": "float32"},
+        "model": {"model_name_or_path": str(folder / "base"), "torch_dtype": "float32", "base_precision": "bf16"},
         "data": {
             "dataset_name_or_path": [
                 "/home/somebody/secret-project/rows.jsonl",
@@ -117,6 +117,8 @@ def test_it_has_data_settings_results_hardware_versions_and_use(tmp_path: Path) 
         assert expected in card, expected
     for private in ("/home", "somebody/", str(tmp_path), socket.gethostname(), TOKEN, "secret-project"):
         assert private not in card.replace("hostname", ""), private
+    assert "A LoRA fine-tune of owner/base, made with shardtune." in card
+    assert "torch_dtype: float32" in card and "base_precision" not in card  # bf16 there means "not FP8"
     kept = {name: (tmp_path / "out" / name).read_text() for name in ("LICENSE.txt", "USE_POLICY.md", "README-base.md")}
     assert kept["LICENSE.txt"] == "the licence" and kept["README-base.md"].endswith("# The base\n")
 
@@ -126,6 +128,7 @@ def test_an_adapter_of_no_run_says_that_its_training_is_not_known(tmp_path: Path
     export(tmp_path / "adapter", tmp_path / "out")
     card = (tmp_path / "out" / "README.md").read_text()
     assert "how it was trained is not known" in card and str(tmp_path) not in card
+    assert "A LoRA fine-tune of the model in the local folder 'base', made with shardtune." in card
     assert "base_model" not in front_matter(card)  # a folder's name is no name on the Hub
 
 

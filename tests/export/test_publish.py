@@ -20,7 +20,7 @@ from tuned_toys import tuned_toy
 from shardtune.checkpoint.store import CheckpointStore
 from shardtune.errors import ShardtuneError, UserInputError
 from shardtune.export.publish import check_out, staged
-from shardtune.export.request import ExportRequest
+from shardtune.export.request import ExportRequest, default_out
 from shardtune.export.run import export_model
 from shardtune.inference.source import find_tuned
 
@@ -57,6 +57,25 @@ def test_what_is_there_is_not_overwritten(toy: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     export(toy / "adapter", tmp_path / "empty")
     assert (tmp_path / "empty" / "model.safetensors").is_file()
+
+
+def test_of_an_existing_default_folder_no_option_is_named_that_was_not_given(toy: Path) -> None:
+    tuned = find_tuned(str(toy / "adapter"))
+    there = default_out(tuned, "merged")
+    there.mkdir()
+    (there / "mine").write_text("mine")
+    with pytest.raises(UserInputError) as refused:
+        export_model(ExportRequest(tuned, "merged", there), Quiet())
+    assert refused.value.what == f"{there} exists already and is not empty."
+    assert refused.value.fix == "Remove it, or give --out FOLDER."
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="there is no /proc")
+def test_a_file_system_without_any_space_is_not_said_to_be_full() -> None:
+    if not os.access("/proc", os.W_OK):
+        pytest.skip("/proc is read-only to this user, which is said first")
+    with pytest.raises(UserInputError, match="/proc is on a file system that holds no files of its users"):
+        check_out(Path("/proc/out"), 1)
 
 
 def test_a_folder_without_a_name_of_its_own_is_refused(
@@ -146,7 +165,7 @@ def test_a_disk_that_is_too_small_is_refused_before_anything_is_written(toy: Pat
 
 def test_a_disk_that_fills_leaves_nothing(toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Somebody else takes the space after it was checked."""
-    monkeypatch.setattr("shardtune.export.run.check_out", lambda *_: None)
+    monkeypatch.setattr("shardtune.export.run.check_out", lambda *_, **__: None)
     with small_disk(tmp_path / "disk", 60) as disk:
         with pytest.raises(ShardtuneError, match="No space left") as failed:
             export(toy / "adapter", disk / "out")

@@ -287,6 +287,18 @@ def test_mistral_4_without_mistrals_files_is_refused(tmp_path: Path) -> None:
         _export(adapter, "vllm", tmp_path / "v")
 
 
+@pytest.mark.parametrize(("worst", "said"), [(0.0, "(identical)"), (8e-9, "(largest difference 8e-09 of its size)")])
+def test_a_difference_of_nothing_is_not_a_number(
+    worst: float, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adapter = _trained(
+        "llama", "LlamaForCausalLM", tmp_path, target_modules=["q_proj"], rank_pattern={}, alpha_pattern={}
+    )
+    monkeypatch.setattr("shardtune.export.serving.relative_difference", lambda *_: worst)
+    done = export_model(ExportRequest(find_tuned(str(adapter)), "vllm", tmp_path / "v"), ConsoleLog(to_stderr=True))
+    assert done.verification.text.endswith(f"match the adapter's {said}")
+
+
 def test_a_file_that_is_not_what_was_trained_is_not_published(tmp_path: Path) -> None:
     adapter = _trained(
         "llama", "LlamaForCausalLM", tmp_path, target_modules=["q_proj"], rank_pattern={}, alpha_pattern={}

@@ -79,6 +79,51 @@ def test_what_the_user_decided_stays_and_decides_what_follows() -> None:
     assert not {"train.eval_steps", "train.save_steps", "train.load_best_model_at_end"} & set(given)
 
 
+def reasons(facts: InitFacts) -> dict[str, str]:
+    return {path: why for path, _, why in choices(facts, ("data.max_length", 1024, ""))}
+
+
+def test_intervals_fit_the_number_of_steps_that_is_asked_for() -> None:
+    asked = replace(FACTS, val_split="validation", given={"train.max_steps": 30})
+    found, why = chosen(asked), reasons(asked)
+    assert (found["train.eval_steps"], found["train.save_steps"]) == (2, 2) and found["train.load_best_model_at_end"]
+    assert "train.num_train_epochs" not in found and why["train.eval_steps"] == why["train.save_steps"] == "of 30 steps"
+
+
+def test_the_batch_does_not_read_little_data_too_often_in_the_steps_that_are_asked_for() -> None:
+    little = replace(FACTS, rows=200, sequences=40)
+    few, many = (replace(little, given={"train.max_steps": steps}) for steps in (1, 30))
+    assert chosen(few)["train.effective_batch_size"] == 64 and chosen(many)["train.effective_batch_size"] == 8
+    assert reasons(many)["train.effective_batch_size"].startswith("64 would read the data 48 times in 30 steps;")
+    assert reasons(little)["train.effective_batch_size"].startswith("64 would leave only 2 steps;")
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"train.eval_steps": 5}, (5, 5, True)),
+        ({"train.save_steps": 5}, (5, 5, True)),
+        ({"train.eval_steps": 5, "train.save_steps": 10}, (5, 10, True)),
+        ({"train.eval_steps": 10, "train.save_steps": 5}, (10, 5, None)),  # checkpoints without a validation loss
+        ({"train.eval_strategy": "no"}, (None, 20, None)),
+        ({"train.eval_strategy": "steps", "train.save_total_limit": 2}, (20, 20, True)),
+        ({"train.load_best_model_at_end": False}, (20, 20, False)),
+    ],
+)
+def test_of_evaluating_and_saving_what_is_given_decides_the_rest(given: dict[str, Any], expected: tuple[Any]) -> None:
+    found = chosen(replace(FACTS, given={"train.max_steps": 200, **given}))
+    keys = ("train.eval_steps", "train.save_steps", "train.load_best_model_at_end")
+    assert tuple(found.get(key) for key in keys) == expected
+
+
+def test_that_the_best_weights_are_kept_is_said_only_where_they_are() -> None:
+    small = replace(FACTS, rows=1000, sequences=400)
+    path = "train.num_train_epochs"
+    assert reasons(small)[path] == "usual for 1,000 rows; load_best_model_at_end keeps the best weights"
+    for given in ({"data.val_split": None}, {"train.load_best_model_at_end": False}, {"train.save_strategy": "epoch"}):
+        assert reasons(replace(small, given=given))[path] == "usual for 1,000 rows", given
+
+
 def test_every_setting_has_its_description_and_reason_above_it() -> None:
     found = [("lora.r", 8, "small"), ("model.model_name_or_path", "org/model", ""), ("train.packing", "auto", "")]
     text = render_config(found, {"train.packing": "auto = true: attention keeps rows apart."}, ["For a test."])

@@ -72,7 +72,9 @@ def test_the_view_tells_what_happened(tmp_path: Path) -> None:
     view = json.loads(Elements(page(run_view(history(run.folder), run.now))).view)
     assert view["status"] == "done"
     tiles = {tile["name"]: tile for tile in view["tiles"]}
-    assert tiles["steps"]["value"] == "400" and tiles["best evaluation loss"]["note"] == "step 400, of 8"
+    assert (
+        tiles["steps"]["value"] == "400" and tiles["best evaluation loss"]["note"] == "step 400, best of 8 evaluations"
+    )
     assert tiles["GPU memory"]["value"] == "63 GiB" and tiles["GPU memory"]["note"] == "peak, rank 3"
     assert tiles["time"]["note"] == "2 starts"
     assert {chart["group"] for chart in view["charts"]} == {"Learning", "Speed", "Memory", "Device"}

@@ -40,7 +40,7 @@ def save(run: Path, name: str, time: float, **changes: Any) -> None:
             metric("exact_match", "share", (0.0, 0.0, 0.074), (0.708, 0.568, 0.818), (0.708, 0.55, 0.818), "better"),
             metric("json_precision", "share", (None,), (0.909, 0.858, 0.957), (None,), ""),
         ],
-        "tasks": [{"task": "arc_easy", "filter": "none", **metric("acc", "share", (0.5, 0.4, 0.6), (0.51, 0.41, 0.61), (0.01, -0.02, 0.04), "no clear difference")}],
+        "tasks": [{"task": "arc_easy", "filter": "none", **metric("acc", "share", (0.5, 0.4, 0.6), (0.51, 0.41, 0.61), (0.01, -0.02, 0.04), "unclear")}],
         "notes": ["34 of 48 answers of the base model were cut off at 65 tokens."],
         "left_out": [{"metric": "json", "why": "no expected answer is a JSON object or list"}],
         **changes,
@@ -153,7 +153,7 @@ def test_the_page_shows_them(visit: Callable[..., Visit], tmp_path: Path, width:
     at = visit(width=width, scheme=scheme)
     page = at.open((tmp_path / "one.html").as_uri())
     section = page.locator("#evaluations")
-    assert "−3.4350 [−3.5633, −3.3064]" in section.inner_text() and "no clear difference" in section.inner_text()
+    assert "−3.4350 [−3.5633, −3.3064]" in section.inner_text() and "unclear" in section.inner_text()
     section.locator("summary").click()
     assert "<b>those</b>" in section.inner_text()
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")

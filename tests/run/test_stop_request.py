@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from shardtune.run.stop_request import Grace, StopRequest, grace_seconds
+from shardtune.run.stop_request import Grace, StopRequest, grace_seconds, known_grace
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGUSR1, 75), (signal.SIGINT, 130)])
@@ -70,6 +70,13 @@ def test_the_grace_comes_from_the_config_or_the_scheduler_or_is_the_usual_one() 
     assert grace_seconds(12, {"SHARDTUNE_GRACE_SECONDS": "600"}) == 12
     assert grace_seconds(None, {"SHARDTUNE_GRACE_SECONDS": "600"}) == 600
     assert grace_seconds(None, {}) == grace_seconds(None, {"SHARDTUNE_GRACE_SECONDS": "soon"}) == 30
+
+
+def test_without_a_scheduler_nobody_is_warned_of_its_grace() -> None:
+    assert known_grace(None, {}) is None and Grace(None).check(100.0, 100.0) is None
+    assert known_grace(12, {}) == 12 and known_grace(None, {"SHARDTUNE_GRACE_SECONDS": "600"}) == 600
+    for scheduler in ({"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, {"SLURM_JOB_ID": "7"}):
+        assert known_grace(None, scheduler) == 30
 
 
 def test_a_grace_that_is_too_short_is_told_once() -> None:

@@ -84,7 +84,7 @@
     const wrong = given.wrong.map((row) => element("article", { class: "sample" }, said(`${row.row} · prompt`, row.prompt),
       element("div", { class: "answers" }, said("base", row.base), said("tuned", row.tuned), said("expected", row.expected))));
     return card(element("h3", {}, given.title), table(given, given.title), !wrong.length ? null
-      : element("details", { "data-key": `wrong-${given.title}` }, element("summary", {}, "Rows that the tuned model answers otherwise than expected"), wrong));
+      : element("details", { "data-key": `wrong-${given.title}` }, element("summary", {}, "Rows the tuned model got wrong"), wrong));
   }
 
   function sample(given) {
