@@ -332,7 +332,9 @@ def _notes(rows: Rows | None, limit: int | None, said: Mapping[Side, _AnswerText
     if len(rows.chosen) < _FEW:
         found.append(f"{terminal.count(len(rows.chosen), 'row')}: with so few, intervals are rough.")
     if rows.prepared.counts.split or rows.prepared.manifest.get("concatenate"):
-        found.append("Rows are parts of longer texts; parts of one text err alike, so intervals are rather too narrow.")
+        found.append(
+            "Rows are parts of longer texts; parts of one text are alike, so the intervals are somewhat too narrow."
+        )
     found += rows.warnings
     for why, number in rows.without_question.items():
         found.append(f"{terminal.count(number, 'row')} not answered: {why}.")
