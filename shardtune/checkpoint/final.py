@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from io import FileIO
 from pathlib import Path
 
-from shardtune.checkpoint.manifest import sha256_of
+from shardtune.checkpoint.manifest import Damage, compare_file, sha256_of, verify_safetensors
 from shardtune.checkpoint.store import CheckpointStore, is_interrupted, publish, restore_interrupted
 from shardtune.durable import NotPlainError, open_plain, read_plain, write_file
 from shardtune.errors import ShardtuneError, UserInputError
@@ -41,6 +41,21 @@ class FinalSource:
     value: float | None = None
 
 
+@dataclass(frozen=True)
+class DamagedFinal:
+    """A `final/` that cannot be trusted as it is, and why."""
+
+    damages: tuple[Damage, ...]
+
+    @property
+    def has_adapter(self) -> bool:
+        """Whether the adapter is intact all the same; its form for the vision+text model can be made of it."""
+        return all(damage.file not in (_WEIGHTS, _CONFIG) for damage in self.damages)
+
+    def __str__(self) -> str:
+        return f"{FINAL}/: " + "; ".join(map(str, self.damages))
+
+
 def write_source(folder: Path, source: FinalSource) -> None:
     """Part of writing a final folder."""
     write_file(folder / _SOURCE, json.dumps(asdict(source), indent=1) + "\n")
@@ -62,8 +77,41 @@ def read_source(final: Path) -> FinalSource | None:
 
 
 def has_weights(final: Path) -> bool:
-    """Whether the folder is there, with an adapter."""
+    """Whether the folder is there, with an adapter; `damaged_final` says whether that is intact."""
     return (final / _WEIGHTS).is_file()
+
+
+def damaged_final(run: Path, store: CheckpointStore) -> DamagedFinal | None:
+    """Everything that is wrong with the adapter in a run's `final/`; None if nothing is, or there is no `final/`.
+
+    Its weights are compared with the checksum that the checkpoint of the same step has of them. Where there is no such
+    checkpoint, their header says how long the file is. The settings have no checksum to go by: users adapt them.
+    """
+    final = run / FINAL
+    if not final.is_dir():
+        return None
+    source = source_of(run, store)
+    manifest = store.manifest(source.step) if source is not None else None
+    known = manifest.files.get(_WEIGHTS) if manifest is not None else None
+    found = [
+        compare_file(final, _WEIGHTS, known) if known is not None else verify_safetensors(final, _WEIGHTS),
+        _damage_of_config(final),
+        verify_safetensors(final, f"{_ON_WRAPPER}/{_WEIGHTS}") if (final / _ON_WRAPPER).is_dir() else None,
+    ]
+    damages = tuple(damage for damage in found if damage is not None)
+    return DamagedFinal(damages) if damages else None
+
+
+def _damage_of_config(final: Path) -> Damage | None:
+    try:
+        is_object = isinstance(json.loads(read_plain(final / _CONFIG)), dict)
+    except FileNotFoundError:
+        return Damage(_CONFIG, "missing")
+    except OSError as error:
+        return Damage(_CONFIG, "unreadable", error.strerror or str(error))
+    except ValueError:
+        is_object = False
+    return None if is_object else Damage(_CONFIG, "changed", "it is not a JSON object")
 
 
 def source_of(run: Path, store: CheckpointStore) -> FinalSource | None:
@@ -104,14 +152,13 @@ def _same_weights(final: Path, store: CheckpointStore) -> FinalSource | None:
     return None
 
 
-def check_final(run: Path, store: CheckpointStore, step: int) -> None:
-    """Raise UserInputError if a run has no `final/` that `step` could be put into, nor one that a crash moved aside."""
-    if not has_weights(run / FINAL) and not is_interrupted(run / FINAL):
-        raise UserInputError(
-            f"The run '{run.name}' has no {FINAL}/.",
-            why="Its tokenizer and settings are written when training ends; a checkpoint has the adapter alone.",
-            fix=f"Resume the run to its end, or use the checkpoint as it is, a PEFT adapter: {store.path(step)}",
-        )
+def can_be_replaced(run: Path) -> bool:
+    """Whether a run has a `final/` whose weights can become another step's, or one that a crash moved aside.
+
+    Weights that were deleted are written again; the tokenizer and the rest come from `final/` itself.
+    """
+    final = run / FINAL
+    return has_weights(final) or any(final.glob("tokenizer*")) or is_interrupted(final)
 
 
 def replace_final(run: Path, store: CheckpointStore, source: FinalSource) -> Path | None:
@@ -122,18 +169,19 @@ def replace_final(run: Path, store: CheckpointStore, source: FinalSource) -> Pat
     taken over; the adapter, its settings, and its form for the vision+text model are the checkpoint's.
 
     Returns:
-        Where the earlier `final/` was kept, if its weights are in no intact checkpoint and would be lost.
+        Where the earlier `final/` was kept, if its weights are intact, and in no intact checkpoint: they would be lost.
 
     Raises:
-        UserInputError: there is no `final/`, or it has links.
+        UserInputError: it has links.
         OSError: the disk is full; the earlier `final/` is as it was.
     """
     final = run / FINAL
     restore_interrupted(final)
-    check_final(run, store, source.step)
     kept = None
     same = _same_weights(final, store)  # as its manifest says: its own file may be damaged
-    if same is None or any(damage.is_fatal for damage in store.verify(same.step)):
+    is_elsewhere = same is not None and not any(damage.is_fatal for damage in store.verify(same.step))
+    damaged = damaged_final(run, store)
+    if not is_elsewhere and (damaged is None or damaged.has_adapter):
         earlier = read_source(final)
         kept = _free_name(run / (f"{FINAL}-step-{earlier.step:06d}" if earlier else f"{FINAL}-earlier"))
         publish(kept, lambda folder: _copy_files(final, folder, without=frozenset()))
@@ -180,11 +228,13 @@ def _copy_files(source: Path, target: Path, without: frozenset[str] | set[str]) 
 def _write_renamed(weights: Path, on_wrapper: Path, target: Path) -> None:
     """The same tensors under the names that the vision+text model has for them, as in the earlier `on-wrapper/`."""
     mapping = json.loads(read_plain(on_wrapper / _MAPPING))["key_mapping"]
-    with open_plain(on_wrapper / _WEIGHTS) as file:
-        expected = _read_header(file)
+    expected: dict[str, object] | None = None
+    if verify_safetensors(on_wrapper, _WEIGHTS) is None:
+        with open_plain(on_wrapper / _WEIGHTS) as file:
+            expected = _read_header(file)
     with open_plain(weights) as file:
         header = {_served_name(name, mapping): entry for name, entry in _read_header(file).items()}
-        if header.keys() != expected.keys():
+        if expected is not None and header.keys() != expected.keys():
             raise ShardtuneError(
                 f"The names in {on_wrapper / _WEIGHTS} do not follow from {on_wrapper / _MAPPING}.",
                 why="One of the two was changed since the run wrote them.",

@@ -146,7 +146,7 @@ def verify(folder: Path, *, contents: bool = True) -> list[Damage]:
     found = [
         damage
         for name, entry in manifest.files.items()
-        if (damage := _compare(folder, name, entry, contents)) is not None
+        if (damage := compare_file(folder, name, entry, contents=contents)) is not None
     ]
     present, unreadable = _list_files(folder)
     found += [Damage(name, "extra") for name in sorted(present - set(manifest.files) - {NAME})]
@@ -164,7 +164,8 @@ def _list_files(folder: Path) -> tuple[set[str], list[Damage]]:
     return present, [_damage_of(Path(error.filename).relative_to(folder).as_posix(), error) for error in failed]
 
 
-def _compare(folder: Path, name: str, entry: FileEntry, contents: bool) -> Damage | None:
+def compare_file(folder: Path, name: str, entry: FileEntry, *, contents: bool = True) -> Damage | None:
+    """What is wrong with one file, compared with what a manifest says of it; None if nothing is."""
     path = folder / name
     try:
         with open_plain(path) as file:
@@ -178,6 +179,25 @@ def _compare(folder: Path, name: str, entry: FileEntry, contents: bool) -> Damag
                 return Damage(name, "changed", "its checksum does not match")
     except OSError as error:
         return _damage_of(name, error)
+    return None
+
+
+def verify_safetensors(folder: Path, name: str) -> Damage | None:
+    """What is wrong with a file of tensors of which no checksum is known: its header describes how long it is."""
+    try:
+        with (folder / name).open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            length = int.from_bytes(file.read(8), "little")
+            tensors = json.loads(file.read(min(length, size)))
+            ends = [entry["data_offsets"][1] for tensor, entry in tensors.items() if tensor != "__metadata__"]
+            wanted = 8 + length + max(ends, default=0)
+    except OSError as error:
+        return _damage_of(name, error)
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError):
+        return Damage(name, "changed", "it does not begin with the header of a safetensors file")
+    if size != wanted:
+        kind: Kind = "truncated" if size < wanted else "longer"
+        return Damage(name, kind, f"{size:,} bytes, and its header describes {wanted:,}")
     return None
 
 

@@ -168,6 +168,11 @@ class CheckpointStore:
         earlier)."""
         return self._best_of(self.by_eval_loss())
 
+    def pointed_to(self) -> int | None:
+        """The step that the pointer `best` names, whether or not that is there; None if there is no pointer."""
+        named = _NAME.fullmatch(_text(self.folder / BEST) or "")
+        return int(named[1]) if named else None
+
     def _best_of(self, by_eval_loss: list[tuple[int, float]]) -> tuple[int, float] | None:
         choice = self.choice() if by_eval_loss else None
         chosen = [entry for entry in by_eval_loss if choice is not None and entry[0] == choice.step]
@@ -400,5 +405,5 @@ def _is_number(loss: float | None) -> TypeGuard[float]:
 def _text(path: Path) -> str | None:
     try:
         return path.read_text(encoding="utf-8").strip()
-    except OSError:
+    except (OSError, UnicodeDecodeError):
         return None

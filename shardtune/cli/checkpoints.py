@@ -122,6 +122,11 @@ def _show(rows: list[dict[str, Any]], verify: bool, store: CheckpointStore, *, w
             escape(state) if row["intact"] else f"[bold red]{escape(state)}[/]",
         )
     Console().print(table)
+    best = store.best()
+    if best is not None and (choice := store.choice()) is not None and choice.step == best[0]:
+        from shardtune.report.tables import why_best
+
+        print(why_best(store, *best))
 
 
 def _age(seconds: float) -> str:

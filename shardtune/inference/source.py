@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,12 @@ from shardtune.report.runs import find_run, is_run
 from shardtune.run.base_model import BaseModel, cached_folder, compare_bases, recorded_base
 from shardtune.run.evaluation import ADAPTER_CONFIG, ADAPTER_WEIGHTS, refuse_damaged
 from shardtune.run.folder import CHECKPOINTS
+from shardtune.run.which_run import is_finished, write_final_again
 
 FINAL = "final"
 ON_WRAPPER = "on-wrapper"  # checkpoint/wrapper.py writes it; importing that takes torch
 _STEP = re.compile(r"(?:step-)?(\d+)")
+_PART = re.compile(rf"(?P<run>.*?[^/])/+(?:(?P<final>{FINAL})|(?:{CHECKPOINTS}/+)?(?P<step>step-\d+))/*")
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,8 @@ def find_tuned(
 ) -> TunedModel:
     """The model that is meant by a run (its folder, id or a unique prefix), a checkpoint or any PEFT adapter's folder.
 
+    What lies in a run may be given by the run's id, too: RUN/final, RUN/checkpoints/step-N or RUN/step-N.
+
     Args:
         checkpoint: Of a run: `final`, `best`, `latest` or a step. None: `final`, which must be there.
         base: Where the base model is now, if not where the adapter says.
@@ -80,8 +85,26 @@ def find_tuned(
         path = path.resolve()
         return _described(path, _run_of(path), base)
     _refuse_folder(path)
-    run = find_run(given, runs_dir)
-    return _described(_adapter_of(run, checkpoint), run, base)
+    run, part = _find_run(given, runs_dir)
+    if part is not None and checkpoint is not None:
+        raise UserInputError(
+            f"--checkpoint has no effect: '{given}' is one of a run's adapters.",
+            fix=f"Leave it out, or give the run: {run}.",
+        )
+    return _described(_adapter_of(run, part or checkpoint), run, base)
+
+
+def _find_run(given: str, runs_dir: Path | None) -> tuple[Path, str | None]:
+    """A run, and which of its adapters is meant where that follows the run: RUN/final, RUN/checkpoints/step-N."""
+    try:
+        return find_run(given, runs_dir), None
+    except UserInputError:
+        found = _PART.fullmatch(given)
+        if found is None:
+            raise
+        with suppress(UserInputError):
+            return find_run(found["run"], runs_dir), found["final"] or found["step"]
+        raise
 
 
 def _refuse_folder(path: Path) -> None:
@@ -108,19 +131,13 @@ def _adapter_of(run: Path, checkpoint: str | None) -> Path:
     if checkpoint in (None, FINAL):
         if _is_adapter(run / FINAL):
             return run / FINAL
-        raise UserInputError(
-            f"The run '{run.name}' has no {FINAL}/ yet.",
-            why="It is written when the training ends.",
-            fix=f"--checkpoint {LATEST} (step {steps[-1]}), {BEST} or a step takes one of its checkpoints."
-            if steps
-            else "Wait for its first checkpoint, or resume it: shardtune checkpoints shows what it has saved.",
-        )
+        raise _no_final(run, store)
     if checkpoint == BEST:
         best = store.best()
         if best is None:
             raise UserInputError(
                 f"--checkpoint best: no checkpoint of the run '{run.name}' has an evaluation loss.",
-                fix=_other_weights(steps, LATEST),
+                fix=_other_weights(run, store),
             )
         return store.path(best[0])
     number = _STEP.fullmatch(checkpoint or "")
@@ -128,15 +145,40 @@ def _adapter_of(run: Path, checkpoint: str | None) -> Path:
     if step not in steps or step is None:
         raise UserInputError(
             f"--checkpoint {checkpoint}: the run '{run.name}' has no such checkpoint.",
-            fix=_other_weights(steps, BEST, LATEST),
+            fix=_other_weights(run, store),
         )
     return store.path(step)
 
 
-def _other_weights(steps: list[int], *names: str) -> str:
-    if not steps:
+def _no_final(run: Path, store: CheckpointStore) -> UserInputError:
+    has_steps = bool(store.steps())
+    if not is_finished(run):
+        return UserInputError(
+            f"The run '{run.name}' has no {FINAL}/ yet.",
+            why="It is written when the training ends.",
+            fix=_other_weights(run, store)
+            if has_steps
+            else "Wait for its first checkpoint, or resume it: shardtune checkpoints shows what it has saved.",
+        )
+    return UserInputError(
+        f"The run '{run.name}' is finished, and its {FINAL}/ is not there any more.",
+        why="It was deleted or moved, or the disk was full when the training ended, which then said where it is.",
+        fix=f"{write_final_again(run)} Or: {_other_weights(run, store)}"
+        if has_steps
+        else "Copy it back, or train again: the run saved no checkpoints.",
+    )
+
+
+def _other_weights(run: Path, store: CheckpointStore) -> str:
+    """What can be given for --checkpoint: only what is there."""
+    has_final, steps = _is_adapter(run / FINAL), store.steps()
+    if not steps and has_final:
         return f"It saved no checkpoints: leave --checkpoint out to use {FINAL}/."
-    return f"Give {', '.join((FINAL, *names))} or a step ({', '.join(map(str, steps))})."
+    if not steps:
+        return f"It has neither checkpoints nor {FINAL}/: shardtune report shows how far it came."
+    names = [FINAL] if has_final else []
+    names += [BEST] if store.best() is not None else []
+    return f"Give --checkpoint {', '.join((*names, LATEST))} or a step ({', '.join(map(str, steps))})."
 
 
 def _is_adapter(folder: Path) -> bool:

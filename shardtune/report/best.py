@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 
-from shardtune.checkpoint.final import FINAL, FinalSource, has_weights, source_of
+from shardtune.checkpoint.final import FINAL, DamagedFinal, FinalSource, damaged_final, has_weights, source_of
 from shardtune.checkpoint.store import CheckpointStore, DamagedCheckpoint
 from shardtune.errors import UserInputError
 from shardtune.report.history import RunHistory
@@ -110,6 +110,7 @@ class Best:
         ties: Others with weights that cannot be told apart from `reference`, earliest first.
         damaged: Checkpoints passed over.
         final: What `final/` is of, where it is known.
+        damaged_final: What is wrong with that; None: nothing is, or it is not there.
     """
 
     run: Path
@@ -123,6 +124,7 @@ class Best:
     damaged: tuple[DamagedCheckpoint, ...]
     overfitting: Overfitting | None
     final: FinalSource | None
+    damaged_final: DamagedFinal | None
 
     @property
     def is_tie(self) -> bool:
@@ -146,9 +148,11 @@ def best_of(run: RunHistory, metric: Metric, *, earliest_tie: bool = False) -> B
         UserInputError: nothing was evaluated, or not by this metric.
     """
     store = CheckpointStore(run.folder / "checkpoints", keep=None)
-    _refuse(run, store)
-    final = source_of(run.folder, store)
-    evaluations = _evaluations(run, metric, store, final)
+    final, broken_final = source_of(run.folder, store), damaged_final(run.folder, store)
+    has_final = has_weights(run.folder / FINAL) and (broken_final is None or broken_final.has_adapter)
+    _refuse(run, store, has_final=has_final)
+    in_final = final.step if final is not None and has_final else None
+    evaluations = _evaluations(run, metric, store, in_final)
     finite = [one for one in evaluations if math.isfinite(one.value)]
     if not finite:
         raise UserInputError(
@@ -158,7 +162,6 @@ def best_of(run: RunHistory, metric: Metric, *, earliest_tie: bool = False) -> B
         )
     sign = 1 if metric.lower_is_better else -1
     ranked = sorted(finite, key=lambda one: (sign * one.value, not one.is_available, one.step))
-    in_final = final.step if final is not None and has_weights(run.folder / FINAL) else None
     reference, damaged = _first_intact(ranked, store, in_final)
     chosen = reference
     comparisons = max(1, len(finite) - 1)
@@ -187,10 +190,11 @@ def best_of(run: RunHistory, metric: Metric, *, earliest_tie: bool = False) -> B
         damaged=tuple(sorted(damaged, key=lambda one: one.step)),
         overfitting=_overfitting(list(measured.values()), ranked[0], metric, comparisons),
         final=final,
+        damaged_final=broken_final,
     )
 
 
-def _refuse(run: RunHistory, store: CheckpointStore) -> None:
+def _refuse(run: RunHistory, store: CheckpointStore, *, has_final: bool) -> None:
     name = run.folder.name
     if run.script is not None:
         raise UserInputError(
@@ -202,7 +206,7 @@ def _refuse(run: RunHistory, store: CheckpointStore) -> None:
         settings = bare_settings(run.folder)
         why, fix = _no_evaluation(settings)
         now = "`shardtune eval-loss --adapter` evaluates one checkpoint now." if store.steps() else ""
-        if has_weights(run.folder / FINAL):
+        if has_final:
             now = f"`shardtune eval {run.folder}` scores {FINAL}/ now."
         raise UserInputError(
             f"The run '{name}' has no evaluation{' yet' if run.facts.ending is None else ''}.",
@@ -227,9 +231,7 @@ def _no_evaluation(settings: Mapping[str, str]) -> tuple[str, str]:
     return "this run has none", f"Set data.val_split, with {equal}"
 
 
-def _evaluations(
-    run: RunHistory, metric: Metric, store: CheckpointStore, final: FinalSource | None
-) -> list[Evaluation]:
+def _evaluations(run: RunHistory, metric: Metric, store: CheckpointStore, in_final: int | None) -> list[Evaluation]:
     steps, values = run.evals.get(metric.name)
     found = {int(step): float(value) for step, value in zip(steps, values, strict=True)}
     if metric.name == "loss":  # checkpoints copied from the run this one was started from, or whose events are lost
@@ -240,7 +242,7 @@ def _evaluations(
     for step, value in sorted(found.items()):
         groups = _groups(run.eval_groups.get(step, {}), metric.name)
         weights: Weights = "checkpoint" if step in saved else "deleted" if step in once_saved else "not saved"
-        if weights != "checkpoint" and final is not None and final.step == step and has_weights(run.folder / FINAL):
+        if weights != "checkpoint" and step == in_final:
             weights = "final"
         trained = _train_loss(run, before, step)
         evaluations.append(Evaluation(step, value, groups, interval_of(groups), trained, weights))
@@ -269,7 +271,7 @@ def _first_intact(
     """The first whose weights are there, with every checksum compared; and damaged checkpoints up to it.
 
     Args:
-        in_final: The step that `final/` is of: its weights are there, even if its checkpoint is damaged.
+        in_final: The step that an intact `final/` is of: its weights are there, even if its checkpoint is damaged.
     """
     damaged: list[DamagedCheckpoint] = []
     for one in ranked:

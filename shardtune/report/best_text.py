@@ -125,6 +125,9 @@ def _difference(gap: Difference | None) -> str:
 def lines(best: Best) -> list[tuple[str, str]]:
     """(label, sentence) of each conclusion."""
     found: list[tuple[str, str]] = [("warning", f"damaged, and left out: {one}") for one in best.damaged]
+    if best.damaged_final is not None:
+        left_out = "" if best.damaged_final.has_adapter else ", and left out"
+        found.append(("warning", f"damaged{left_out}: {best.damaged_final}"))
     if best.chosen is None:
         return [*found, ("best", _nothing(best))]
     found.append(("best", f"{_named(best.chosen, best)}: {best.path}"))
@@ -202,6 +205,9 @@ def final_line(best: Best) -> str:
     final, chosen = best.final, best.chosen
     if not (best.run / FINAL).is_dir():
         return f"{FINAL}/ is not there: it is written when training ends"
+    if best.damaged_final is not None:
+        is_saved = chosen is not None and chosen.weights == "checkpoint"
+        return f"{FINAL}/ is damaged" + ("; --to-final writes it again, from the best checkpoint" if is_saved else "")
     if final is None:
         return f"{FINAL}/ does not say which step it is of; --to-final makes it the best"
     by = f", chosen by {final.metric}" if final.metric else ""
@@ -227,9 +233,22 @@ def as_json(best: Best) -> dict[str, Any]:
             "train_loss_before": found.train_before, "train_loss_after": found.train_after,
         },
         "damaged": [{"step": one.step, "damages": list(map(str, one.damages))} for one in best.damaged],
-        "final": None if best.final is None else {"step": best.final.step, "metric": best.final.metric},
+        "final": _final(best),
         "evaluations": [_one(one) for one in best.evaluations],
     }  # fmt: skip
+
+
+def _final(best: Best) -> dict[str, Any] | None:
+    """Its damages are listed here; `damaged` lists checkpoints."""
+    final, damaged = best.final, best.damaged_final
+    if final is None and damaged is None:
+        return None
+    return {
+        "step": final.step if final is not None else None,
+        "metric": final.metric if final is not None else None,
+        "intact": damaged is None,
+        "damages": [] if damaged is None else list(map(str, damaged.damages)),
+    }
 
 
 def _one(one: Evaluation) -> dict[str, Any]:

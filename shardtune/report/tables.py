@@ -63,13 +63,23 @@ def checkpoints(run: RunHistory) -> Table | None:
         )
     if not rows:
         return None
-    choice = store.choice()
-    why = f"has the lowest evaluation loss of those kept ({formatting.loss(best[1])})" if best else ""
-    if best and choice is not None and choice.step == best[0]:
-        why = f"was chosen by `shardtune best`: {formatting.plain(choice.metric, 40)} {formatting.loss(choice.value)}"
-    why = f"Best: step {best[0]:,} {why}." if best else ""
+    why = why_best(store, *best) if best else ""
     found = table(["step", "eval loss", "size", "written", ""], rows[-_MOST_ROWS:], numbers="nnn", note=why)
     return without_empty(found) if run.script is not None else found
+
+
+def why_best(store: CheckpointStore, step: int, eval_loss: float) -> str:
+    """Why this checkpoint is marked as the best: its eval loss, or what `shardtune best` found."""
+    choice = store.choice()
+    if choice is None or choice.step != step:
+        return f"Best: step {step:,} has the lowest evaluation loss of those kept ({formatting.loss(eval_loss)})."
+    chosen = f"{formatting.plain(choice.metric, 40)} {formatting.loss(choice.value)}"
+    why = f" ({formatting.plain(choice.why, 80)})" if choice.why != choice.metric else ""
+    lowest, loss = store.by_eval_loss()[0]
+    other = (
+        f" The lowest evaluation loss is that of step {lowest:,} ({formatting.loss(loss)})." if lowest != step else ""
+    )
+    return f"Best: step {step:,} was chosen by `shardtune best`: {chosen}{why}.{other}"
 
 
 def without_empty(found: Table) -> Table:

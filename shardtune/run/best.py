@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from shardtune.checkpoint.final import FINAL, FinalSource, check_final, replace_final, source_of
+from shardtune.checkpoint.final import FINAL, FinalSource, can_be_replaced, damaged_final, replace_final, source_of
 from shardtune.checkpoint.store import BEST, BETTER_IS_DAMAGED, CheckpointStore, Choice
 from shardtune.durable import read_plain
 from shardtune.errors import UserInputError
 from shardtune.lease import is_held, owner
 from shardtune.run.folder import CHECKPOINTS, LEASE, hold_run_folder, not_writable
+from shardtune.run.which_run import is_finished, write_final_again
 
 
 @dataclass(frozen=True)
@@ -73,10 +74,11 @@ def record_best(run: Path, best: BestStep | None, *, to_final: bool, in_final: i
                 fix="Wait for its end, or stop it.",
             )
         return Recorded(f"not written, the run is in progress: {why}")
-    now = source_of(run, store) if to_final else None
-    unchanged = f"unchanged: {FINAL}/ is step {best.step:,} already" if now and now.step == best.step else ""
-    if to_final and not unchanged:
-        check_final(run, store, best.step)
+    is_it = to_final and (now := source_of(run, store)) is not None and now.step == best.step
+    is_intact = is_it and damaged_final(run, store) is None
+    unchanged = f"unchanged: {FINAL}/ is step {best.step:,} already" if is_intact else ""
+    if to_final and not unchanged and not can_be_replaced(run):
+        raise _no_final(run, store.path(best.step))
     died = _content(run / LEASE)
     try:
         lease = hold_run_folder(run).lease
@@ -97,6 +99,16 @@ def record_best(run: Path, best: BestStep | None, *, to_final: bool, in_final: i
         lease.release(died)  # without it a run that died would be shown as running
 
 
+def _no_final(run: Path, checkpoint: Path) -> UserInputError:
+    finished = is_finished(run)
+    again = f"{write_final_again(run)} Or" if finished else "Resume the run to its end, or"
+    return UserInputError(
+        f"The run '{run.name}' has no {FINAL}/{' any more' if finished else ''}.",
+        why="Its tokenizer and settings are written when training ends; a checkpoint has the adapter alone.",
+        fix=f"{again} use the checkpoint as it is, a PEFT adapter: {checkpoint}",
+    )
+
+
 def _content(file: Path) -> bytes:
     try:
         return read_plain(file)
@@ -105,18 +117,16 @@ def _content(file: Path) -> bytes:
 
 
 def _point(store: CheckpointStore, best: BestStep) -> str:
+    before = store.pointed_to()
     if best.step not in dict(store.by_eval_loss()) and best.eval_loss is not None:
         store.record_eval(best.step, best.eval_loss)  # the disk was full when it was evaluated
     store.choose(_choice(store, best))
-    return f"{store.folder / BEST} names step {best.step:,}"
+    moved = f" (was step {before:,})" if before not in (None, best.step) else ""
+    return f"{store.folder / BEST} names step {best.step:,}{moved}"
 
 
 def _is_recorded(store: CheckpointStore, best: BestStep) -> bool:
-    try:
-        named = (store.folder / BEST).read_text(encoding="utf-8").strip()
-    except OSError:
-        return False
-    return named == store.path(best.step).name and store.choice() == _choice(store, best)
+    return store.pointed_to() == best.step and store.choice() == _choice(store, best)
 
 
 def _choice(store: CheckpointStore, best: BestStep) -> Choice | None:

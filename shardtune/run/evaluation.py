@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
 from shardtune.checkpoint.manifest import NAME as MANIFEST
-from shardtune.checkpoint.manifest import Damage, verify
+from shardtune.checkpoint.manifest import Damage, verify, verify_safetensors
 from shardtune.checkpoint.store import CheckpointStore
 from shardtune.errors import UserInputError
 from shardtune.run.folder import CHECKPOINTS
@@ -54,26 +52,13 @@ def refuse_damaged(adapter: Path) -> None:
     )
 
 
-def _damage(adapter: Path) -> Damage | str | None:
+def _damage(adapter: Path) -> Damage | None:
     if (adapter / MANIFEST).is_file():
         found = (
             one for one in verify(adapter) if one.is_fatal and one.file in (ADAPTER_CONFIG, ADAPTER_WEIGHTS, MANIFEST)
         )
         return next(found, None)
-    try:
-        with (adapter / ADAPTER_WEIGHTS).open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            length = int.from_bytes(file.read(8), "little")
-            tensors = json.loads(file.read(min(length, size)))
-            ends = [entry["data_offsets"][1] for name, entry in tensors.items() if name != "__metadata__"]
-            wanted = 8 + length + max(ends, default=0)
-    except OSError as error:
-        return f"{ADAPTER_WEIGHTS} cannot be read: {error.strerror or error}"
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError):
-        return f"{ADAPTER_WEIGHTS} does not begin with the header of a safetensors file"
-    if size != wanted:
-        return f"{ADAPTER_WEIGHTS} has {size:,} bytes, and its header describes {wanted:,}"
-    return None
+    return verify_safetensors(adapter, ADAPTER_WEIGHTS)
 
 
 def adapter_folder(given: Path) -> Path:

@@ -127,6 +127,24 @@ def read_run(folder: Path) -> Run | None:
     return _run_of_checkpoints(folder, problem)
 
 
+def is_finished(folder: Path) -> bool:
+    """Whether a run of `train` came to its end, as its record says; False where that is lost."""
+    try:
+        record = json.loads(read_plain(folder / RECORD))
+        return bool(record["finished"]) and record.get("kind") != SCRIPT
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return False
+
+
+def write_final_again(folder: Path) -> str:
+    """What to do where a finished run has lost its `final/`."""
+    return (
+        f"To write it again: shardtune train {folder / 'config.yaml'} --resume {folder} (started in the same folder "
+        "and on as many processes as the training). It goes on from the newest checkpoint, and takes no step if that "
+        "is the last one."
+    )
+
+
 def _run_of_checkpoints(folder: Path, problem: str) -> Run | None:
     """The run as its newest readable checkpoint describes it: `trainer.json` repeats what `run.json` says."""
     store = CheckpointStore(folder / CHECKPOINTS, keep=None)

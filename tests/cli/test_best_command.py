@@ -45,12 +45,19 @@ def test_it_prints_the_reasons_and_moves_the_pointer(shardtune: Command, run: Pa
     assert result.returncode == 0, result.stderr
     assert f"step 20, token accuracy 1.7000: {run}/checkpoints/step-000020" in result.stdout
     assert "not recorded" in result.stdout
+    assert "names step 20 (was step 10)" in result.stdout.replace("\n", " ")
+    chosen = (
+        "Best: step 20 was chosen by `shardtune best`: token_accuracy 1.7000. "
+        "The lowest evaluation loss is that of step 10 (1.5000)."
+    )
+    assert chosen in shardtune("checkpoints", run).stdout
     pointer = run / "checkpoints" / "best"
     assert pointer.read_text() == "step-000020\n"
     assert shardtune("best", run, "--dry-run").returncode == 0 and pointer.read_text() == "step-000020\n"
     found = json.loads(shardtune("best", run, "--json").stdout)
     assert (found["best"]["step"], found["path"], found["ties"]) == (10, f"{run}/checkpoints/step-000010", [])
     assert pointer.read_text() == "step-000010\n"
+    assert "was chosen" not in shardtune("checkpoints", run).stdout
 
 
 def test_an_earliest_tie_that_cannot_be_judged_is_said(shardtune: Command, run: Path) -> None:

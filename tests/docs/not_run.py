@@ -23,6 +23,7 @@ ELSEWHERE: dict[str, str] = {
     "shardtune eval RUN --tasks": "tests/evaluation/test_harness_tasks.py, where lm-evaluation-harness is installed",
     "shardtune checkpoints outputs/": "tests/journeys/test_from_trl.py",
     "shardtune report outputs/": "tests/journeys/test_from_trl.py",
+    "shardtune train runs/20261115-104512-3fa9/config.yaml --resume": "tests/run/test_best_of_ranks.py, without final/",
     "shardtune run --nproc 2 --name shapes -- examples/retinanet/": "tests/examples/test_detection_runs.py",
     "shardtune run --nproc 8 --name detector -- examples/retinanet/": "tests/examples/test_detection_runs.py",
 }

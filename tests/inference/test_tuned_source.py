@@ -116,3 +116,67 @@ def test_a_flipped_byte_in_a_checkpoint_is_found_by_its_checksum(run: Path) -> N
             find_tuned(str(given), checkpoint=checkpoint)
         assert f"{_WEIGHTS}: changed" in refused.value.why and "step 1" in refused.value.fix
     assert find_tuned(str(run), checkpoint="1").step == 1
+
+
+def finish(run: Path) -> None:
+    (run / "run.json").write_text('{"finished": true}')
+
+
+def test_only_weights_that_are_there_are_named_as_others(run: Path) -> None:
+    (run / "final").rename(run / "away")
+    for checkpoint in (None, "best", "7"):
+        with pytest.raises(UserInputError) as refused:
+            find_tuned(str(run), checkpoint=checkpoint)
+        assert refused.value.fix == "Give --checkpoint latest or a step (1, 2).", checkpoint
+    CheckpointStore(run / "checkpoints", keep=None).record_eval(1, 0.5)
+    (run / "away").rename(run / "final")
+    with pytest.raises(UserInputError) as refused:
+        find_tuned(str(run), checkpoint="7")
+    assert refused.value.fix == "Give --checkpoint final, best, latest or a step (1, 2)."
+    (run / "checkpoints").rename(run / "away")
+    with pytest.raises(UserInputError, match="no such checkpoint") as refused:
+        find_tuned(str(run), checkpoint="latest")
+    assert "leave --checkpoint out to use final/" in refused.value.fix
+    (run / "final").rename(run / "gone")
+    with pytest.raises(UserInputError, match="no such checkpoint") as refused:
+        find_tuned(str(run), checkpoint="latest")
+    assert "neither checkpoints nor final/" in refused.value.fix
+
+
+def test_a_finished_run_without_its_final_is_told_apart_from_one_in_progress(run: Path) -> None:
+    (run / "final").rename(run / "away")
+    with pytest.raises(UserInputError, match="has no final/ yet"):
+        find_tuned(str(run))
+    finish(run)
+    with pytest.raises(UserInputError, match="is finished, and its final/ is not there any more") as refused:
+        find_tuned(str(run))
+    assert (
+        f"shardtune train {run}/config.yaml --resume {run} " in refused.value.fix
+        and "--checkpoint latest or a step (1, 2)" in refused.value.fix
+    )
+    (run / "checkpoints").rename(run / "nowhere")
+    with pytest.raises(UserInputError, match="is not there any more") as refused:
+        find_tuned(str(run))
+    assert refused.value.fix == "Copy it back, or train again: the run saved no checkpoints."
+
+
+@pytest.mark.parametrize(
+    ("part", "step"),
+    [("final", None), ("final/", None), ("checkpoints/step-000001", 1), ("step-000001", 1), ("step-2", 2)],
+)
+def test_what_lies_in_a_run_is_found_by_the_id_of_the_run(run: Path, part: str, step: int | None) -> None:
+    for given, runs_dir in ((f"one/{part}", run.parent), (f"on/{part}", run.parent), (f"{run}/{part}", None)):
+        tuned = find_tuned(given, runs_dir)
+        assert (tuned.run, tuned.step) == (run, step), given
+
+
+def test_what_does_not_lie_in_a_run_is_refused_by_its_id(run: Path) -> None:
+    with pytest.raises(UserInputError, match="the run 'one' has no such checkpoint"):
+        find_tuned("one/checkpoints/step-000007", run.parent)
+    with pytest.raises(UserInputError, match="There is no run 'two/final'"):
+        find_tuned("two/final", run.parent)
+    with pytest.raises(UserInputError, match="--checkpoint has no effect"):
+        find_tuned("one/final", run.parent, checkpoint="latest")
+    (run / "final").rename(run / "away")
+    with pytest.raises(UserInputError, match="has no final/"):
+        find_tuned("one/final", run.parent)

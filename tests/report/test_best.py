@@ -6,21 +6,24 @@ import json
 import math
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from io import StringIO
 from pathlib import Path
 
+import numpy as np
 import pytest
 from fake_run import FakeRun
 from rich.console import Console
+from safetensors.numpy import save_file
 
 from shardtune.checkpoint.final import FINAL, FinalSource, write_source
 from shardtune.checkpoint.store import CheckpointStore
 from shardtune.errors import UserInputError
 from shardtune.report.best import METRICS, Best, best_of, metric_named
-from shardtune.report.best_text import as_json, curve, lines, noise_line, show
+from shardtune.report.best_text import as_json, curve, final_line, lines, noise_line, show
 from shardtune.report.history import RunHistory
 
+WEIGHTS = "adapter_model.safetensors"
 TOKENS = [100, 90, 110, 100]
 HARD = [0.3, -0.2, 0.1, -0.21]  # how much harder than the mean each group is
 
@@ -58,7 +61,7 @@ class Evaluated(FakeRun):
 
 
 def fill(folder: Path, step: int) -> None:
-    (folder / "adapter_model.safetensors").write_text(f"weights of step {step}")
+    save_file({"lora_A": np.array([step])}, folder / WEIGHTS)
     (folder / "adapter_config.json").write_text("{}")
 
 
@@ -122,7 +125,7 @@ def test_one_that_was_deleted_is_told_apart_from_one_that_was_never_saved(run: E
 def test_a_damaged_checkpoint_is_left_out_with_a_warning_and_the_next_best_is_taken(run: Evaluated) -> None:
     for step, loss in ((10, 1.7), (20, 1.5)):
         run.evaluate(step, loss)
-    (run.store.path(20) / "adapter_model.safetensors").write_text("weights of step 99")
+    fill(run.store.path(20), 99)
     best = run.best()
     assert best.chosen is not None and best.chosen.step == 10
     assert "step-000020: adapter_model.safetensors: changed" in texts(best)["warning"]
@@ -195,7 +198,7 @@ def test_weights_whose_checkpoint_is_damaged_or_deleted_count_where_final_has_th
     (run.folder / FINAL).mkdir()
     fill(run.folder / FINAL, 10)
     write_source(run.folder / FINAL, FinalSource(10, 1.5))
-    (run.store.path(10) / "adapter_model.safetensors").write_text("weights of step 99")
+    fill(run.store.path(10), 99)
     best = run.best()
     assert best.chosen is not None and (best.chosen.step, best.chosen.weights) == (10, "final")
     assert [one.weights for one in best.evaluations] == ["final", "checkpoint"]
@@ -205,6 +208,61 @@ def test_weights_whose_checkpoint_is_damaged_or_deleted_count_where_final_has_th
     assert run.best().chosen == best.chosen and run.best().damaged == ()
     (run.folder / FINAL / "adapter_model.safetensors").unlink()
     assert (run.best().chosen or best.chosen).step == 20
+
+
+def cut(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-3])
+
+
+def flip(file: Path) -> None:
+    data = file.read_bytes()
+    file.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+
+
+@pytest.mark.parametrize("spoil", [cut, flip, Path.unlink])
+def test_a_damaged_final_is_no_weights_where_the_checkpoint_of_its_step_is_damaged_too(
+    run: Evaluated, spoil: Callable[[Path], None]
+) -> None:
+    run.evaluate(10, 1.5)
+    run.evaluate(20, 1.7)
+    (run.folder / FINAL).mkdir()
+    fill(run.folder / FINAL, 10)
+    write_source(run.folder / FINAL, FinalSource(10, 1.5))
+    fill(run.store.path(10), 99)
+    assert (run.best().chosen or run.best().lowest).weights == "final"
+    spoil(run.folder / FINAL / WEIGHTS)
+    best = run.best()
+    assert best.chosen is not None and (best.chosen.step, best.chosen.weights) == (20, "checkpoint")
+    assert [one.weights for one in best.evaluations] == ["damaged", "checkpoint"]
+    assert f"damaged, and left out: final/: {WEIGHTS}: " in texts(best)["warning"]
+    assert final_line(best) == "final/ is damaged; --to-final writes it again, from the best checkpoint"
+    final = as_json(best)["final"]
+    assert (final["step"], final["intact"]) == (10, False) and WEIGHTS in final["damages"][0]
+
+
+def test_a_damaged_final_without_a_checkpoint_of_its_step_is_found_by_its_header(run: Evaluated) -> None:
+    run.evaluate(10, 1.5)
+    run.evaluate(15, 1.2, saved=False)
+    (run.folder / FINAL).mkdir()
+    fill(run.folder / FINAL, 15)
+    write_source(run.folder / FINAL, FinalSource(15, 1.2))
+    assert as_json(run.best())["final"]["intact"]
+    cut(run.folder / FINAL / WEIGHTS)
+    best = run.best()
+    assert best.chosen is not None and best.chosen.step == 10
+    assert best.evaluations[1].weights == "not saved" and "truncated" in texts(best)["warning"]
+
+
+def test_only_the_form_of_final_for_another_class_is_damaged(run: Evaluated) -> None:
+    run.evaluate(15, 1.2, saved=False)
+    (run.folder / FINAL / "on-wrapper").mkdir(parents=True)
+    for folder in (run.folder / FINAL, run.folder / FINAL / "on-wrapper"):
+        fill(folder, 15)
+    write_source(run.folder / FINAL, FinalSource(15, 1.2))
+    cut(run.folder / FINAL / "on-wrapper" / WEIGHTS)
+    best = run.best()
+    assert best.chosen is not None and best.chosen.weights == "final"
+    assert texts(best)["warning"].startswith(f"damaged: final/: on-wrapper/{WEIGHTS}: truncated")
 
 
 def test_final_of_an_older_run_is_known_by_its_weights(run: Evaluated) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -104,3 +106,35 @@ def test_final_made_from_a_checkpoint_is_what_training_would_have_published(
             assert one.keys() == other.keys() and all(one[key].equal(other[key]) for key in one), name
         else:
             assert (last / name).read_bytes() == (best / name).read_bytes(), name
+
+
+def test_a_finished_run_without_its_final_gets_it_back_by_the_command_that_it_is_told(
+    runs: dict[str, Path], shared_shardtune: Command, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(runs["alone"], run)
+    shutil.rmtree(run / "final")
+    told = shared_shardtune("generate", run, "--prompt", "x")
+    command = re.search(r"shardtune (train .*?) \(started", told.stderr)
+    assert told.returncode == 2 and command is not None, told.stderr
+    result = shared_shardtune(*command[1].split(), "--nproc", 1)
+    assert result.returncode == 0, result.stderr
+    assert "resume" in result.stdout and "step 12 of 12" in result.stdout
+    assert not list(tmp_path.glob("run-*")) and (run / "final" / "tokenizer.json").is_file()
+    weights = Path("final") / "adapter_model.safetensors"
+    assert (run / weights).read_bytes() == (runs["alone"] / weights).read_bytes()
+
+
+def test_a_final_that_was_cut_short_is_written_again(
+    runs: dict[str, Path], shared_shardtune: Command, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(runs["best"], run)
+    wanted = {path.name: path.read_bytes() for path in (run / "final").iterdir() if path.is_file()}
+    file = run / "final" / "adapter_model.safetensors"
+    file.write_bytes(wanted[file.name][:-100])
+    result = shared_shardtune("best", run, "--to-final")
+    assert result.returncode == 0 and "damaged, and left out: final/" in " ".join(result.stdout.split()), result.stdout
+    assert file.read_bytes() == wanted[file.name], "the same bytes as those that training published"
+    assert (run / "final" / "tokenizer.json").read_bytes() == wanted["tokenizer.json"]
+    assert not list(run.glob("final-*"))

@@ -70,7 +70,8 @@ def by_accuracy(step: int) -> BestStep:
 
 
 def test_best_means_what_was_chosen_until_the_run_saves_again(run: Path) -> None:
-    assert "names step 10" in record_best(run, by_accuracy(10), to_final=False).pointer
+    assert record_best(run, by_accuracy(10), to_final=False).pointer.endswith("/best names step 10 (was step 20)")
+    assert record_best(run, by_accuracy(10), to_final=False).pointer.endswith("/best names step 10")
     store = store_of(run)
     assert store.best() == (10, 1.6) and (store.folder / BEST).read_text() == "step-000010\n"
     assert find_tuned(str(run), checkpoint="best", base=str(run)).step == 10
@@ -155,10 +156,42 @@ def test_the_only_intact_copy_of_weights_is_kept(run: Path) -> None:
     assert (done.kept / "adapter_model.safetensors").read_bytes() == adapter(30)
 
 
+def test_a_damaged_final_is_written_again_from_the_checkpoint_and_not_kept(run: Path) -> None:
+    from safetensors.numpy import load_file
+
+    for damaged in (
+        run / FINAL / "adapter_model.safetensors",
+        run / FINAL / "adapter_config.json",
+        run / FINAL / "on-wrapper" / "adapter_model.safetensors",
+    ):
+        for content in (damaged.read_bytes()[:-1], b""):
+            damaged.write_bytes(content)
+            done = record_best(run, BestStep(30, "loss", 1.7, 1.7), to_final=True)
+            assert done.final == f"{run / FINAL} is step 30 now" and done.kept is None, damaged
+            assert (run / FINAL / "adapter_model.safetensors").read_bytes() == adapter(30)
+            assert "unchanged" in record_best(run, BestStep(30, "loss", 1.7, 1.7), to_final=True).final
+    written = load_file(run / FINAL / "on-wrapper" / "adapter_model.safetensors")
+    assert bytes(written["base_model.model.model.language_model.layers.0.q_proj.lora_A.weight"]) == bytes([30])
+    data = adapter(30)
+    (run / FINAL / "adapter_model.safetensors").write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    assert record_best(run, BestStep(20, "loss", 1.5, 1.5), to_final=True).kept is None
+    assert {path.name for path in run.iterdir()} == {"run.json", "checkpoints", FINAL}
+
+
+def test_weights_deleted_from_final_are_written_again(run: Path) -> None:
+    (run / FINAL / "adapter_model.safetensors").unlink()
+    done = record_best(run, BestStep(30, "loss", 1.7, 1.7), to_final=True)
+    assert done.final == f"{run / FINAL} is step 30 now" and done.kept is None
+    assert (run / FINAL / "adapter_model.safetensors").read_bytes() == adapter(30)
+
+
 def test_the_pointer_names_an_intact_checkpoint_where_final_alone_has_the_best_weights(run: Path) -> None:
     (store_of(run).path(20) / "adapter_model.safetensors").write_bytes(adapter(99))
     done = record_best(run, BestStep(10, "loss", 1.6, 1.6), to_final=True, in_final=20)
-    assert done.pointer.endswith("names step 10: the weights of step 20 are in final/ alone") and not done.final
+    assert (
+        done.pointer.endswith("names step 10 (was step 20): the weights of step 20 are in final/ alone")
+        and not done.final
+    )
     assert store_of(run).best() == (10, 1.6), "not the damaged one, whose manifest still has a lower loss"
     assert read_source(run / FINAL) == FinalSource(30, 1.7)
     assert "not written" in record_best(run, None, to_final=True, in_final=20).pointer
@@ -180,6 +213,13 @@ def test_without_a_final_the_checkpoint_itself_is_named(run: Path) -> None:
     with pytest.raises(UserInputError, match="has no final/") as refused:
         record_best(run, BestStep(20, "loss", 1.5, 1.5), to_final=True)
     assert str(store_of(run).path(20)) in str(refused.value.fix)
+    assert "Resume the run to its end" in str(refused.value.fix)
+    (run / "run.json").write_text(json.dumps({"finished": True}))
+    with pytest.raises(UserInputError, match="has no final/ any more") as refused:
+        record_best(run, BestStep(20, "loss", 1.5, 1.5), to_final=True)
+    assert f"shardtune train {run}/config.yaml --resume {run} " in str(refused.value.fix) and "to its end" not in str(
+        refused.value.fix
+    )
 
 
 def test_a_run_that_died_keeps_the_record_by_which_the_report_knows_it(run: Path) -> None:
