@@ -9,13 +9,24 @@ from shardtune.cluster.lint_finding import Finding, Rule, error, notice, warning
 from shardtune.cluster.lint_resources import amount
 from shardtune.cluster.quantity import mebibytes
 from shardtune.cluster.spec import WRITE_RATE
+from shardtune.config.batch import rows_per_process
+from shardtune.config.schema import TrainSection
+from shardtune.errors import UserInputError
 from shardtune.terminal import size
 
 if TYPE_CHECKING:
     from shardtune.cluster.lint_subject import Subject
     from shardtune.plan.report import Plan
 
+_BATCH = ("effective_batch_size", "per_device_train_batch_size", "gradient_accumulation_steps")
+
 RULES = (
+    Rule(
+        "batch-size",
+        "error",
+        "The job's processes cannot divide `train.effective_batch_size`, or the other batch settings contradict it.",
+        "Every pod is refused at its start (exit code 2).",
+    ),
     Rule(
         "gpu-memory",
         "error",
@@ -46,6 +57,7 @@ RULES = (
 
 def check_plan(subject: Subject) -> Iterator[Finding]:
     plan, settings = subject.plan, subject.settings
+    yield from _check_batch(subject)
     if plan is None:
         if settings.gpus_per_node and subject.job.config is not None and subject.job.script is None:
             yield _not_checked(settings.gpu)
@@ -64,6 +76,18 @@ def check_plan(subject: Subject) -> Iterator[Finding]:
             f"/dev/shm has {size(subject.job.shared_memory)}; data workers and NCCL need {size(need.shm)} by the plan"
         )
         yield error("shm-plan", "cluster.shared_memory", what, f"Set it to auto, or to {mebibytes(need.shm)}.")
+
+
+def _check_batch(subject: Subject) -> Iterator[Finding]:
+    """Arithmetic alone: it is known without the model, which often is on the cluster only."""
+    given = {name: subject.run_values.get(f"train.{name}") for name in _BATCH}
+    if not isinstance(given["effective_batch_size"], int):
+        return
+    known = {name: value for name, value in given.items() if isinstance(value, int) or value == "auto"}
+    try:
+        rows_per_process(TrainSection.model_validate(known), subject.settings.nodes * subject.job.nproc)
+    except UserInputError as refused:
+        yield error("batch-size", "train.effective_batch_size", refused.what.rstrip("."), refused.fix)
 
 
 def stop_seconds(plan: Plan) -> float:

@@ -26,18 +26,23 @@ def refuse_lone_machine(
     if machines == 1 or says_how_many_nodes(environ, options):
         return
     here, file = resolved.config.parallel.nproc, resolved.config.parallel.accelerate_config or "fsdp.yaml"
-    batch = _batch(resolved, here) if isinstance(here, int) else None
+    train = resolved.config.train
+    is_fixed = train.effective_batch_size is not None  # the same on any number of processes
     why = f"This command alone would train with 1/{machines} of the processes"
-    if batch is not None:
+    if isinstance(here, int) and not is_fixed:
+        batch = _batch(resolved, here)
         why += f": {batch} rows per step instead of {batch * machines}"
-    accumulation = resolved.config.train.gradient_accumulation_steps
+    accumulation = train.gradient_accumulation_steps
+    alone = "--nnodes 1"
+    if isinstance(accumulation, int) and not is_fixed:
+        more = f"-o train.gradient_accumulation_steps={accumulation * machines}"
+        alone += f", with {more} for the same number of rows per step"
     raise UserInputError(
         f"{Path(file).name} sets num_machines: {machines}, but the node rank of this machine is not set.",
         why=f"{why}.",
         fix=f"On each machine: shardtune train {config} --accelerate-config {file} --nnodes {machines} "
         "--node-rank R --master-addr HOST (R from 0, HOST is the address of machine 0; docs/multi-node.md). To train "
-        "on this machine alone: --nnodes 1, with -o train.gradient_accumulation_steps="
-        f"{accumulation * machines} for the same number of rows per step.",
+        f"on this machine alone: {alone}.",
     )
 
 
@@ -49,9 +54,11 @@ def other_process_count(resolved: ResolvedConfig, world_size: int) -> str | None
     expected = nproc * _machines(resolved)
     if expected == world_size:
         return None
+    rows = ""
+    if resolved.config.train.effective_batch_size is None:
+        rows = f": {_batch(resolved, world_size)} rows per step instead of {_batch(resolved, expected)}"
     return (
-        f"accelerate's file sets num_processes: {expected}, but this run has {world_size}: "
-        f"{_batch(resolved, world_size)} rows per step instead of {_batch(resolved, expected)}. The learning rate and "
+        f"accelerate's file sets num_processes: {expected}, but this run has {world_size}{rows}. The learning rate and "
         "all other settings are unchanged."
     )
 

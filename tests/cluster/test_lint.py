@@ -153,6 +153,8 @@ REPORTED: list[tuple[str, str, dict[str, Any], dict[str, Any], str, str]] = [
     ("schema", "error", overlay(hostNetwork="yes"), {}, "spec.template.spec.hostNetwork", "must be true or false, is the text 'yes'"),
     ("schema", "error", cluster(pod_overlay={"metadata": {"labels": {"a": {"b": 1}}}}), {}, "spec.template.metadata.labels.a", "must be text"),
     # plan
+    ("batch-size", "error", {**run("train", effective_batch_size=64), **cluster(nodes=3)}, {"plan": None}, "train.effective_batch_size", "64, which 24 processes cannot divide evenly → Set it to 48 or 72"),
+    ("batch-size", "error", run("train", effective_batch_size=64, per_device_train_batch_size=3), {"plan": None}, "train.effective_batch_size", "per_device_train_batch_size: 3"),
     ("gpu-memory", "error", {}, plan(total=140 << 30), "cluster.gpus_per_node", "a GPU needs 140 GiB by the plan; 130 GiB of a H200 are usable"),
     ("gpu-memory", "warning", run("guards", memory_plan="warn"), plan(total=140 << 30), "cluster.gpus_per_node", "140 GiB"),
     ("host-memory", "error", cluster(memory="40Gi"), {}, "cluster.memory", "a node needs 41 GiB by the plan (1 GiB of it in /dev/shm); the limit is 40Gi"),
@@ -287,6 +289,7 @@ QUIET: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("gang", cluster(nodes=3, queue="ml"), {}),
     ("gang", cluster(nodes=3), to("runai")),
     ("grace-period", cluster(grace_seconds=120), plan(seconds=60.0)),
+    ("batch-size", {**run("train", effective_batch_size=48), **cluster(nodes=3)}, {"plan": None}),
     ("gpu-memory", run("guards", memory_plan="off"), plan(total=140 << 30)),
     ("memory-not-checked", cluster(gpus_per_node=None), {"plan": None}),
     ("secret-in-env", env(HF_HUB_DISABLE_IMPLICIT_TOKEN="1", TOKENIZERS_PARALLELISM="false"), {}),

@@ -51,6 +51,20 @@ def test_whoever_says_how_many_machines_there_are_is_not_asked_again(config: Pat
         refuse_lone_machine(resolved(config), {"PET_NPROC_PER_NODE": "2"}, NodeOptions(), config)
 
 
+@pytest.mark.parametrize("settings", [{"gradient_accumulation_steps": "auto"}, {"effective_batch_size": 48}], ids=str)
+def test_what_chooses_the_accumulation_itself_is_not_multiplied(config: Path, settings: dict[str, object]) -> None:
+    """It said `-o train.gradient_accumulation_steps=autoautoauto`, and called a fixed batch a third."""
+    words = [f"train.{name}={value}" for name, value in settings.items()]
+    if "effective_batch_size" in settings:
+        words.append("train.gradient_accumulation_steps=auto")
+    with pytest.raises(UserInputError) as refused:
+        refuse_lone_machine(resolved(config, *words), {}, NodeOptions(), config)
+    assert refused.value.fix.endswith("To train on this machine alone: --nnodes 1.")
+    assert ("rows per step" in refused.value.why) == ("effective_batch_size" not in settings)
+    notice = other_process_count(resolved(config, *words), 2)
+    assert notice is not None and ("rows per step" in notice) == ("effective_batch_size" not in settings)
+
+
 def test_other_processes_than_the_file_says_are_told_with_both_batches(config: Path) -> None:
     notice = other_process_count(resolved(config), 2)
     assert notice is not None and "num_processes: 6, but this run has 2: 16 rows per step instead of 48" in notice
