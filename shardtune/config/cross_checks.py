@@ -182,10 +182,10 @@ def loss_fits_format(config: RunConfig) -> Iterator[Finding]:
         what = "train_on is assistant, but the rows are not conversations"
         yield Finding(paths, what, "set train_on: completion or all")
     if data.format == "prompt" and data.prompt_template is None:
-        yield Finding(paths, "format is prompt, but there is no prompt_template", "set prompt_template")
+        yield Finding(paths[1:], "format is prompt, but there is no prompt_template", "set prompt_template")
     if data.prompt_template is not None and data.format not in ("auto", "prompt"):
         what = f"prompt_template is given, but format is {data.format}"
-        yield Finding(paths, what, "remove one of the two, or set format: prompt")
+        yield Finding(paths[:0:-1], what, "remove one of the two, or set format: prompt")
 
 
 def template_names_columns(config: RunConfig) -> Iterator[Finding]:

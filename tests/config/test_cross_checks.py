@@ -131,8 +131,11 @@ def test_a_best_checkpoint_that_can_be_found_passes(load: Load, line: str) -> No
         ("train_on: completion, format: text", "format text has no prompt and answer"),
         ("train_on: completion, format: chat", "set train_on: assistant"),
         ("train_on: assistant, prompt_template: '{q} {a}'", "the rows are not conversations"),
-        ("format: prompt", "there is no prompt_template"),
-        ("format: chat, prompt_template: '{q} {a}'", "prompt_template is given, but format is chat"),
+        ("format: prompt", "data.format format is prompt, but there is no prompt_template"),
+        (
+            "format: chat, prompt_template: '{q} {a}'",
+            "data.prompt_template prompt_template is given, but format is chat",
+        ),
     ],
 )
 def test_what_carries_loss_must_exist_in_the_format(report: Report, data: str, said_of_it: str) -> None:
