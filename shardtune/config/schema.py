@@ -345,9 +345,9 @@ class TrainSection(Section):
     )
     effective_batch_size: Annotated[int, Field(ge=1), BeforeValidator(number)] | None = Field(
         default=None,
-        description="Rows of all processes in one optimizer step, on any number of nodes; "
-        "per_device_train_batch_size and gradient_accumulation_steps are chosen to make it. null = what these give; "
-        "8 rows per process where both are auto.",
+        description="Rows of all processes in one optimizer step, on any number of nodes; must be divisible by the "
+        "number of processes. per_device_train_batch_size and gradient_accumulation_steps are chosen to make it. "
+        "null = what these give; 8 rows per process where both are auto.",
     )
     per_device_train_batch_size: Annotated[int, Field(ge=1), BeforeValidator(number)] | Literal["auto"] = Field(
         default="auto",
