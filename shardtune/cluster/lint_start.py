@@ -167,7 +167,7 @@ def _check_scheduling(subject: Subject) -> Iterator[Finding]:
     elif subject.job.nodes > 1 and settings.gang_scheduling == "none" and not does_it:
         pods = count(subject.job.nodes, "pod")
         holding = " with their GPUs" if subject.has_gpus else ""
-        what = f"nothing starts all {pods} or none: some may wait{holding} for the others"
+        what = f"nothing guarantees that all {pods} start together: some may wait{holding} for the others"
         yield notice("gang", "cluster.gang_scheduling", what, "Set cluster.queue (Kueue) or cluster.gang_scheduling.")
 
 

@@ -54,7 +54,12 @@ class ClusterSection(Section):
         description="Name of the job, and id of its run; null = the name of the config file (or the script) and four "
         "characters.",
     )
-    nodes: Int = Field(default=1, ge=1, description="Number of machines (pods). The one number to change for scaling.")
+    nodes: Int = Field(
+        default=1,
+        ge=1,
+        description="Number of machines (pods). Scaling changes only this; train.effective_batch_size, if set, must be "
+        "divisible by the number of processes on all nodes.",
+    )
     gpus_per_node: Int | None = Field(
         default=None, ge=0, description="GPUs of each node; one process is started per GPU."
     )

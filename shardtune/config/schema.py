@@ -75,8 +75,8 @@ class ModelSection(Section):
         default="auto",
         description="How the frozen weights are held. `fp8` = one byte each: an FP8 checkpoint as it is, any "
         "other quantised on load (per row; the error is reported). `bf16` = in torch_dtype; an FP8 "
-        "checkpoint is dequantised on load. `auto` = bf16, or fp8 for an FP8 checkpoint whose "
-        "dequantised weights would take more than 60 % of a rank's memory.",
+        "checkpoint is dequantised on load. `auto` = bf16; for an FP8 checkpoint the faster of the two "
+        "in the memory there is, as the planner computes it, or fp8 if train.fp8_compute is true.",
     )
     weights: Literal["checkpoint", "random"] = Field(
         default="checkpoint",
@@ -345,9 +345,9 @@ class TrainSection(Section):
     )
     effective_batch_size: Annotated[int, Field(ge=1), BeforeValidator(number)] | None = Field(
         default=None,
-        description="Rows of all processes in one optimizer step, on any number of nodes; "
-        "per_device_train_batch_size and gradient_accumulation_steps are chosen to make it. null = what these give; "
-        "8 rows per process where both are auto.",
+        description="Rows of all processes in one optimizer step, on any number of nodes; must be divisible by the "
+        "number of processes. per_device_train_batch_size and gradient_accumulation_steps are chosen to make it. "
+        "null = what these give; 8 rows per process where both are auto.",
     )
     per_device_train_batch_size: Annotated[int, Field(ge=1), BeforeValidator(number)] | Literal["auto"] = Field(
         default="auto",

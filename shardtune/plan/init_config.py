@@ -225,7 +225,7 @@ def _effective_batch(facts: InitFacts, max_length: int) -> tuple[int, str]:
 
 
 def _batch(batch: int, why: str) -> Iterator[Choice]:
-    yield "train.effective_batch_size", batch, f"{why}; it stays the same on other numbers of GPUs"
+    yield "train.effective_batch_size", batch, f"{why}; it stays the same on other numbers of GPUs that divide it"
     yield "train.per_device_train_batch_size", "auto", ""
     yield "train.gradient_accumulation_steps", "auto", ""
     yield "train.gradient_checkpointing", "auto", ""

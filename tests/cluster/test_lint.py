@@ -131,7 +131,7 @@ REPORTED: list[tuple[str, str, dict[str, Any], dict[str, Any], str, str]] = [
     ("shell-command", "warning", cluster(command=["bash", "-c", "pip install x && shardtune train r.yaml"]), {}, "cluster.command", "passes SIGTERM to nothing"),
     ("shell-command", "warning", trainer(command=["/bin/sh", "-ec", "sleep 1; shardtune train r.yaml"]), {}, "spec.template.spec.containers[0].command", "exec"),
     ("topology-without-queue", "error", cluster(topology="topology.example/block"), {}, "cluster.topology", "there is no queue"),
-    ("gang", "notice", cluster(nodes=3), {}, "cluster.gang_scheduling", "nothing starts all 3 pods or none"),
+    ("gang", "notice", cluster(nodes=3), {}, "cluster.gang_scheduling", "nothing guarantees that all 3 pods start together"),
     ("gang", "warning", cluster(nodes=3, queue="ml", gang_scheduling="volcano"), to("pytorchjob"), "cluster.gang_scheduling", "Kueue starts all pods"),
     ("gang", "warning", cluster(nodes=3, gang_scheduling="coscheduling"), to("runai"), "cluster.gang_scheduling", "Run:ai starts all pods"),
     ("grace-period", "warning", cluster(grace_seconds=30), plan(seconds=60.0), "cluster.grace_seconds", "30 s are too short for a step and a save (65 s by the plan"),

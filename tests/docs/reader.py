@@ -32,7 +32,8 @@ dist.destroy_process_group()
 """
 _PLACES = {
     r"(?<![\w.])/models/": "models/", r"(?<![\w.])/data/runs": "volumes/runs", r"(?<![\w.])/data/models": "volumes/models",
-    r"(?<![\w.])/data/": "data/", r"mistralai/Mistral-Small-4-119B-2603": "models/mistral-small-4",
+    r"(?<![\w.])/data/sets": "volumes/data", r"(?<![\w.])/data/": "data/",
+    r"mistralai/Mistral-Small-4-119B-2603": "models/mistral-small-4",
     r"HuggingFaceTB/SmolLM2-135M-Instruct": "models/llama-3.1-8b", r"meta-llama/Llama-3.2-1B": "models/llama-3.1-8b",
 }  # fmt: skip
 _PLACEHOLDERS = {
@@ -106,7 +107,7 @@ def make_folder(folder: Path) -> Path:
         for pattern, there in _PLACES.items():
             text = re.sub(pattern, there, text)
         (here / "configs" / file.name).write_text(text.replace("/runs", "runs"), encoding="utf-8")
-    for volume in ("runs", "models"):
+    for volume in ("runs", "models", "data"):
         (cluster / "volumes" / volume).mkdir(parents=True)
     _write(cluster / "run.yaml", _cluster_config())
     section = _page("cluster.md").partition("## Any script\n")[2]
@@ -195,10 +196,10 @@ def _run_config() -> dict[str, Any]:
 
 
 def _cluster_config() -> dict[str, Any]:
-    volumes = [{"claim": name, "path": f"/{name}"} for name in ("models", "runs")]
+    volumes = [{"claim": name, "path": f"/{name}"} for name in ("models", "data", "runs")]
     return {
         "model": {"model_name_or_path": "/models/llama-3.1-8b"},
-        "data": {"dataset_name_or_path": "/runs/data/train.jsonl", "format": "text"},
+        "data": {"dataset_name_or_path": "/data/instructions", "val_split": "validation"},
         "train": {"output_dir": "/runs"},
         "cluster": {
             "target": "jobset", "nodes": 2, "gpus_per_node": 8, "gpu": "H200", "cpu": 96, "memory": "512Gi",

@@ -50,3 +50,9 @@ def test_a_config_of_a_page_is_valid(name: str, content: dict[str, Any], tmp_pat
     resolved = load_config(tmp_path / "run.yaml", environ={})
     useless = [notice for notice in resolved.notices if "`cluster`" not in notice]
     assert useless == []
+
+
+def test_the_page_about_clusters_shows_the_section_of_the_recipe_that_it_names() -> None:
+    page = (REPOSITORY / "docs" / "cluster.md").read_text(encoding="utf-8").partition("## The `cluster` section\n")[2]
+    recipe = yaml.safe_load((REPOSITORY / "configs" / "two-nodes-on-a-cluster.yaml").read_text(encoding="utf-8"))
+    assert yaml.safe_load(page.partition("```yaml\n")[2].partition("```")[0]) == {"cluster": recipe["cluster"]}

@@ -115,7 +115,8 @@ def test_it_has_the_settings_that_init_would_write(recipe: str) -> None:
     decided = {
         # More rank for knowledge than for a style, as the comment on init's own r says; alpha stays twice of it.
         "domain-corpus": {"lora.r": 64, "lora.lora_alpha": 128},
-        # One file for any number of H200: rows that 1, 2, 3, 4, 6 and 8 divide, rather than 16.
+        # One file for several numbers of processes: rows that 3, 6 and 24 divide too, rather than a power of two.
+        "dense-8b-one-gpu": {"train.effective_batch_size": 96},
         "mistral-small-4": {"train.effective_batch_size": 24},
     }.get(recipe, {})
     compared = (
