@@ -63,7 +63,9 @@ def validate(
         bool, typer.Option("--paths/--no-paths", help="Check local paths; --no-paths for another machine's config.")
     ] = True,
 ) -> None:
-    """Check a config and the paths in it: all problems at once, or ok. Nothing is downloaded or loaded.
+    """Check a config, and the paths in it once its settings are valid. Nothing is downloaded or loaded.
+
+    All problems of the settings are listed at once, and so are those of the paths.
 
     Exit codes: 0 ok; 2 there are problems.
     """

@@ -81,7 +81,7 @@ def _smallest(model: str, count: int, precision: str) -> Plan:
 
 
 def mistral_table() -> str:
-    """Mistral Small 4 on one, two and three H200, in one machine or each in its own."""
+    """configs/mistral-small-4.yaml on one, two and three H200, in one machine or each in its own."""
     heads = (
         "H200",
         "adapters on",
@@ -95,7 +95,7 @@ def mistral_table() -> str:
     for gpus, nodes in ((1, 1), (2, 1), (3, 1), (1, 2), (1, 3)):
         for words, lora in _ADAPTERS.items():
             plan, fast = (
-                plan_of("Mistral Small 4", f"{gpus}xH200", nodes, rows=12, lora=lora, train=train)
+                plan_of("Mistral Small 4", f"{gpus}xH200", nodes, rows=24, lora=lora, train=train)
                 for train in ({}, {"fp8_compute": True})
             )
             where = f"{nodes} machines with {gpus} each" if nodes > 1 else f"{gpus} in one machine" if gpus > 1 else "1"

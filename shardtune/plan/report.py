@@ -138,8 +138,9 @@ class Plan:
 
     @cached_property
     def scaling(self) -> list[ScalingPoint]:
-        """Each number of nodes as the run would be resolved there; those that its settings allow."""
-        works = {nodes: work for nodes in NODES if (work := self._work_on(nodes)) is not None}
+        """The run as it would be resolved on each number of nodes, its own too; those that its settings allow."""
+        counts = sorted({*NODES, len(self.facts.machine.nodes)})
+        works = {nodes: work for nodes in counts if (work := self._work_on(nodes)) is not None}
         return scaling(self.facts, works.__getitem__, self.cluster, list(works))
 
     def _work_on(self, nodes: int) -> Work | None:

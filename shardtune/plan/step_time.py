@@ -215,11 +215,12 @@ class ScalingPoint:
 def scaling(
     facts: Facts, work: Work | Callable[[int], Work], cluster: Cluster, counts: Sequence[int] = NODES
 ) -> list[ScalingPoint]:
-    """The same micro-batches on more nodes: the effective batch grows with them (weak scaling).
+    """Steps on more and more nodes.
 
     Args:
         work: What a rank does, or a function that says it for a number of nodes (as `auto` would be resolved there).
-            One work for all is sharded over as many ranks everywhere; over all of them where that is not possible.
+            One work for all keeps each rank's micro-batches, so that the effective batch grows with the nodes (weak
+            scaling), and is sharded over as many ranks everywhere; over all of them where that is not possible.
         cluster: Its first node is what all of them are like.
     """
     points: list[ScalingPoint] = []

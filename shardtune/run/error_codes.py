@@ -123,8 +123,8 @@ ERROR_CODES: tuple[ErrorCode, ...] = (
     ),
     ErrorCode(
         "disk-full",
-        "Files could not be written. Training continues without them; only an adapter that can be written nowhere ends "
-        "the run.",
+        "Files could not be written. Training continues without them; only an adapter that cannot be written "
+        "anywhere ends the run.",
         ("The disk of train.output_dir is full, over its quota, read-only or gone.",),
         (
             "Free space, then run the same command again: it resumes from the last checkpoint.",
@@ -133,6 +133,72 @@ ERROR_CODES: tuple[ErrorCode, ...] = (
         FAILED,
         "failures.md",
         (r"no space left on device", r"disk quota exceeded", r"read-only file system"),
+    ),
+    ErrorCode(
+        "permission-denied",
+        "The user of this process may not read or write a file or folder.",
+        (
+            "A volume belongs to another user or group: OpenShift runs pods as an arbitrary user id in group 0.",
+            "A run folder of another user: it is private unless train.run_folder_access is group.",
+            "A cache lies in a home folder that this user cannot write (HF_HOME, data.cache_dir).",
+        ),
+        (
+            "Let the group write the volume's folder (chgrp -R 0 and chmod -R g=u on OpenShift), or set "
+            "cluster.fs_group where the cluster allows it.",
+            "Set train.output_dir, data.cache_dir and HF_HOME to folders that this user can write.",
+            "`shardtune doctor CONFIG`, run as that user, checks that the output folder can be written.",
+        ),
+        WRONG_INPUT,
+        "openshift-runai.md",
+        (r"permissionerror", r"errno 13\]", r"\berrno 13\b.*permission denied"),
+    ),
+    ErrorCode(
+        "hub-access",
+        "The Hub refused a model or dataset: it is gated or private, or does not exist under this name.",
+        (
+            "No token is set, or it is invalid or has expired.",
+            "The model's licence was not accepted on its page with the account of this token.",
+            "A misspelt name, or a local folder that does not exist and was taken for a Hub name.",
+        ),
+        (
+            "Accept the licence on the model's page, then set HF_TOKEN or log in with hf auth login.",
+            "In a cluster job, pass HF_TOKEN as a secret (cluster.secret_env), or put the model on a volume.",
+            "Begin the path of a local folder with / or ./.",
+        ),
+        WRONG_INPUT,
+        "air-gapped.md",
+        (
+            r"gated repo", r"gatedrepoerror", r"repositorynotfounderror", r"repository not found for url",
+            r"401 client error(?!.*https?://(?!huggingface\.co))",
+        ),
+    ),
+    ErrorCode(
+        "unknown-architecture",
+        "The installed transformers does not know the architecture of this model.",
+        ("It is older than the model, often because a container image brings it.",),
+        (
+            "Install a newer transformers, or use an image that has it; `shardtune doctor CONFIG` checks it (`model "
+            "class`) before anything is loaded.",
+        ),
+        WRONG_INPUT,
+        "families.md",
+        (
+            r"does not recognize this architecture", r"cannot import name '\w+' from 'transformers",
+            r"keyerror: '(?:cohere|deepseek|falcon|gemma|glm|gpt_oss|granite|lfm|llama|ministral|mistral|mixtral|olmo|"
+            r"phi|qwen|smollm)\w*'",
+        ),
+    ),
+    ErrorCode(
+        "target-not-found",
+        "The model has no modules with the names in lora.target_modules.",
+        ("The names are those of another architecture: models with MLA attention have no q_proj, for example.",),
+        (
+            "Use words instead of names: target_modules: [attention, mlp], or all-linear.",
+            "`shardtune plan CONFIG` lists the model's linear layers where a target matches none.",
+        ),
+        WRONG_INPUT,
+        "targets.md",
+        (r"target modules .*not found in the base model",),
     ),
     ErrorCode(
         "port-in-use",
@@ -148,7 +214,7 @@ ERROR_CODES: tuple[ErrorCode, ...] = (
     ),
     ErrorCode(
         "no-progress",
-        "A rank did not get on within its deadline, and the run was ended. The message names the rank, what it was "
+        "A rank made no progress within its deadline, and the run was ended. The message names the rank, what it was "
         "doing, and the file with its stack.",
         (
             "A data source, file system or callback hangs.",
@@ -165,6 +231,22 @@ ERROR_CODES: tuple[ErrorCode, ...] = (
         NO_PROGRESS,
         "failures.md",
         (r"watchdog caught collective operation timeout", r"collective operation timeout", r"nccl timeout"),
+    ),
+    ErrorCode(
+        "tokenizer-fork",
+        "The process was forked after its tokenizer had started threads, which do not survive a fork. The tokenizers "
+        "library warns and turns its threads off, or a data worker hangs.",
+        (
+            "TOKENIZERS_PARALLELISM is true in the environment: shardtune sets it to false unless it is set.",
+            "A script that uses a tokenizer before its DataLoader starts workers.",
+        ),
+        (
+            "Unset TOKENIZERS_PARALLELISM, or set it to false.",
+            "In a script, tokenise before training, or set num_workers=0.",
+        ),
+        NO_PROGRESS,
+        "troubleshooting.md",
+        (r"process just got forked",),
     ),
     ErrorCode(
         "rank-killed",
@@ -216,7 +298,7 @@ ERROR_CODES: tuple[ErrorCode, ...] = (
     ),
     ErrorCode(
         "nodes-differ",
-        "Nodes or ranks have other packages, settings or data than the rest. They would not compute the same.",
+        "Nodes or ranks have different packages, settings or data from the rest, so their results would differ.",
         (
             "Different images, config files or environment variables.",
             "Other data files on a node, or two nodes with the same --node-rank.",
@@ -269,8 +351,8 @@ ERROR_CODES: tuple[ErrorCode, ...] = (
     ),
     ErrorCode(
         "data-changed",
-        "The run cannot resume: the same settings now give different rows, so that its position in the data means "
-        "nothing.",
+        "The run cannot resume: the same settings now give different rows, so that its position in the data is "
+        "meaningless.",
         ("A data file, the tokenizer or its chat template was changed or replaced.",),
         ("Restore the files, or start a new run: --resume never.",),
         WRONG_INPUT,
@@ -278,7 +360,7 @@ ERROR_CODES: tuple[ErrorCode, ...] = (
     ),
     ErrorCode(
         "cannot-resume",
-        "The config was changed in a way that makes it another run than the checkpoint's.",
+        "The config was changed and no longer matches the checkpoint's run.",
         ("Settings that decide the model, the adapters, the data or the effective batch differ.",),
         (
             "Revert the changes that the message lists, or start a new run: --resume never.",
@@ -289,7 +371,7 @@ ERROR_CODES: tuple[ErrorCode, ...] = (
     ),
     ErrorCode(
         "nccl-error",
-        "NCCL, which the GPUs communicate by, could not use the system or the network.",
+        "NCCL, the GPUs' communication library, could not use the system or the network.",
         (
             "NCCL_SOCKET_IFNAME or NCCL_IB_HCA names an interface that a node does not have.",
             "Limits of the container: memlock for InfiniBand, /dev/shm.",
@@ -302,6 +384,23 @@ ERROR_CODES: tuple[ErrorCode, ...] = (
         FAILED,
         "multi-node.md",
         (r"unhandled system error", r"ncclsystemerror", r"ncclinternalerror", r"nccl error", r"net/ib"),
+    ),
+    ErrorCode(
+        "cuda-build",
+        "torch or another compiled package was not built for this GPU or for this version of CUDA.",
+        (
+            "The GPU is newer or older than those this build of torch has kernels for.",
+            "A package (an attention or quantisation kernel, torchvision) was built for another major version of CUDA "
+            "than torch's; it then looks for a libcudart that is not there.",
+        ),
+        (
+            "Compare torch.cuda.get_arch_list() with torch.cuda.get_device_capability(), and install a build of torch "
+            "for this GPU.",
+            "Install the package for torch's CUDA (torch.version.cuda), or remove it if nothing needs it.",
+        ),
+        FAILED,
+        "doctor.md",
+        (r"no kernel image is available", r"libcudart[\w.-]*: cannot open shared object"),
     ),
     ErrorCode(
         "cuda-error",

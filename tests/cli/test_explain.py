@@ -87,6 +87,19 @@ def test_an_error_is_explained_by_its_code() -> None:
     assert line(text, "exit code").split()[-1] == "1" and "nvidia-smi -q -d ECC" in text and "docs/guards.md" in text
 
 
+@pytest.mark.parametrize(
+    ("message", "code"),
+    [
+        ("The current process just got forked, after parallelism has already been used", "tokenizer-fork"),
+        ("does not recognize this architecture", "unknown-architecture"),
+        ("KeyError: 'mistral4'", "unknown-architecture"),
+        ("no kernel image is available for execution on the device", "cuda-build"),
+    ],
+)
+def test_an_error_is_explained_by_a_message_of_a_library(message: str, code: str) -> None:
+    assert explain(message).startswith(f"{code}\n")
+
+
 @pytest.mark.parametrize("path", all_settings())
 def test_every_setting_can_be_explained(path: str) -> None:
     facts = setting_facts(path)

@@ -76,6 +76,11 @@ def test_what_the_numbers_rest_on_is_said() -> None:
     assert "data sheet" in rests_on(planned("1xL40S"))
 
 
+def test_the_row_of_the_planned_nodes_is_marked_whatever_their_number() -> None:
+    marked = [line.split() for line in shown(planned("8xH100", nodes=3), width=100).splitlines() if line.endswith("<")]
+    assert [line[:2] for line in marked] == [["3", "24"]]
+
+
 def test_where_the_host_has_too_little_memory_the_verdict_says_so() -> None:
     plan = planned("1xH200", parallel={"offload_params": True})
     machine = replace(plan.facts.machine, host_memory=4 << 30)

@@ -52,6 +52,14 @@ def test_json_holds_plain_numbers_that_add_up() -> None:
     assert found["training"]["effective_batch"] == 32
 
 
+def test_a_scaling_curve_has_the_nodes_that_are_planned_too() -> None:
+    plan = planned("2xH100", nodes=3)
+    assert [point.nodes for point in plan.scaling] == [1, 2, 3, 4, 8, 16, 32, 64]
+    (own,) = [point for point in plan.scaling if point.nodes == 3]
+    assert own.step.tokens_per_second == pytest.approx(plan.time.tokens_per_second)
+    assert [point.nodes for point in planned("2xH100", nodes=128).scaling][-2:] == [64, 128]
+
+
 def test_a_scaling_curve_resolves_the_run_on_each_number_of_nodes() -> None:
     one, many = planned("8xH200").scaling, planned("8xH200", nodes=8).scaling
     assert [p.step.tokens_per_second for p in one] == pytest.approx([p.step.tokens_per_second for p in many])

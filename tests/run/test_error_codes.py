@@ -73,7 +73,22 @@ def test_every_page_exists() -> None:
         ("CUDA error: an illegal memory access was encountered", "cuda-error"),
         ("The server socket has failed to listen. EADDRINUSE: address already in use", "port-in-use"),
         ("Signal 9 (SIGKILL) received by PID 17", "rank-killed"),
+        ("huggingface/tokenizers: The current process just got forked, after parallelism has already been used. Disabling "
+         "parallelism to avoid deadlocks...", "tokenizer-fork"),
+        ("ValueError: The checkpoint you are trying to load has model type `mistral4` but Transformers does not recognize "
+         "this architecture.", "unknown-architecture"),
+        ("KeyError: 'mistral4'", "unknown-architecture"),
+        ("ImportError: cannot import name 'Mistral4ForCausalLM' from 'transformers' (/opt/x.py)", "unknown-architecture"),
         ("KeyError: 'text'", ""),
+        ("401 Client Error. (Request ID: Root=1)\n\nCannot access gated repo for url https://huggingface.co/a/b.",
+         "hub-access"),
+        ("401 Client Error: Unauthorized for url: https://huggingface.co/api/models/a/b", "hub-access"),
+        ("401 Client Error: Unauthorized for url: https://tracker.example/runs", ""),
+        ("PermissionError: [Errno 13] Permission denied: '/runs/x'", "permission-denied"),
+        ("torch.AcceleratorError: CUDA error: no kernel image is available for execution on the device", "cuda-build"),
+        ("OSError: libcudart.so.12: cannot open shared object file: No such file or directory", "cuda-build"),
+        ("ValueError: Target modules {'q_proj'} not found in the base model. Please check the target modules and try "
+         "again.", "target-not-found"),
     ],
 )  # fmt: skip
 def test_messages_of_libraries_are_recognised(message: str, code: str) -> None:
