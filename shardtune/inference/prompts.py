@@ -272,7 +272,9 @@ class ChatFormat:
     def encode(self, messages: Sequence[Message]) -> Prompt:
         if self.channel:  # answers of before stand there with their reasoning, and the template writes the tokens
             messages = [
-                {**one, "content": one["content"].rpartition(self.channel)[2]} if one["role"] == "assistant" else one
+                {**one, "content": one["content"].rpartition(self.channel)[2]}
+                if one["role"] == "assistant" and isinstance(one["content"], str)  # of a tool call there may be none
+                else one
                 for one in messages
             ]
         try:

@@ -117,6 +117,9 @@ def test_an_answer_ends_where_the_last_turn_does_not_where_turns_before_it_do() 
     said = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Sunny."
     again = asked.encode([*USER, {"role": "assistant", "content": said}, *USER])
     assert "<|channel|>final<|message|>Sunny.<|end|>" in again.text and "Hm." not in again.text
+    parts = [{"type": "text", "text": "Sunny."}]
+    with pytest.raises(UserInputError, match="cannot render"):  # as for any other template: this one joins texts
+        asked.encode([*USER, {"role": "assistant", "content": parts}, *USER])
 
 
 @pytest.mark.parametrize("family", FAMILIES)

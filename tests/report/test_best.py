@@ -192,13 +192,18 @@ def test_weights_that_are_in_final_alone_count(run: Evaluated) -> None:
     assert best.path == run.folder / FINAL
 
 
-def test_weights_whose_checkpoint_is_damaged_or_deleted_count_where_final_has_them(run: Evaluated) -> None:
+def damage_the_best_that_final_has(run: Evaluated) -> None:
+    """Two evaluated checkpoints; that of step 10 is better, in `final/` too, and damaged."""
     run.evaluate(10, 1.5)
     run.evaluate(20, 1.7)
     (run.folder / FINAL).mkdir()
     fill(run.folder / FINAL, 10)
     write_source(run.folder / FINAL, FinalSource(10, 1.5))
     fill(run.store.path(10), 99)
+
+
+def test_weights_whose_checkpoint_is_damaged_or_deleted_count_where_final_has_them(run: Evaluated) -> None:
+    damage_the_best_that_final_has(run)
     best = run.best()
     assert best.chosen is not None and (best.chosen.step, best.chosen.weights) == (10, "final")
     assert [one.weights for one in best.evaluations] == ["final", "checkpoint"]
@@ -223,12 +228,7 @@ def flip(file: Path) -> None:
 def test_a_damaged_final_is_no_weights_where_the_checkpoint_of_its_step_is_damaged_too(
     run: Evaluated, spoil: Callable[[Path], None]
 ) -> None:
-    run.evaluate(10, 1.5)
-    run.evaluate(20, 1.7)
-    (run.folder / FINAL).mkdir()
-    fill(run.folder / FINAL, 10)
-    write_source(run.folder / FINAL, FinalSource(10, 1.5))
-    fill(run.store.path(10), 99)
+    damage_the_best_that_final_has(run)
     assert (run.best().chosen or run.best().lowest).weights == "final"
     spoil(run.folder / FINAL / WEIGHTS)
     best = run.best()
