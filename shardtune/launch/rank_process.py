@@ -35,7 +35,10 @@ def run_as_rank(rank: int, world_size: int, work: Callable[[StopRequest], int]) 
             if prints:
                 print(STOPPED_EARLY, flush=True)
         except Exception as error:  # noqa: BLE001 - the outermost handler of a rank: recorded, and its code returned
-            code = report_failure(error, rank)
+            # An import that the signal's SystemExit broke off may be tried again by a library, and fail otherwise.
+            code = stop.exit_code if stop.came_early else report_failure(error, rank)
+            if stop.came_early and prints:
+                print(STOPPED_EARLY, flush=True)
             if world_size > 1:
                 os._exit(code)  # threads of a broken process group would keep this process alive
         if world_size > 1:

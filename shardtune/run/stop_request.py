@@ -50,6 +50,11 @@ class StopRequest:
         return self.signal is not None
 
     @property
+    def came_early(self) -> bool:
+        """Whether the signal came before there was anything to save."""
+        return self.signal is not None and not self._saves
+
+    @property
     def exit_code(self) -> int:
         """Of a run that stopped cleanly; a rank that got no signal itself was preempted with the others."""
         return stopped_by(self.signal if self.signal is not None else signal.SIGTERM)
