@@ -89,3 +89,18 @@ def test_processes_that_load_data_do_not_outlive_the_work() -> None:
     """They are deaf to the signal that multiprocessing ends its children with at exit."""
     done = ends(LOADING_DATA)
     assert (done.returncode, done.stdout) == (0, "28\n")
+
+
+def test_an_import_that_a_stop_signal_broke_and_that_fails_otherwise_is_that_stop() -> None:
+    import signal
+
+    from shardtune.launch.rank_process import run_as_rank
+
+    def work(stop: object) -> int:
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except SystemExit:
+            raise RecursionError("a module that is half imported") from None
+        return 0
+
+    assert run_as_rank(0, 1, work) == 130
