@@ -23,6 +23,15 @@ def fsync(path: Path) -> None:
         os.close(handle)
 
 
+def fsync_tree(folder: Path) -> None:
+    """Returns when the disk has all of a folder that libraries wrote, every file readable by everybody."""
+    for entry in folder.rglob("*"):
+        if entry.is_file():
+            entry.chmod(0o644)  # safetensors 0.8 writes 0600: other users of a shared volume could not read it
+        fsync(entry)
+    fsync(folder)
+
+
 def write_file(path: Path, content: str | bytes) -> None:
     """Write a file that anybody who may enter its folder may read, and wait until the disk has it. Follows no link."""
     rest = memoryview(content.encode("utf-8") if isinstance(content, str) else content)

@@ -26,7 +26,7 @@ from shardtune.checkpoint.manifest import (
     verify,
     write_manifest,
 )
-from shardtune.durable import fsync, read_plain, replace_file
+from shardtune.durable import fsync, fsync_tree, read_plain, replace_file
 from shardtune.errors import ShardtuneError
 from shardtune.lease import Lease, is_held
 
@@ -309,17 +309,13 @@ def publish(folder: Path, fill: Callable[[Path], None]) -> Path:
     folder.parent.mkdir(exist_ok=True)
     remove_leftovers(folder.parent)
     staging = folder.parent / f"{_STAGING}{folder.name}-{secrets.token_hex(4)}"
-    lease = Lease.take(_owner_file(staging))
-    assert lease is not None, "a name just drawn is nobody else's"
-    doomed: Path | None = None
-    try:
+    lease, doomed = None, None
+    try:  # from the first file on: outside a run, Ctrl-C may come at any line
+        lease = Lease.take(_owner_file(staging))
+        assert lease is not None, "a name just drawn is nobody else's"
         staging.mkdir()
         fill(staging)
-        for file in staging.rglob("*"):
-            if file.is_file():
-                file.chmod(0o644)  # safetensors 0.8 writes 0600: other users of a shared volume could not read it
-            fsync(file)
-        fsync(staging)
+        fsync_tree(staging)
         if folder.is_symlink() or folder.is_file():  # somebody's: kept beside, neither followed nor deleted
             folder.rename(folder.with_name(f"displaced-{folder.name}-{secrets.token_hex(2)}"))
         if folder.exists():
@@ -330,11 +326,12 @@ def publish(folder: Path, fill: Callable[[Path], None]) -> Path:
             _delete_tree(doomed)
     except BaseException:
         shutil.rmtree(staging, ignore_errors=True)
-        if doomed is not None and not folder.exists():
-            doomed.rename(folder)
+        _owner_file(staging).unlink(missing_ok=True)
+        restore_interrupted(folder)
         raise
     finally:
-        lease.release()
+        if lease is not None:
+            lease.release()
     return folder
 
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from shardtune import terminal
-from shardtune.durable import fsync
+from shardtune.durable import fsync, fsync_tree
 from shardtune.errors import ShardtuneError, UserInputError
 from shardtune.lease import Lease, is_held
 
@@ -68,31 +68,30 @@ def staged(out: Path) -> Iterator[Path]:
 
     A process that is killed leaves a hidden folder beside `out`, which the next export to the same `out` removes.
     """
-    made = _make_parents(out)
-    _remove_leftovers(out)
+    above = [folder for folder in out.absolute().parents if not folder.exists()]
     staging = out.parent / f".exporting-{out.name}-{secrets.token_hex(4)}"
-    lease = Lease.take(staging.with_name(staging.name + ".owner"))
-    assert lease is not None, "a name just drawn is nobody else's"
-    try:
+    lease = None
+    try:  # from the first file on: Ctrl-C may come at any line
+        _make_parents(out)
+        _remove_leftovers(out)
+        lease = Lease.take(_owner_file(staging))
+        assert lease is not None, "a name just drawn is nobody else's"
         staging.mkdir()
         yield staging
-        for file in staging.rglob("*"):
-            if file.is_file():
-                file.chmod(0o644)  # safetensors 0.8 writes 0600: other users of a shared volume could not read it
-            fsync(file)
-        fsync(staging)
+        fsync_tree(staging)
         if out.is_dir():
             out.rmdir()  # empty; if it no longer is, somebody else has written there
         staging.rename(out)
         fsync(out.parent)
     except OSError as error:
-        _discard(staging, made)
+        _discard(staging, above)
         raise _failed(out, error) from error
     except BaseException:
-        _discard(staging, made)
+        _discard(staging, above)
         raise
     finally:
-        lease.release()
+        if lease is not None:
+            lease.release()
 
 
 def _failed(out: Path, error: OSError) -> ShardtuneError:
@@ -112,33 +111,37 @@ def _failed(out: Path, error: OSError) -> ShardtuneError:
     )
 
 
-def _make_parents(out: Path) -> list[Path]:
-    """Creates the folders above `out`; returns the new ones, the deepest first."""
-    missing = [folder for folder in out.absolute().parents if not folder.exists()]
+def _make_parents(out: Path) -> None:
     try:
         out.absolute().parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserInputError(
             f"{out.parent} cannot be created: {error.strerror}.", fix="Give --out FOLDER on a disk that can be written."
         ) from error
-    return missing
 
 
-def _discard(staging: Path, made: list[Path]) -> None:
+def _discard(staging: Path, above: list[Path]) -> None:
+    """Remove what was written, and the folders `above` it that were not there before (the deepest comes first)."""
     shutil.rmtree(staging, ignore_errors=True)
-    staging.with_name(staging.name + ".owner").unlink(missing_ok=True)
-    for folder in made:
+    _owner_file(staging).unlink(missing_ok=True)
+    for folder in above:
         try:
             folder.rmdir()
+        except FileNotFoundError:  # interrupted before it was made
+            continue
         except OSError:  # somebody else has written there
             return
 
 
 def _remove_leftovers(out: Path) -> None:
     for left in out.parent.glob(f".exporting-{glob.escape(out.name)}-*"):
-        owner = left if left.suffix == ".owner" else left.with_name(left.name + ".owner")
+        owner = left if left.suffix == ".owner" else _owner_file(left)
         if not is_held(owner):
             if left.is_dir():
                 shutil.rmtree(left, ignore_errors=True)
             else:
                 left.unlink(missing_ok=True)
+
+
+def _owner_file(staging: Path) -> Path:
+    return staging.with_name(staging.name + ".owner")

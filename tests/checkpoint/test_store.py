@@ -15,9 +15,12 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
+from interrupted_lines import interrupted
 from small_disk import fill as fill_disk
 from small_disk import free, small_disk
 
+from shardtune import durable
+from shardtune import lease as lease_module
 from shardtune.checkpoint import store as store_module
 from shardtune.checkpoint.store import CheckpointStore, publish
 from shardtune.lease import Lease, is_held
@@ -257,6 +260,22 @@ def test_everything_reaches_the_disk_before_the_name_does(tmp_path: Path, monkey
     renamed = order.index(f"rename {folder}")
     assert {str(staging), *(str(staging / name) for name in FILES)} <= set(order[:renamed])
     assert order[renamed + 1 :] == [str(tmp_path)]
+
+
+def test_ctrl_c_at_any_line_leaves_the_earlier_folder_or_the_new_one(tmp_path: Path) -> None:
+    final = tmp_path / "final"
+    publish(final, lambda folder: (folder / "old").write_text("old") and None)
+    for at in range(1, 1000):
+        if not interrupted(at, lambda: publish(final, fill), store_module, lease_module, durable):
+            break
+        if (final / "old").exists():
+            left = [path.name for path in tmp_path.iterdir()]
+            assert left == ["final"], f"line {at}: {left}"
+        else:  # the old one may wait for its deletion
+            assert sorted(str(file.relative_to(final)) for file in final.rglob("*") if file.is_file()) == sorted(FILES)
+            publish(final, lambda folder: (folder / "old").write_text("old") and None)
+            assert [path.name for path in tmp_path.iterdir()] == ["final"], f"line {at}"
+    assert at > 50  # or no line was seen
 
 
 def test_the_newest_few_stay(tmp_path: Path) -> None:

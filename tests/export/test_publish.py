@@ -13,12 +13,15 @@ from pathlib import Path
 
 import pytest
 from export.exporting import Quiet, export
+from interrupted_lines import interrupted
 from safetensors.torch import load_file
 from small_disk import small_disk
 from tuned_toys import tuned_toy
 
+from shardtune import durable, lease
 from shardtune.checkpoint.store import CheckpointStore
 from shardtune.errors import ShardtuneError, UserInputError
+from shardtune.export import publish
 from shardtune.export.publish import check_out, staged
 from shardtune.export.request import ExportRequest, default_out
 from shardtune.export.run import export_model
@@ -94,6 +97,22 @@ def test_a_failure_leaves_nothing_not_even_the_folders_above(tmp_path: Path) -> 
             (folder / "half").write_text("half")
             raise raised
         assert list(tmp_path.iterdir()) == []
+
+
+def test_ctrl_c_at_any_line_leaves_nothing_or_the_whole(tmp_path: Path) -> None:
+    def export_files() -> None:
+        with staged(tmp_path / "a" / "out") as folder:
+            for name in ("one", "two"):
+                (folder / name).write_text(name)
+
+    for at in range(1, 1000):
+        if not interrupted(at, export_files, publish, lease, durable):
+            break
+        if (tmp_path / "a" / "out").exists():
+            assert sorted(file.name for file in (tmp_path / "a" / "out").iterdir()) == ["one", "two"]
+            shutil.rmtree(tmp_path / "a")
+        assert list(tmp_path.iterdir()) == [], f"line {at}"
+    assert at > 50  # or no line was seen
 
 
 def test_a_killed_export_leaves_no_folder_of_its_name_and_the_next_one_clears_it(tmp_path: Path) -> None:
