@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from shardtune.checkpoint.final import FINAL, damaged_final
 from shardtune.checkpoint.manifest import NAME as MANIFEST
 from shardtune.checkpoint.manifest import Damage, verify, verify_safetensors
 from shardtune.checkpoint.store import CheckpointStore
@@ -32,7 +33,10 @@ class Evaluation:
 
 
 def refuse_damaged(adapter: Path) -> None:
-    """Raise if the files of an adapter are not whole; those of a run's checkpoint are compared with its checksums.
+    """Raise if the files of an adapter are not whole.
+
+    Those of a run's checkpoint are compared with its checksums, the weights in `final/` with those of the checkpoint of
+    their step.
 
     Raises:
         UserInputError: with the file, what is wrong with it, and which checkpoint to use instead.
@@ -58,6 +62,10 @@ def _damage(adapter: Path) -> Damage | None:
             one for one in verify(adapter) if one.is_fatal and one.file in (ADAPTER_CONFIG, ADAPTER_WEIGHTS, MANIFEST)
         )
         return next(found, None)
+    run = adapter.parent
+    if adapter.name == FINAL and (run / CHECKPOINTS).is_dir():
+        damaged = damaged_final(run, CheckpointStore(run / CHECKPOINTS, keep=None))
+        return None if damaged is None or damaged.has_adapter else damaged.damages[0]
     return verify_safetensors(adapter, ADAPTER_WEIGHTS)
 
 

@@ -10,6 +10,7 @@ import torch
 import yaml
 from safetensors.torch import save_file
 
+from shardtune.checkpoint.final import FinalSource, write_source
 from shardtune.checkpoint.store import CheckpointStore
 from shardtune.errors import UserInputError
 from shardtune.inference.source import find_tuned
@@ -106,16 +107,30 @@ def test_a_damaged_adapter_is_named_with_the_newest_intact_checkpoint(
     assert "Copy it again" in refused.value.fix
 
 
-def test_a_flipped_byte_in_a_checkpoint_is_found_by_its_checksum(run: Path) -> None:
-    file = run / "checkpoints" / "step-000002" / _WEIGHTS
+def flip_last_byte(file: Path) -> None:
     data = bytearray(file.read_bytes())
     data[-1] ^= 1
     file.write_bytes(data)
+
+
+def test_a_flipped_byte_in_a_checkpoint_is_found_by_its_checksum(run: Path) -> None:
+    file = run / "checkpoints" / "step-000002" / _WEIGHTS
+    flip_last_byte(file)
     for given, checkpoint in ((run, "latest"), (file.parent, None)):
         with pytest.raises(UserInputError, match="step-000002' is damaged") as refused:
             find_tuned(str(given), checkpoint=checkpoint)
         assert f"{_WEIGHTS}: changed" in refused.value.why and "step 1" in refused.value.fix
     assert find_tuned(str(run), checkpoint="1").step == 1
+
+
+def test_a_flipped_byte_in_final_is_found_by_the_checksum_of_its_steps_checkpoint(run: Path) -> None:
+    write_source(run / "final", FinalSource(2))
+    assert find_tuned(str(run)).adapter == run / "final"
+    flip_last_byte(run / "final" / _WEIGHTS)
+    for given in (run, run / "final"):
+        with pytest.raises(UserInputError, match="final' is damaged") as refused:
+            find_tuned(str(given))
+        assert f"{_WEIGHTS}: changed" in refused.value.why and "step 2" in refused.value.fix
 
 
 def finish(run: Path) -> None:
