@@ -157,6 +157,13 @@ def test_a_tilde_means_the_home_folder(tmp_path: Path, monkeypatch: pytest.Monke
     assert len(texts("~/three")) == len(texts("~/three/train.jsonl")) == 4
 
 
+def test_dots_mean_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    (folder / "notes").mkdir()
+    for here, name in ((folder, "."), (folder, "./"), (folder / "notes", ".."), (tmp_path, "./three")):
+        monkeypatch.chdir(here)
+        assert texts(name, "validation") == [f"validation {n}" for n in range(4)], name
+
+
 def test_a_changed_file_is_read_again(tmp_path: Path) -> None:
     path = jsonl(tmp_path / "a.jsonl", TEN)
     assert len(texts(path)) == 10
