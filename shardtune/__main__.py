@@ -8,17 +8,18 @@ import sys
 def main() -> None:
     if os.getpid() == 1:
         _end_on_signals()
-    from shardtune.run.channel import LAUNCHER_VARIABLE, end_with_launcher
-
-    if LAUNCHER_VARIABLE in os.environ:  # until it handles Ctrl-C, a rank dies of it without a traceback
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-    if sys.argv[1:2] == ["train"]:  # a rank; what a rank starts itself has another parent
-        end_with_launcher()
     try:
+        from shardtune.run.channel import LAUNCHER_VARIABLE, end_with_launcher
+
+        if LAUNCHER_VARIABLE in os.environ:  # until it handles Ctrl-C, a rank dies of it without a traceback
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+        if sys.argv[1:2] == ["train"]:  # a rank; what a rank starts itself has another parent
+            end_with_launcher()
         from shardtune.cli.main import main as run  # after it: the first import that takes long
-    except KeyboardInterrupt:
+
+        run()
+    except KeyboardInterrupt:  # Typer handles it in commands, but not while it reads their options
         sys.exit(130)
-    run()
 
 
 def _end_on_signals() -> None:

@@ -239,7 +239,7 @@ def open_split(source: Source, split: str, key: str) -> Split:
             return _file_split(source, splits, split, key)
         from datasets import load_dataset
 
-        where = str(path.resolve()) if path.is_dir() else source.path
+        where = _as_datasets_takes_it(path) if path.is_dir() else source.path
         return TableSplit(source, split, key, load_dataset(where, source.config_name, split=split))
 
 
@@ -296,12 +296,17 @@ def _file_splits(source: Source, path: Path) -> Mapping[str, list[DataFile]] | N
         return {"train": files} if files else None  # a file or a glob is one split, called train
     from datasets import load_dataset_builder
 
-    # `datasets` knows which file belongs to which split: by name, by folder, or as a README's header says. It takes the
-    # folder's own name for the dataset's, and `.` has none.
-    found = load_dataset_builder(str(path.resolve()), source.config_name).config.data_files or {}
+    # `datasets` knows which file belongs to which split: by name, by folder, or as a README's header says.
+    found = load_dataset_builder(_as_datasets_takes_it(path), source.config_name).config.data_files or {}
     splits = {str(name): [DataFile.of(str(file)) for file in files] for name, files in found.items()}
     known = {name: [file for file in files if file] for name, files in splits.items()}
     return known if known and known == splits else None
+
+
+def _as_datasets_takes_it(folder: Path) -> str:
+    """`datasets` needs the folder's own name, which `.` and `..` have not; and it refuses a folder NAME that contains
+    NAME.py as an old dataset script, also one with data, unless the path ends otherwise."""
+    return f"{folder.resolve()}/." if local_files(str(folder)) else str(folder.resolve())
 
 
 def _unread_files(source: Source) -> list[str]:

@@ -164,6 +164,11 @@ def test_dots_mean_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fold
         assert texts(name, "validation") == [f"validation {n}" for n in range(4)], name
 
 
+def test_a_folder_may_contain_the_script_of_its_name_that_made_the_data(folder: Path) -> None:
+    (folder / f"{folder.name}.py").write_text("raise SystemExit('never run')")
+    assert texts(folder, "validation") == [f"validation {n}" for n in range(4)]
+
+
 def test_a_changed_file_is_read_again(tmp_path: Path) -> None:
     path = jsonl(tmp_path / "a.jsonl", TEN)
     assert len(texts(path)) == 10
