@@ -20,6 +20,11 @@ _MOST_SCORES = 200
 _MOST_WRONG = 4
 _ROWS_BYTES = 1 << 20
 _SIDES = ("base", "tuned")
+_PREPARATION = {
+    "skipped_errors": "unreadable and skipped",
+    "dropped_long": "too long and dropped",
+    "cut": "truncated to max_length",
+}
 _TONES = {"better": "good", "worse": "bad"}
 
 
@@ -49,7 +54,13 @@ def _shown(path: Path, result: dict[str, Any], final_step: int | None) -> dict[s
     rows = [_row(mapping(one), sides, "") for one in listed(result.get("metrics"))[:_MOST_SCORES]]
     rows += [_row(mapping(one), sides, _task(mapping(one))) for one in listed(result.get("tasks"))[:_MOST_SCORES]]
     heads = ["metric", *sides, *(["tuned − base", ""] if len(sides) == 2 else [])]
-    notes = [text(note) for note in listed(result.get("notes"))]
+    data = mapping(result.get("data"))
+    notes = [
+        f"{formatting.count(affected, 'row')} {what}."
+        for key, what in _PREPARATION.items()
+        if (affected := whole(data.get(key)))
+    ]
+    notes += [text(note) for note in listed(result.get("notes"))]
     notes += [
         f"Left out: {text(mapping(one).get('metric'))}, because {text(mapping(one).get('why'))}."
         for one in listed(result.get("left_out"))

@@ -91,6 +91,22 @@ def test_ctrl_c_is_answered_and_export_and_eval_say_that_nothing_was_written(
     assert (result.returncode, result.stderr.splitlines()[-1]) == (130, last)
 
 
+@pytest.mark.parametrize("stopped_in", ["typer.main.get_params_from_function", "typer.Typer.command"])
+def test_ctrl_c_before_the_command_line_is_read_ends_without_a_traceback(
+    stopped_in: str, environment: dict[str, str]
+) -> None:
+    code = (
+        "import sys, typer, typer.main\n"
+        "sys.argv = ['shardtune', '--version']\n"
+        "def stop(*_, **__): raise KeyboardInterrupt\n"
+        f"{stopped_in} = stop\n"
+        "from shardtune.__main__ import main\n"
+        "main()\n"
+    )
+    result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=240)
+    assert (result.returncode, result.stdout, result.stderr) == (130, "", "")
+
+
 @pytest.mark.slow
 def test_debug_freq_and_nproc_are_overrides_that_the_config_remembers(
     shardtune: Command, tmp_path: Path, toy_model: Path, toy_data: Path

@@ -83,6 +83,13 @@ def test_weights_are_named_by_their_step_and_final_is_the_final_of_today(tmp_pat
     assert ", step 18 (final), 20" in now and ", step 8, 20" in then
 
 
+def test_rows_that_were_not_used_whole_are_counted(tmp_path: Path) -> None:
+    data = {"path": "x.jsonl", "rows": 48, "of_rows": 48, "skipped_errors": 1, "dropped_long": 0, "cut": 3}
+    save(tmp_path, "a", 1e9, data=data)
+    note = evaluations.evaluations(tmp_path)[0]["note"]
+    assert "1 row unreadable and skipped. 3 rows truncated to max_length." in note and "dropped" not in note
+
+
 def test_a_side_alone_has_no_difference(tmp_path: Path) -> None:
     save(tmp_path, "a", 1e9, sides=["tuned"])
     (found,) = evaluations.evaluations(tmp_path)
