@@ -1,5 +1,6 @@
 """`shardtune`, and `python -m shardtune`, which is also what torchrun and accelerate start."""
 
+import io
 import os
 import signal
 import sys
@@ -8,6 +9,9 @@ import sys
 def main() -> None:
     if os.getpid() == 1:
         _end_on_signals()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a character that its encoding lacks must not end a run
+            stream.reconfigure(errors="replace")
     try:
         from shardtune.run.channel import LAUNCHER_VARIABLE, end_with_launcher
 

@@ -56,6 +56,18 @@ def replace_file(path: Path, content: str) -> None:
     fsync(path.parent)
 
 
+def write_output(path: Path, content: str) -> None:
+    """Write a file whose name a user gave: whole, as `replace_file`, where it is new or a plain file.
+
+    A link stays, and what it leads to is replaced; a device or pipe (/dev/stdout) is written to.
+    """
+    if path.exists() and not path.is_file():
+        with path.open("w", encoding="utf-8") as file:
+            file.write(content)
+    else:
+        replace_file(path.resolve(), content)
+
+
 @contextmanager
 def library_os_errors(path: Path) -> Iterator[None]:
     """Raise a full disk as the OSError it is: libraries in Rust (safetensors, tokenizers) have errors of their own."""

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from shardtune.plan.facts import Machine
     from shardtune.plan.init_config import Choice, InitFacts, ModelFacts, PlanNotes
 
+_OPTIONS = {"model.model_name_or_path": "--model", "data.dataset_name_or_path": "--data"}
 _SOME_ROWS = 0.05  # for evaluation, until the data is known: its settings are not without effect before that
 
 
@@ -81,12 +82,20 @@ def _refuse_existing(output: Path, *, force: bool) -> None:
 def _loaded(found: Sequence[Choice], overrides: Sequence[str] = ()) -> ResolvedConfig:
     """These settings, checked as a file with them would be."""
     from shardtune.config import load_config
+    from shardtune.config.problems import ConfigError, Place
     from shardtune.plan.init_config import render_config
 
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "config.yaml"
         file.write_text(render_config(found, {}, []), encoding="utf-8")
-        return load_config(file, overrides)
+        try:
+            return load_config(file, overrides)
+        except ConfigError as error:  # in words of the command line, not of that file
+            problems = [
+                replace(one, place=Place(_OPTIONS.get(one.key, "chosen by init"))) if one.place.kind == "file" else one
+                for one in error.problems
+            ]
+            raise ConfigError(problems, "shardtune init") from None
 
 
 def _facts(asked: ResolvedConfig, gpus: str, nodes: int) -> tuple[InitFacts, Choice]:
@@ -184,14 +193,14 @@ def _next_commands(output: Path, gpus: str, nodes: int) -> list[str]:
 def _write(output: Path, text: str) -> None:
     """Only a config that can be read back."""
     from shardtune.config import load_config
-    from shardtune.durable import replace_file
+    from shardtune.durable import write_output
     from shardtune.errors import UserInputError
 
     with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / output.name
+        file = Path(folder) / "config.yaml"
         file.write_text(text, encoding="utf-8")
         load_config(file)
     try:
-        replace_file(output, text)
+        write_output(output, text)
     except OSError as error:
         raise UserInputError(f"Could not write '{output}'.", why=f"{error.strerror}.") from error

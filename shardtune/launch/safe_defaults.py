@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, MutableMapping
 from types import MappingProxyType
+
+from shardtune.errors import UserInputError
 
 # Name: value and reason. Set before any library is imported. docs/nccl.md says what is left alone, and why.
 SAFE_DEFAULTS: Mapping[str, tuple[str, str]] = MappingProxyType({
@@ -21,11 +24,28 @@ SEVERAL_NODES: Mapping[str, tuple[str, str]] = MappingProxyType({
 
 
 def set_safe_defaults(environ: MutableMapping[str, str]) -> dict[str, str]:
-    """Set what is not set yet; returns the reason of each variable that was."""
+    """Set what is not set yet; returns the reason of each variable that was.
+
+    Raises:
+        UserInputError: one that is set would break a library later.
+    """
+    _check_threads(environ)
     defaults = dict(SAFE_DEFAULTS)
     if not any(name in environ for name in _ALLOCATOR):
         defaults[_ALLOCATOR[0]] = _EXPANDABLE
     return _set(environ, defaults)
+
+
+def _check_threads(environ: MutableMapping[str, str]) -> None:
+    """accelerate takes the number as it is, once the run has begun; an empty one, as templates leave it, is unset."""
+    threads = environ.get("OMP_NUM_THREADS")
+    if threads == "":
+        del environ["OMP_NUM_THREADS"]
+    elif threads is not None and not re.fullmatch(r"\s*[+-]?\d+\s*", threads):
+        raise UserInputError(
+            f"OMP_NUM_THREADS is '{threads}', which is not a whole number.",
+            fix="Set it to the threads of each process, or unset it: then every process gets its share of the cores.",
+        )
 
 
 def set_defaults_of_nodes(environ: MutableMapping[str, str]) -> dict[str, str]:

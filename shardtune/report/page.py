@@ -11,7 +11,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from shardtune.durable import replace_file
+from shardtune.durable import write_output
 from shardtune.errors import ShardtuneError, UserInputError
 
 SCRIPTS = ("elements.js", "charts.js", "page.js")
@@ -71,15 +71,16 @@ def write_page(view: dict[str, Any], path: Path) -> int:
     """Write the report; returns its size in bytes."""
     text = page(view)
     try:
-        replace_file(path, text)
-        path.chmod(0o644)
+        write_output(path, text)
+        if path.is_file():
+            path.chmod(0o644)  # whatever the umask
     except OSError as error:
         raise UserInputError(
             f"Could not write the report '{path}'.",
             why=error.strerror or str(error),
             fix="Pass -o FILE in an existing, writable folder.",
         ) from error
-    return path.stat().st_size
+    return len(text.encode("utf-8"))
 
 
 def shell(

@@ -107,6 +107,16 @@ def test_ctrl_c_before_the_command_line_is_read_ends_without_a_traceback(
     assert (result.returncode, result.stdout, result.stderr) == (130, "", "")
 
 
+def test_a_character_that_the_output_s_encoding_lacks_ends_no_command(environment: dict[str, str]) -> None:
+    code = "import sys; sys.argv = ['shardtune', '--version']; from shardtune.__main__ import main\n"
+    code += "try: main()\nexcept SystemExit: print('loss 5.8 → 5.6 ×')"
+    result = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**environment, "PYTHONIOENCODING": "ascii"}, capture_output=True, text=True, timeout=240,
+    )  # fmt: skip
+    assert (result.returncode, result.stdout) == (0, f"shardtune {__version__}\nloss 5.8 ? 5.6 ?\n"), result.stderr
+
+
 @pytest.mark.slow
 def test_debug_freq_and_nproc_are_overrides_that_the_config_remembers(
     shardtune: Command, tmp_path: Path, toy_model: Path, toy_data: Path

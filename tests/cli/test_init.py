@@ -125,6 +125,17 @@ def test_unsuitable_data_and_unknown_gpus_are_refused_and_nothing_is_written(toy
     assert not Path("config.yaml").exists()
 
 
+def test_wrong_values_are_named_by_their_options_and_not_by_a_file_of_inits_own(toy_model: Path) -> None:
+    with pytest.raises(UserInputError) as refused:
+        init("--model", "", "--data", "", "--val", "2")
+    assert refused.value.what.startswith("shardtune init: 3 problems found")
+    for place in ("--model  model.model_name", "--data  data.dataset_name", "-o data.val_split=2  data.val_split"):
+        assert f"\n{place}" in refused.value.what
+    with pytest.raises(UserInputError, match="Could not write") as unwritten:
+        init("--model", toy_model, "--data", pairs(Path("train.jsonl")), "--output", ".", "--force")
+    assert "Is a directory" in unwritten.value.why
+
+
 def test_what_cannot_fit_is_refused_before_anything_is_written(toy_model: Path, tmp_path: Path) -> None:
     model = tmp_path / "70b"
     shutil.copytree(toy_model, model)

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import pytest
+
+from shardtune.errors import UserInputError
 from shardtune.launch.safe_defaults import set_defaults_of_nodes, set_safe_defaults
 from shardtune.launch.start import banner
 
@@ -15,6 +18,17 @@ def test_what_the_user_has_set_stays_under_either_name() -> None:
     environ = {"TOKENIZERS_PARALLELISM": "true", "PYTORCH_CUDA_ALLOC_CONF": "x"}
     set_safe_defaults(environ)
     assert environ["TOKENIZERS_PARALLELISM"] == "true" and "PYTORCH_ALLOC_CONF" not in environ
+
+
+def test_an_empty_number_of_threads_is_unset_and_a_list_is_refused_before_the_run_has_a_folder() -> None:
+    environ = {"OMP_NUM_THREADS": ""}
+    set_safe_defaults(environ)
+    assert "OMP_NUM_THREADS" not in environ
+    for number in ("4", " 4", "0", "-2"):
+        set_safe_defaults({"OMP_NUM_THREADS": number})
+    for words in ("abc", "4,2", "1.5", " "):
+        with pytest.raises(UserInputError, match="OMP_NUM_THREADS is"):
+            set_safe_defaults({"OMP_NUM_THREADS": words})
 
 
 def test_the_banner_tells_node_master_and_gpus() -> None:
