@@ -101,12 +101,15 @@ def evaluate(
     """
     from rich.console import Console
 
+    from shardtune.errors import UserInputError
     from shardtune.evaluation.result import Destination
     from shardtune.evaluation.rows import DataChoice
     from shardtune.evaluation.tasks import TaskChoice, check_tasks
     from shardtune.inference.source import find_tuned
     from shardtune.terminal import say
 
+    if data == "":
+        raise UserInputError("--data is empty.", fix="Give a file, folder or Hub name, or leave it out.")
     asked = TaskChoice.parse(tasks, limit, include_path, num_fewshot, apply_chat_template)
     of_rows = (data, split, metrics, max_rows, max_new_tokens, override)
     with_rows = asked is None or any(value is not None for value in of_rows)
@@ -126,8 +129,8 @@ def evaluate(
     request = Request(choice, asked, metrics, max_new_tokens, batch_size, base)
     with writes_nothing_when_interrupted():
         found = evaluate(tuned, request, console, named_device(device))
+    written = destination.write(found)  # first: a terminal that is gone must not lose it
     print_evaluation(console, found)
-    written = destination.write(found)
     for file in written:
         say(console, "result", str(file))
     if destination.notice:

@@ -82,14 +82,15 @@ def eval_loss(
 def _adapter(given: Path | None, runs_dir: Path | None, role: Node | Worker) -> Path | None:
     """Resolves a run's id to its folder where the adapter is read: on rank 0, or on the node that has it."""
     from shardtune.errors import UserInputError
+    from shardtune.inference.source import folder_in_run
     from shardtune.launch.process_role import Worker
-    from shardtune.report.runs import find_run, is_run_path
+    from shardtune.report.runs import is_run_path
 
     rank = role.rank if isinstance(role, Worker) else role.node_rank
     if given is None or rank > 0 or given.expanduser().exists() or not is_run_path(str(given)):
         return given
     try:
-        return find_run(str(given), runs_dir)
+        return folder_in_run(str(given), runs_dir)
     except UserInputError as error:
         raise UserInputError(
             f"--adapter: '{given}' does not exist. {error.what}", why=error.why, fix=error.fix

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from shardtune.cluster.api import Cluster
     from shardtune.cluster.manifests import Manifests
 
+_CHECKED_HERE = "Nothing was sent: checked on this machine alone."
+
 
 def submit(
     config: Config,
@@ -103,6 +105,10 @@ def submit(
         _check(console, described, None, crd_dir, verbose=verbose)
         _summarize(console, described, None, verbose=verbose)
         submit_by_command(console, described, volume or (), dry_run=dry_run, print_script=print_script, output=output)
+        if dry_run == "client" and not print_script:
+            from shardtune.terminal import say
+
+            say(console, "done", _CHECKED_HERE, "bold green")
         return
     offline = dry_run == "client" or print_script or output is not None or described.target == "local-pods"
     cluster = None if offline else _connect(described)
@@ -118,7 +124,7 @@ def submit(
     elif output is not None:
         _write(console, manifests, output)
     elif dry_run == "client":
-        _finish(console, described, manifests, as_json, dry_run, "Nothing was sent: checked on this machine alone.")
+        _finish(console, described, manifests, as_json, dry_run, _CHECKED_HERE)
     elif cluster is None:
         raise typer.Exit(_run_here(described, manifests, volume, secrets, no_namespaces=no_namespaces))
     else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -38,10 +39,11 @@ class Evaluation:
     notes: tuple[str, ...]
     rows: tuple[dict[str, Any], ...]
     began: float = field(default_factory=time.time)
+    token: str = field(default_factory=lambda: secrets.token_hex(2))
 
     @property
     def name(self) -> str:
-        """From data (or tasks), checkpoint and time: a file name."""
+        """From data (or tasks), checkpoint and time: a file name, which no other evaluation of that second has."""
         data = self.about["data"]
         if data is not None:
             label = "own" if data["own_validation"] else Path(str(data["path"])).name.partition(".")[0]
@@ -49,7 +51,7 @@ class Evaluation:
         else:
             what = "-".join(dict.fromkeys(task.task for task in self.tasks)) or "tasks"
         when = time.strftime("%Y%m%d-%H%M%S", time.localtime(self.began))
-        return f"{_slug(what)}-{_slug(self.about['checkpoint'])}-{when}"
+        return f"{_slug(what)}-{_slug(self.about['checkpoint'])}-{when}-{self.token}"
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -209,6 +211,8 @@ def _check_writable(folder: Path) -> None:
 
 
 def _not_writable(folder: Path, error: OSError) -> UserInputError:
+    if isinstance(error, FileNotFoundError):
+        return UserInputError(f"There is no folder '{folder}' for the result.", fix="Create it, or name another --out.")
     return UserInputError(
         f"The result cannot be written to '{folder}'.",
         why=error.strerror or str(error),

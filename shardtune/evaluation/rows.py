@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -24,6 +25,7 @@ from shardtune.errors import UserInputError
 from shardtune.evaluation.intervals import SEED
 from shardtune.evaluation.training_rows import TrainedData, is_training_split, rows_in
 from shardtune.inference.sampling import answer_ends, generation_defaults
+from shardtune.inference.trained_format import recorded_format
 from shardtune.model.load import model_folder
 from shardtune.terminal import count
 
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
 
 _DEFAULT_SPLITS = ("test", "validation", "train")  # of given data, the first that is there
 _LOOKED_AT = 100  # rows, for the tokens that end their answers
+_RELATIVE_IS_MISSING = re.compile(r"The dataset '[^/~].*' does not exist")
 _FORMATS = ("data.format", "data.prompt_template", "data.text_field", "data.messages_field")
 
 
@@ -70,6 +73,7 @@ class Rows:
         training_rows: How many of the chosen are also training rows; None: not known.
         is_training_split: Read from a file or split that the run was trained on.
         changed: What to say if the run's own validation rows are not what they were in training.
+        other_format: What to say if these rows have another format than those it was trained on.
     """
 
     section: DataSection
@@ -87,11 +91,12 @@ class Rows:
     training_rows: int | None = None
     is_training_split: bool = False
     changed: str = ""
+    other_format: str = ""
 
     @property
     def warnings(self) -> list[str]:
         """Why the numbers may say less about the model than they seem to."""
-        found = [self.changed] if self.changed else []
+        found = [text for text in (self.changed, self.other_format) if text]
         counts = self.prepared.counts
         if (empty := empty_rows(counts)) is not None:
             of = f"{empty.rows:,} of {count(counts.read, 'row')} dropped as empty"
@@ -145,9 +150,9 @@ def data_section(tuned: TunedModel, choice: DataChoice) -> tuple[DataSection, bo
                 "dataset_config_name": section.dataset_config_name if "data.dataset_config_name" in given else None,
             }
         )
-        with _said_by_options(tuned):
+        with _said_by_options(tuned, own=False):
             check_dataset_path(section)
-    with _said_by_options(tuned):
+    with _said_by_options(tuned, own=choice.data is None):
         split = choice.split or _default_split(section)
         if choice.data is None and not isinstance(section.dataset_name_or_path, str):
             section = section.model_copy(update={"dataset_name_or_path": _sources_with(section, split)})
@@ -169,7 +174,7 @@ def read_rows(
     section, is_own = data_section(tuned, choice)
     seed = tuned.config.train.seed if tuned.config is not None else SEED
     name = tuned.base.tokenizer_name_or_path or tuned.base.model_name_or_path
-    with _said_by_options(tuned):
+    with _said_by_options(tuned, own=choice.data is None):
         found = prepare(section, seed, tokenizer, name, progress=progress)
     prepared = found.val if is_own else found.train
     assert prepared is not None
@@ -207,6 +212,17 @@ def _against_training(tuned: TunedModel, rows: Rows) -> Rows:
         training_rows=rows_in(rows.chosen, rows.prepared, training) if training is not None else None,
         is_training_split=not rows.is_own and is_training_split(rows.section, section),
         changed=changed,
+        other_format=_other_format(tuned.run, rows.prepared_set.choice.name),
+    )
+
+
+def _other_format(run: Path, name: str) -> str:
+    trained = recorded_format(run)
+    if trained is None or trained.name == name:
+        return ""
+    return (
+        f"These are {name} rows, and the run was trained on {trained.name} rows ({trained.why}): "
+        "the model is not asked as it was in training."
     )
 
 
@@ -326,11 +342,21 @@ def _default_split(section: DataSection) -> str:
 
 
 @contextmanager
-def _said_by_options(tuned: TunedModel) -> Iterator[None]:
-    """What the reading of data says about a config's settings, as one changes them here."""
+def _said_by_options(tuned: TunedModel, *, own: bool) -> Iterator[None]:
+    """What the reading of data says about a config's settings, as one changes them here.
+
+    Args:
+        own: The data is what the run's config names.
+    """
     try:
         yield
     except UserInputError as error:
+        if own and _RELATIVE_IS_MISSING.match(error.what):
+            raise UserInputError(
+                error.what,
+                why="The run's config has a path that is relative to the folder in which it was trained.",
+                fix="Start the command in that folder, or give --data with the path.",
+            ) from error
         what, why, fix = (_with_options(text) for text in (error.what, error.why, error.fix))
         if "data." in fix:
             of = f"those of the run {tuned.run.name}" if tuned.run is not None else "given with -o"

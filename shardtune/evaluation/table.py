@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from rich import box
 from rich.console import Console
 from rich.markup import escape
+from rich.measure import Measurement
 from rich.table import Table
 
 from shardtune.evaluation.metrics import Metric, Side
@@ -48,13 +49,25 @@ def _print(console: Console, title: str, sides: Sequence[Side], metrics: Sequenc
         table.add_column("tuned − base", justify="right", no_wrap=True)
         table.add_column("", min_width=7)
     for name, metric in metrics:
-        cells = [escape(with_interval(metric.sides[side].as_dict(), metric.kind, between)) for side in sides]
-        if metric.difference is not None:
-            shown = with_interval(metric.difference.as_dict(), metric.kind, between, signed=True)
-            style = _STYLES.get(metric.verdict, "dim")
-            cells += [
-                escape(shown),
-                f"[{style}]{metric.verdict}[/]" if metric.verdict else "",
-            ]
-        table.add_row(name, *cells)
-    console.print(table)
+        table.add_row(name, *_cells(metric, sides, between))
+    unlimited = console.options.update(max_width=1000)
+    for column in table.columns[1:]:  # not wrapped; rich would cut them
+        column.min_width = max(Measurement.get(console, unlimited, cell).maximum for cell in column.cells)
+    if Measurement.get(console, unlimited, table).minimum <= console.width:
+        console.print(table)
+        return
+    for name, metric in metrics:  # a narrow terminal: nothing is cut, each number has its line
+        console.print(f"\n{name}", highlight=False, markup=False)
+        for column, cell in zip(table.columns[1:], _cells(metric, sides, " "), strict=True):
+            console.print(f"  {column.header!s:<12}  {cell}".rstrip(), highlight=False, soft_wrap=True)
+    console.print()
+
+
+def _cells(metric: Metric, sides: Sequence[Side], between: str) -> list[str]:
+    """Base, tuned, their difference and the verdict, as far as they are there; with markup."""
+    cells = [escape(with_interval(metric.sides[side].as_dict(), metric.kind, between)) for side in sides]
+    if metric.difference is not None:
+        shown = with_interval(metric.difference.as_dict(), metric.kind, between, signed=True)
+        style = _STYLES.get(metric.verdict, "dim")
+        cells += [escape(shown), f"[{style}]{metric.verdict}[/]" if metric.verdict else ""]
+    return cells

@@ -94,6 +94,18 @@ def find_tuned(
     return _described(_adapter_of(run, part or checkpoint), run, base)
 
 
+def folder_in_run(given: str, runs_dir: Path | None) -> Path:
+    """The folder of a run, or of one of its adapters, by the run's id: RUN, RUN/final, RUN/step-N.
+
+    Raises:
+        UserInputError: there is no such run.
+    """
+    run, part = _find_run(given, runs_dir)
+    if part is None:
+        return run
+    return run / FINAL if part == FINAL else run / CHECKPOINTS / part
+
+
 def _find_run(given: str, runs_dir: Path | None) -> tuple[Path, str | None]:
     """A run, and which of its adapters is meant where that follows the run: RUN/final, RUN/checkpoints/step-N."""
     try:

@@ -49,7 +49,7 @@ def trained_format(tuned: TunedModel, *, raw: bool = False) -> TrainedFormat:
     if section is None or tuned.run is None:
         choice = FormatChoice("chat", NOT_TRAINED_HERE, ("messages",))
         return TrainedFormat(_any_data(), choice, known=False)
-    recorded = _recorded(tuned.run) or _configured(section)
+    recorded = recorded_format(tuned.run) or _configured(section)
     if recorded is None:
         raise UserInputError(
             f"It is not known which format the rows of the run '{tuned.run.name}' had.",
@@ -63,7 +63,7 @@ def _any_data() -> DataSection:
     return DataSection(dataset_name_or_path="none")
 
 
-def _recorded(run: Path) -> FormatChoice | None:
+def recorded_format(run: Path) -> FormatChoice | None:
     """What the `data` event of the run's first rank says, which stands near the start of its file."""
     for path in event_files(run).values():
         tail = Tail(path)

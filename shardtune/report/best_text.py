@@ -160,7 +160,8 @@ def _why(best: Best) -> str:
 
 def _nothing(best: Best) -> str:
     lowest = _named(best.lowest, best)
-    return f"none: no evaluated step has intact weights. The best value was at {lowest}. {_SAVE_AS_OFTEN}"
+    why = _SAVE_AS_OFTEN if best.lowest.weights == "not saved" else f"Its checkpoint is {best.lowest.weights}."
+    return f"none: no evaluated step has intact weights. The best value was at {lowest}. {why}"
 
 
 _SAVE_AS_OFTEN = "Set train.save_steps equal to train.eval_steps, so that every evaluated step is saved."

@@ -186,7 +186,7 @@ def find_run(given: str, runs_dir: Path | None) -> Path:
     there = f" Did you mean {' or '.join(near)}?" if near else f" Known runs: {_some(known)}." if known else ""
     raise UserInputError(
         f"There is no run '{given}'.{there}",
-        why="Looked for run.json or events-rank0.jsonl in " + " and ".join(map(str, places)) + ".",
+        why="Looked for run.json or events-rank0.jsonl in " + " and ".join(f"'{place}'" for place in places) + ".",
         fix="Give a run's folder, or its id with --runs-dir DIR (train.output_dir of its config).",
     )
 

@@ -31,5 +31,11 @@ def test_what_names_several_runs_or_none_is_refused_with_those_there_are(runs: P
         _adapter(Path("2027"), runs, Node())
 
 
+def test_an_adapter_within_a_run_is_named_as_for_generate(runs: Path) -> None:
+    run = runs / "20260101-101010-abcd"
+    assert _adapter(Path("202601/final"), runs, Node()) == run / "final"
+    assert _adapter(Path("202601/step-000004"), runs, Node()) == run / "checkpoints" / "step-000004"
+
+
 def test_ranks_that_do_not_read_the_adapter_need_not_have_the_run(runs: Path) -> None:
     assert _adapter(Path("202601"), runs / "elsewhere", Worker(1, 2, 1)) == Path("202601")

@@ -20,6 +20,7 @@ from shardtune.checkpoint.final import FinalSource, write_source
 from shardtune.cli.main import app
 from shardtune.errors import UserInputError
 from shardtune.evaluation import result
+from shardtune.evaluation.result import Evaluation
 
 
 def evaluate(run: Path, *words: object) -> Result:
@@ -50,6 +51,12 @@ def test_the_result_is_printed_and_kept_with_its_rows(toy_run: Path) -> None:
     tokens = sum(row["supervised_tokens"] for row in rows)
     mean = sum(row["loss"]["tuned"] * row["supervised_tokens"] for row in rows) / tokens
     assert (tokens, mean) == (found["data"]["supervised_tokens"], pytest.approx(loss["tuned"]["value"], abs=1e-5))
+
+
+def test_two_results_of_one_second_have_two_names() -> None:
+    about = {"data": None, "checkpoint": "final"}
+    one, other = (Evaluation(about, (), (), {}, (), (), began=1e9) for _ in range(2))
+    assert one.name != other.name and one.name.startswith(other.name[:-4])
 
 
 def test_json_answers_are_scored_by_field(tmp_path: Path) -> None:
@@ -152,7 +159,8 @@ def test_what_is_wrong_is_refused_before_any_work(toy_run: Path, tmp_path: Path)
         (["--checkpoint", "best"], "no checkpoint"),
         (["--model", tmp_path / "nowhere"], "nowhere"),
         (["--out", tmp_path], "is a folder"),
-        (["--out", tmp_path / "no" / "where.json"], "cannot be written"),
+        (["--out", tmp_path / "no" / "where.json"], "There is no folder"),
+        (["--data", ""], "--data is empty"),
         (["--max-new-tokens", 500], "500 tokens"),
         (["--tasks", ","], "names no task"),
     ):

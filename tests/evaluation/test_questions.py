@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
+import yaml
 from evaluated_run import fake_run
 from toys import toy_chat_llama, toy_llama, toy_rows
 
@@ -154,6 +156,21 @@ def test_what_is_wrong_is_said_with_the_option_for_it(toy_run: Path, tmp_path: P
     assert "-o data.prompt_template=" in refused.value.fix
     with pytest.raises(UserInputError, match="only settings of `data`"):
         read(toy_run, "train.seed=3")
+
+
+def test_a_path_that_is_relative_to_the_folder_of_the_training_is_said_to_be(
+    toy_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = yaml.safe_load((toy_run / "config.yaml").read_text())
+    copy = tmp_path / "runs" / "copy"
+    shutil.copytree(toy_run, copy)
+    for path, why in (("./data", "is relative to the folder in which it was trained"), ("/no/data", "Looked at")):
+        settings["data"]["dataset_name_or_path"] = path
+        (copy / "config.yaml").write_text(yaml.safe_dump(settings))
+        monkeypatch.chdir(tmp_path)
+        with pytest.raises(UserInputError, match=f"The dataset '{path}' does not exist") as refused:
+            read(copy)
+        assert why in refused.value.why and "--data" in refused.value.fix
 
 
 def test_a_run_without_validation_rows_says_what_to_give(tmp_path: Path) -> None:

@@ -1,9 +1,10 @@
-"""The table of an evaluation fits a terminal of 80 columns, whole words and all."""
+"""An evaluation's numbers fit a terminal, whole words and all: as a table, or line by line in a narrow one."""
 
 from __future__ import annotations
 
 from io import StringIO
 
+import pytest
 from rich.console import Console
 
 from shardtune.evaluation.intervals import Estimate
@@ -12,7 +13,8 @@ from shardtune.evaluation.result import Evaluation
 from shardtune.evaluation.table import print_evaluation
 
 
-def test_the_widest_numbers_fit_80_columns() -> None:
+@pytest.mark.parametrize("width", [80, 60, 40])
+def test_the_widest_numbers_fit_also_a_narrow_terminal(width: int) -> None:
     numbers = {
         "loss": (Estimate(3.4901, 3.3568, 3.6199), Estimate(0.0551, 0.0384, 0.0734), Estimate(-0.435, -0.5653, 0.3037)),
         "perplexity": (Estimate(73.82, 72.56, 75.18), Estimate(64.46, 63.5, 65.6), Estimate(-9.3581, -11.0827, 7.6275)),
@@ -28,9 +30,10 @@ def test_the_widest_numbers_fit_80_columns() -> None:
     )
     about = {"sides": ["base", "tuned"], "data": {"rows": 9, "supervised_tokens": 99}, "generation": None}
     out = StringIO()
-    print_evaluation(Console(width=80, file=out), Evaluation(about, tuple(metrics), (), {}, (), ()))
+    print_evaluation(Console(width=width, file=out), Evaluation(about, tuple(metrics), (), {}, (), ()))
     lines = out.getvalue().splitlines()
-    assert max(map(len, lines)) <= 80
+    assert max(map(len, lines)) <= max(width, 46)  # a number stays on one line with its interval
+    assert "…" not in out.getvalue() and "loss" in out.getvalue()
     assert sum("unclear" in line for line in lines) == 4, out.getvalue()
     for shown in ("[−0.5653, +0.3037]", "[−11.08, +7.63]", "[−999.50, +998.00]", "[−100.0, +100.0]", "precision"):
         assert shown in out.getvalue(), out.getvalue()

@@ -63,6 +63,14 @@ def test_without_the_prepared_rows_the_training_split_is_still_known(run: Path, 
     assert in_other_words.warnings == found.warnings
 
 
+def test_rows_of_another_format_than_the_run_s_are_named(run: Path, tmp_path: Path) -> None:
+    chat = {"name": "chat", "why": "column 'messages'", "columns": ["messages"]}
+    recorded = {"v": 2, "time": 1.0, "rank": 0, "event": "data", "folder": "x", "format": chat}
+    (run / "events-rank0.jsonl").write_text(json.dumps(recorded) + "\n")
+    (warning,) = rows_of(run, tmp_path / "data", split="validation").warnings
+    assert "These are prompt rows, and the run was trained on chat rows (column 'messages')" in warning
+
+
 @pytest.mark.parametrize("in_cache", [True, False])
 def test_changed_validation_rows_are_not_called_those_of_the_run(run: Path, tmp_path: Path, in_cache: bool) -> None:
     file = tmp_path / "data" / "validation.jsonl"

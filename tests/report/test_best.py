@@ -6,6 +6,7 @@ import json
 import math
 import os
 import re
+import shutil
 from collections.abc import Callable, Sequence
 from io import StringIO
 from pathlib import Path
@@ -238,6 +239,12 @@ def test_a_damaged_final_is_no_weights_where_the_checkpoint_of_its_step_is_damag
     assert final_line(best) == "final/ is damaged; --to-final writes it again, from the best checkpoint"
     final = as_json(best)["final"]
     assert (final["step"], final["intact"]) == (10, False) and WEIGHTS in final["damages"][0]
+
+
+def test_where_the_checkpoints_were_deleted_nobody_is_told_to_save_more_often(run: Evaluated) -> None:
+    run.evaluate(10, 1.5)
+    shutil.rmtree(run.folder / "checkpoints")
+    assert texts(run.best())["best"].endswith("Its checkpoint is deleted.")
 
 
 def test_a_damaged_final_without_a_checkpoint_of_its_step_is_found_by_its_header(run: Evaluated) -> None:
