@@ -31,6 +31,7 @@ from shardtune.evaluation.metrics import (
     field_counts,
     is_exact,
     json_metrics,
+    parse_metrics,
     perplexity,
     shares,
 )
@@ -113,6 +114,8 @@ def evaluate(tuned: TunedModel, request: Request, console: Console, device: torc
     began = time.time()
     rows = chosen = None
     expected: list[str] = []
+    if request.metrics is not None:
+        parse_metrics(request.metrics)  # a typo is known before any row is read
     if request.data is not None:
         tokenizer = load_tuned_tokenizer(tuned, model_folder(tuned.base))
         given = request.data.data is not None or request.data.split is not None
@@ -144,7 +147,7 @@ def evaluate(tuned: TunedModel, request: Request, console: Console, device: torc
             if "perplexity" in chosen.groups:
                 losses = _losses(loaded, rows, request, shown)
                 metrics += perplexity(losses, rows.prepared.supervised[list(rows.chosen)].astype(np.int64))
-            if {"exact_match", "json"}.intersection(chosen.groups):
+            if chosen.need_answers:
                 limit = _limit(loaded, rows, request)
                 said = _answers(loaded, rows, request, limit, shown)
                 texts = {side: answers.texts for side, answers in said.items()}
@@ -308,7 +311,7 @@ def _say_rows(console: Console, rows: Rows, chosen: ChosenMetrics) -> None:
     terminal.say(console, "rows", counts_line(rows.prepared, rows.section.max_length) + drawn)
     for text in rows.warnings:
         terminal.say(console, "warning", text, "bold red")
-    for why, number in rows.without_question.items():
+    for why, number in rows.without_question.items() if chosen.need_answers else ():
         terminal.say(console, "notice", f"{terminal.count(number, 'row')} not answered: {why}.", "yellow")
     for name, why in chosen.left_out.items():
         terminal.say(console, "left out", f"{name}: {why}.")
@@ -336,7 +339,7 @@ def _notes(rows: Rows | None, limit: int | None, said: Mapping[Side, _AnswerText
             "Rows are parts of longer texts; parts of one text are alike, so the intervals are somewhat too narrow."
         )
     found += rows.warnings
-    for why, number in rows.without_question.items():
+    for why, number in rows.without_question.items() if said else ():
         found.append(f"{terminal.count(number, 'row')} not answered: {why}.")
     for side, answers in said.items():
         if answers.cut:

@@ -71,6 +71,11 @@ class ChosenMetrics:
     groups: tuple[MetricGroup, ...]
     left_out: Mapping[str, str]
 
+    @property
+    def need_answers(self) -> bool:
+        """Whether the models have to answer: losses need none."""
+        return bool({"exact_match", "json"}.intersection(self.groups))
+
 
 def choose_metrics(asked: str | None, no_answers: str, expected: Sequence[str]) -> ChosenMetrics:
     """The groups of `--metrics`, or those that make sense for the rows.
@@ -83,7 +88,7 @@ def choose_metrics(asked: str | None, no_answers: str, expected: Sequence[str]) 
     Raises:
         UserInputError: a name is unknown, or what was asked for makes no sense here.
     """
-    wanted = _parsed_names(asked) if asked is not None else GROUPS
+    wanted = parse_metrics(asked) if asked is not None else GROUPS
     refused: dict[str, str] = {}
     if no_answers:
         refused = dict.fromkeys(("exact_match", "json"), no_answers)
@@ -171,7 +176,12 @@ def is_exact(expected: str, answer: str) -> bool:
     return expected.strip() == answer.strip()
 
 
-def _parsed_names(asked: str) -> tuple[MetricGroup, ...]:
+def parse_metrics(asked: str) -> tuple[MetricGroup, ...]:
+    """The groups that `--metrics` names.
+
+    Raises:
+        UserInputError: there is no such metric.
+    """
     names = [name.strip() for name in asked.split(",") if name.strip()]
     names = ["perplexity" if name == "loss" else name for name in names]  # one group: the one is computed of the other
     unknown = [name for name in names if name not in GROUPS]

@@ -156,6 +156,7 @@ def test_what_is_wrong_is_refused_before_any_work(toy_run: Path, tmp_path: Path)
     for words, said in (
         (["--limit", 3], "--limit has no effect without --tasks"),
         (["--metrics", "json"], "--metrics json cannot be computed"),
+        (["--metrics", "exact_match,perplexitty", "--split", "none"], "there is no metric 'perplexitty'"),
         (["--checkpoint", "best"], "no checkpoint"),
         (["--model", tmp_path / "nowhere"], "nowhere"),
         (["--out", tmp_path], "is a folder"),
