@@ -17,7 +17,13 @@ from shardtune.checkpoint.adapter import WEIGHTS, write_adapter
 from shardtune.checkpoint.wrapper import FOLDER as ON_WRAPPER
 from shardtune.checkpoint.wrapper import write_for_wrapper
 from shardtune.errors import ShardtuneError
-from shardtune.export.base_files import copy_licences, copy_tokenizer, write_chat_template, write_tokenizer
+from shardtune.export.base_files import (
+    check_tokenizer,
+    copy_licences,
+    copy_tokenizer,
+    write_chat_template,
+    write_tokenizer,
+)
 from shardtune.export.base_name import hub_name
 from shardtune.export.request import CardParts, Export, ExportLog, ExportRequest, Verification
 from shardtune.inference.load import build_adapted
@@ -52,6 +58,7 @@ class AdapterExport:
         self.request = request
         self.adapted = build_adapted(request.tuned, fp8=False)
         self.wrapper = self.adapted.meta_model.wrapper
+        check_tokenizer(request.tuned, self.adapted.folder)
         self.base_name = hub_name(request.tuned.base, self.adapted.folder, request.base_name)
 
     @property

@@ -63,11 +63,9 @@ def missing_answer_end(tuned: TunedModel, base: Path) -> AnswerEnd | None:
 
 def end_of_turn(tuned: TunedModel, base: Path) -> tuple[str, int | None]:
     """The token that ended a turn in training, and its id; None: no conversations were trained on, or it is unknown."""
-    if tuned.run is None:
-        return "", None
     try:
         trained = trained_format(tuned)
-        if trained.choice.name != "chat":
+        if not trained.known or trained.choice.name != "chat":
             return "", None
         tokenizer = load_tuned_tokenizer(tuned, base)
         end = prompt_format(trained, tokenizer).end

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardtune.data.chat import read_template
 from shardtune.errors import UserInputError
-from shardtune.inference.load import load_tuned_tokenizer
+from shardtune.inference.load import has_tokenizer, load_tuned_tokenizer
 
 if TYPE_CHECKING:
     from shardtune.export.request import ExportLog
@@ -54,9 +54,18 @@ def copy_licences(base: Path, folder: Path) -> None:
             shutil.copyfile(file, folder / file.name)
 
 
+def check_tokenizer(tuned: TunedModel, base: Path) -> None:
+    """Raises:
+    UserInputError: files of the tokenizer are missing beside the adapter.
+    """
+    if has_tokenizer(tuned.adapter):
+        load_tuned_tokenizer(tuned, base)
+
+
 def write_tokenizer(tuned: TunedModel, base: Path, folder: Path, *, grown: bool) -> None:
     """Put the tokenizer that the model was trained with into `folder`, where it is not the base's as it is."""
-    own = [tuned.adapter / name for name in _TOKENIZER if (tuned.adapter / name).is_file()]
+    files = _TOKENIZER if has_tokenizer(tuned.adapter) else ()
+    own = [tuned.adapter / name for name in files if (tuned.adapter / name).is_file()]
     changed = bool(tuned.base.new_tokens or tuned.base.tokenizer_name_or_path)
     if own or changed:
         for name in _TOKENIZER:

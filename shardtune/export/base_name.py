@@ -10,12 +10,29 @@ from typing import Any
 import yaml
 
 from shardtune.config.schema import ModelSection
+from shardtune.errors import UserInputError
 from shardtune.model.locate import looks_local
 
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 _CACHED = re.compile(r"models--(?P<owner>[\w.-]+?)--(?P<name>[\w.-]+)")  # a folder of the Hub's cache
 _FRONT_MATTER = re.compile(r"\A---\n(.*?)\n---\n", re.DOTALL)
 _LICENCE_FIELDS = ("license", "license_name", "license_link")
+
+
+def check_base_name(given: str) -> None:
+    """Raises:
+    UserInputError: the Hub has no such names.
+    """
+    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]  # documented, not in __all__
+
+    try:
+        validate_repo_id(given)
+    except ValueError as error:
+        raise UserInputError(
+            f"--base-name '{given}' is not a name on the Hub.",
+            why=str(error),
+            fix="Write it like OWNER/NAME: letters, digits, '-', '_' and '.', with one slash.",
+        ) from error
 
 
 def hub_name(section: ModelSection, folder: Path, given: str | None = None) -> str | None:

@@ -132,8 +132,8 @@ class GgufExport:
 
         path = folder / self.file_name
         log.say("checking", "reading the file back")
-        check_file(path, self.plan.tensors, self.checksums)
-        tokens = check_tokenizer(path, self.stated, self.tokenizer)
+        fields = check_file(path, self.plan.tensors, self.checksums).fields
+        tokens = check_tokenizer(path, fields, self.stated, self.tokenizer)
         survives = together(self.plan.survival).share
         figures = {"tensors": len(self.plan.tensors), "tokenizer_tokens": tokens, "surviving_delta": survives}
         read = f"{len(self.plan.tensors)} tensors and the tokenizer read back"

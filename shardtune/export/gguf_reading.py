@@ -6,7 +6,7 @@ import contextlib
 import io
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -16,11 +16,13 @@ from torch import Tensor
 
 from shardtune.export.gguf_file import damaged, rounded
 from shardtune.export.gguf_tensors import GgufTensors
+from shardtune.export.gguf_tokenizer import CONTROL, USER_DEFINED
 from shardtune.export.samples import Samples, samples_for
 from shardtune.inference.load import load_tuned
 from shardtune.model.load import load_model
 
 if TYPE_CHECKING:
+    import gguf
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from shardtune.config.schema import ModelSection
@@ -33,6 +35,7 @@ _TEXTS = (
     'def area(r):\n    return 3.14159 * r ** 2\n\n{"intent": "set_timer", "minutes": 15}',
     "I'VE told 2024 people they'll pay $1,234.56 on 03/11 — don't you agree?",
 )
+_AS_WRITTEN = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
 
 
 @dataclass(frozen=True)
@@ -66,8 +69,13 @@ def compare_logits(path: Path, plan: GgufTensors, tuned: TunedModel) -> LogitsAg
     return LogitsAgreement(share, _norm(there - effect) / size, apart, len(wanted), samples.source)
 
 
-def check_tokenizer(path: Path, meant: GgufTokenizer, tokenizer: PreTrainedTokenizerBase) -> int:
+def check_tokenizer(
+    path: Path, fields: Mapping[str, gguf.ReaderField], meant: GgufTokenizer, tokenizer: PreTrainedTokenizerBase
+) -> int:
     """Read the tokenizer back and encode some texts; returns how many tokens were compared.
+
+    Args:
+        fields: The file's metadata.
 
     Raises:
         ShardtuneError: other ids, or another chat template.
@@ -81,6 +89,15 @@ def check_tokenizer(path: Path, meant: GgufTokenizer, tokenizer: PreTrainedToken
     if meant.pre not in GGUF_PRE_TOKENIZER_SPLITS:  # transformers knows a part of llama.cpp's names
         stated["pre_tokenizer"] = own["pre_tokenizer"]
     stated["normalizer"], stated["post_processor"] = own["normalizer"], own["post_processor"]  # no file states them
+    # llama.cpp finds control and user-defined tokens in the text as the file has them. transformers respells those with
+    # a space or another character outside of the byte alphabet, and does not find them any more.
+    tokens, types = (fields[f"tokenizer.ggml.{name}"].contents() for name in ("tokens", "token_type"))
+    stated["model"]["vocab"] = {token: index for index, token in enumerate(tokens)}
+    stated["added_tokens"] = [
+        {"id": index, "content": tokens[index], "special": kind == CONTROL, **_AS_WRITTEN}
+        for index, kind in enumerate(types)
+        if kind in (CONTROL, USER_DEFINED)
+    ]
     backend = Tokenizer.from_str(json.dumps(stated))
     count = 0
     for text in (*_TEXTS, *_special_texts(tokenizer)):
@@ -94,8 +111,8 @@ def check_tokenizer(path: Path, meant: GgufTokenizer, tokenizer: PreTrainedToken
 
 
 def _special_texts(tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    special = [str(token) for token in tokenizer.added_tokens_decoder.values()][:8]
-    return [f"{token}hello{token}\n" for token in special]
+    added = [str(token) for token in tokenizer.added_tokens_decoder.values()]
+    return [f"{token}hello{token}\n" for token in (*added[:8], *added[-8:])]  # the last are model.new_tokens
 
 
 def _adapter_logits(tuned: TunedModel) -> tuple[Tensor, Tensor, Samples]:

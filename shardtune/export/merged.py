@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM
 from shardtune.errors import UserInputError
 from shardtune.export.answer_end import missing_answer_end
 from shardtune.export.base_files import (
+    check_tokenizer,
     copy_base_files,
     merged_config,
     write_chat_template,
@@ -61,6 +62,7 @@ class MergedExport:
         dtype = _DTYPES.get(request.dtype) if request.dtype is not None else None
         self.merged = plan_merge(request.tuned, dtype, fp8_layout=self.fp8)
         self.base = self.merged.adapted.folder
+        check_tokenizer(request.tuned, self.base)
         self.checksums: dict[str, str] = {}
 
     @property

@@ -83,7 +83,7 @@ class ServedAdapter:
         if self.end is not None:
             self.end.write(folder, log)
         log.say("adapter", f"{len(tensors) // 2} modules of rank {self.rank}, float32, scale 1")
-        log.say("serve", self.command(str(self.request.out)))
+        log.say("serve", self._serve)
 
     def verify(self, folder: Path, log: ExportLog) -> Verification:
         """Read the file as the server does and compare each parameter's change with that of the adapter."""
@@ -124,8 +124,7 @@ class ServedAdapter:
             "`shardtune export --to adapter` writes"
             + ("; PEFT does not load this one, because transformers keeps experts fused." if self._experts else ".")
         )
-        serve = self.command(str(self.request.out))
-        return CardParts("peft", usage, (self.server.package,), contents, serve)
+        return CardParts("peft", usage, (self.server.package,), contents, self._serve)
 
     @property
     def adapter_name(self) -> str:
@@ -158,8 +157,12 @@ class ServedAdapter:
         return shlex.join(words)
 
     @property
+    def _serve(self) -> str:
+        """By absolute paths: a server may be started in any folder."""
+        return self.command(str(self.request.out.absolute()))
+
+    @property
     def _served_base(self) -> str:
-        """A server may be started in any folder."""
         name = self.request.tuned.base.model_name_or_path
         return str(Path(name).expanduser().absolute()) if looks_local(name) else name
 

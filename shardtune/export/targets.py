@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from shardtune.errors import UserInputError
+from shardtune.export.base_name import check_base_name
 from shardtune.export.request import Export, ExportRequest, TargetName
 
 # By option: the targets that it has an effect on.
@@ -26,7 +27,7 @@ def prepare(request: ExportRequest) -> Export:
     """The plan of the target that is asked for.
 
     Raises:
-        UserInputError: the model cannot be exported so, or an option has no effect on this target.
+        UserInputError: the model cannot be exported so, or an option is wrong or has no effect on this target.
     """
     for option, (name, targets) in _OPTIONS.items():
         if getattr(request, name) is not None and request.target not in targets:
@@ -35,6 +36,8 @@ def prepare(request: ExportRequest) -> Export:
                 why=_WHY[request.target],
                 fix=f"Leave {option} out.",
             )
+    if request.base_name is not None:
+        check_base_name(request.base_name)
     if request.target == "merged":
         from shardtune.export import merged
 

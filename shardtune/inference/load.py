@@ -118,7 +118,9 @@ def build_adapted(tuned: TunedModel, *, fp8: bool | None = None) -> MetaAdapter:
             fix=f"Merge it with PEFT: load {meta_model.wrapper.class_name}, then merge_and_unload.",
         )
     stored_rows = len(meta_model.model.get_input_embeddings().weight)  # type: ignore[arg-type]
-    highest = max(_trained_rows(config), default=-1)
+    rows = _trained_rows(config)
+    _refuse_unknown_tokens(tuned, rows, folder)
+    highest = max(rows, default=-1)
     if highest >= stored_rows:
         meta_model.model.resize_token_embeddings(highest + 1, mean_resizing=False)
     model = _adapted(meta_model.model, config, tuned)
@@ -180,10 +182,26 @@ def load_tuned_tokenizer(tuned: TunedModel, folder: Path) -> PreTrainedTokenizer
     Args:
         folder: Of the base model's files.
     """
-    if any((tuned.adapter / name).is_file() for name in _TOKENIZER_FILES):
+    if has_tokenizer(tuned.adapter):
         own = ModelSection(model_name_or_path=str(tuned.adapter), trust_remote_code=tuned.base.trust_remote_code)
         return load_tokenizer(own)
     return load_tokenizer(tuned.base, folder)
+
+
+def has_tokenizer(adapter: Path) -> bool:
+    """A chat_template.jinja alone is none."""
+    return any((adapter / name).is_file() for name in _TOKENIZER_FILES)
+
+
+def _refuse_unknown_tokens(tuned: TunedModel, rows: list[int], folder: Path) -> None:
+    """Rows of tokens that only a tokenizer beside the adapter knew, or the config of its run."""
+    if not rows or has_tokenizer(tuned.adapter) or max(rows) < (known := len(load_tokenizer(tuned.base, folder))):
+        return
+    raise UserInputError(
+        f"'{tuned.adapter}' has no tokenizer, and the base's does not have all of its tokens.",
+        why=f"It trained the row of token {max(rows)}, and the base's tokenizer has {known} tokens.",
+        fix="Copy the tokenizer's files (tokenizer.json, tokenizer_config.json) into that folder.",
+    )
 
 
 def _is_held_in_fp8(section: ModelSection, meta_model: MetaModel) -> bool:

@@ -15,6 +15,7 @@ from shardtune.config.schema import ModelSection, RunConfig
 from shardtune.errors import UserInputError
 from shardtune.model.locate import looks_local
 from shardtune.report.runs import find_run, is_run
+from shardtune.report.script import read_script
 from shardtune.run.base_model import BaseModel, cached_folder, compare_bases, recorded_base
 from shardtune.run.evaluation import ADAPTER_CONFIG, ADAPTER_WEIGHTS, refuse_damaged
 from shardtune.run.folder import CHECKPOINTS
@@ -35,7 +36,7 @@ class TunedModel:
         peft: What adapter_config.json says.
         base: The model that it was trained on, as its run named it, or as adapter_config.json does.
         run: The folder of the run that trained it, if it lies in one.
-        config: That run's config.
+        config: That run's config; None where a user's script trained.
         step: Of the checkpoint, where it is one.
         notice: Why the base may not be the one that it was trained on; empty if nothing says so.
     """
@@ -208,9 +209,7 @@ def _run_of(adapter: Path) -> Path | None:
 def _described(adapter: Path, run: Path | None, base: str | None) -> TunedModel:
     refuse_damaged(adapter)
     peft = _read_peft(adapter)
-    config = None
-    if run is not None and (run / "config.yaml").is_file():
-        config = load_config(run / "config.yaml").config
+    config = _config_of(run, adapter) if run is not None else None
     section = config.model if config is not None else _named_base(adapter, peft, base)
     if section.weights == "random":
         raise UserInputError(
@@ -237,6 +236,22 @@ def _described(adapter: Path, run: Path | None, base: str | None) -> TunedModel:
     number = _STEP.fullmatch(adapter.name)
     step = int(number[1]) if number and run is not None else None
     return TunedModel(adapter, peft, section, run, config, step, notice)
+
+
+def _config_of(run: Path, adapter: Path) -> RunConfig | None:
+    """How the run trained; None: a user's script trained, in its own way.
+
+    Without it the prompt format, the dtype and the base would be guessed, and the answers would look merely worse.
+    """
+    if (run / "config.yaml").is_file():
+        return load_config(run / "config.yaml").config
+    if read_script(run) is not None:
+        return None
+    raise UserInputError(
+        f"The run '{run.name}' has no config.yaml.",
+        why="How it was trained (prompt format, dtype, base model) is not known without it.",
+        fix=f"Copy it back into {run}. To use the adapter by itself, copy {adapter} to a folder outside of the run.",
+    )
 
 
 def _trained_in(section: ModelSection, config: RunConfig, run: Path, recorded: BaseModel | None) -> Path | None:

@@ -83,7 +83,7 @@ def test_what_comes_behind_the_head_is_kept(kind: str, tmp_path: Path) -> None:
 
 def test_tokens_that_the_base_lacks_take_no_probability_from_those_it_has(tmp_path: Path) -> None:
     """New tokens have rows in the embedding, which are zero without the adapter."""
-    from transformers import LlamaForCausalLM
+    from transformers import AutoTokenizer, LlamaForCausalLM
 
     save_toy(LlamaForCausalLM, toy_text_config("llama", vocab_size=66), tmp_path / "base")
     base = LlamaForCausalLM.from_pretrained(tmp_path / "base", dtype=torch.float32)
@@ -99,6 +99,9 @@ def test_tokens_that_the_base_lacks_take_no_probability_from_those_it_has(tmp_pa
         ),
     )
     adapter.save_pretrained(tmp_path / "adapter", save_embedding_layers=False)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "base")
+    tokenizer.add_tokens([f"<new{index}>" for index in range(69 - len(tokenizer))])
+    tokenizer.save_pretrained(tmp_path / "adapter")
     path = tmp_path / "adapter" / "adapter_config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "base_model_name_or_path": str(tmp_path / "base")}))
     loaded = load_tuned(find_tuned(str(tmp_path / "adapter")), torch.device("cpu"))

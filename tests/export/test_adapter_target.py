@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from tuned_toys import CASES, tuned_toy
 
 from shardtune.checkpoint.adapter import read_adapter
+from shardtune.errors import UserInputError
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -46,6 +47,14 @@ def test_the_base_has_a_name_that_means_something_elsewhere(tmp_path: Path) -> N
     assert "--base-name" not in " ".join(done.warnings)
     content = json.loads((tmp_path / "cached" / "adapter_config.json").read_text())
     assert content["base_model_name_or_path"] == "some-owner/Some-Model"
+
+
+def test_a_name_that_the_hub_cannot_have_is_refused(tmp_path: Path) -> None:
+    tuned_toy("dense", tmp_path)
+    for name in ("not a name", "a/b/c", "./base", "owner/", ""):
+        with pytest.raises(UserInputError, match="is not a name on the Hub"):
+            export(tmp_path / "adapter", tmp_path / "out", "adapter", base_name=name)
+    export(tmp_path / "adapter", tmp_path / "out", "adapter", base_name="gpt2")  # older ones have no owner
 
 
 def test_that_of_a_wrapper_has_the_form_for_the_whole_model_beside_it(tmp_path: Path) -> None:

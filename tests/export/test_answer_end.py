@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import shutil
 from pathlib import Path
 
 import pytest
@@ -76,6 +77,19 @@ def test_a_server_of_the_adapter_is_told_its_token(target: TargetName, tmp_path:
         assert settings.eos_token_id == [5, end] and settings.top_p == 0.9
     else:
         assert json.loads(words[words.index("--json-model-override-args") + 1]) == {"eos_token_id": [5, end]}
+
+
+def test_where_training_is_not_known_nothing_is_said_of_it(tmp_path: Path) -> None:
+    run = run_on_chats(tmp_path)
+    (run / "config.yaml").unlink()
+    (run / "run.json").write_text(json.dumps({"kind": "script", "command": ["train.py"]}))
+    (run / "final").rename(tmp_path / "alone")
+    shutil.copytree(tmp_path / "alone", run / "final")
+    (tmp_path / "base" / "generation_config.json").write_text(json.dumps({"eos_token_id": 5}))
+    for adapter in (run / "final", tmp_path / "alone"):
+        log = Quiet()
+        export_model(ExportRequest(find_tuned(str(adapter)), "merged", tmp_path / f"of-{adapter.name}"), log)
+        assert not [line for line in log.lines if "as in training" in line], adapter
 
 
 def test_what_ends_it_already_and_other_formats_leave_the_file_alone(tmp_path: Path) -> None:

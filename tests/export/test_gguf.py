@@ -218,6 +218,35 @@ def test_the_tokenizer_and_settings_are_in_the_file(tmp_path: Path) -> None:
     assert value["qwen3.attention.key_length"] == 16 and value["qwen3.block_count"] == 2
 
 
+def test_a_token_with_a_space_or_of_any_script_is_written_and_found_as_it_is(tmp_path: Path) -> None:
+    """transformers' own reader respells them, and even takes " the" for the token that has stood for it before."""
+    adapter = _trained("qwen3", tmp_path)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "base")
+    assert "\u0120the" in tokenizer.get_vocab()
+    new = ["sum is", " the", "\u5317\u4eac"]
+    tokenizer.add_tokens(new)
+    tokenizer.add_tokens(["<\uff5cend of it\uff5c>"], special_tokens=True)
+    tokenizer.save_pretrained(adapter)
+    _export(adapter, tmp_path / "out")
+    fields = gguf.GGUFReader(_file(tmp_path / "out")).fields
+    tokens, types = (fields[f"tokenizer.ggml.{name}"].contents() for name in ("tokens", "token_type"))
+    assert [types[tokens.index(one)] for one in new] == [gguf.TokenType.USER_DEFINED] * 3
+
+
+def test_a_token_that_the_file_has_otherwise_is_not_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    adapter = _trained("qwen3", tmp_path)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "base")
+    tokenizer.add_tokens(["sum is"])
+    tokenizer.save_pretrained(adapter)
+    monkeypatch.setattr(
+        "gguf.GGUFWriter.add_token_list",
+        lambda self, tokens: self.add_array("tokenizer.ggml.tokens", [one.replace(" ", "\u0120") for one in tokens]),
+    )
+    with pytest.raises(ShardtuneError, match="the tokenizer gives"):
+        _export(adapter, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_run_on_conversations_states_the_template_of_training_and_where_an_answer_ends(tmp_path: Path) -> None:
     run = run_on_chats(tmp_path)
     config = yaml.safe_load((run / "config.yaml").read_text())

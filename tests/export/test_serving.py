@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from export.exporting import Quiet
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 from server_loaders import sglang_deltas, vllm_deltas
@@ -442,10 +443,12 @@ def test_vllm_itself_answers_as_peft_does(kind: str, name: str, settings: dict[s
         assert (logprobs["tuned"] - logprobs["base"]).abs().max() > 0.5  # else nothing is compared
 
 
-def test_the_command_of_the_server_names_the_base_by_its_absolute_path(
+def test_the_command_of_the_server_names_base_and_adapter_by_their_absolute_paths(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tuned_toy("dense", tmp_path)
     monkeypatch.chdir(tmp_path)
-    plan = prepare(ExportRequest(find_tuned("adapter", base="base"), "vllm", tmp_path / "v"))
-    assert f"vllm serve {tmp_path / 'base'} " in plan.command("v")
+    log = Quiet()
+    done = export_model(ExportRequest(find_tuned("adapter", base="base"), "vllm", Path("v")), log)
+    assert f"vllm serve {tmp_path / 'base'} " in str(done.serve) and f"adapter={tmp_path / 'v'}" in str(done.serve)
+    assert f"serve {done.serve}" in log.lines

@@ -133,6 +133,28 @@ def test_a_flipped_byte_in_final_is_found_by_the_checksum_of_its_steps_checkpoin
         assert f"{_WEIGHTS}: changed" in refused.value.why and "step 2" in refused.value.fix
 
 
+def test_a_run_without_its_config_is_refused_and_its_adapter_elsewhere_is_a_plain_one(run: Path) -> None:
+    """Taken for an adapter of no run, it would be asked in another format and dtype than it was trained in."""
+    (run / "config.yaml").unlink()
+    step = run / "checkpoints" / "step-000002"
+    for given in (run, run / "final", step):
+        with pytest.raises(UserInputError, match=r"The run 'one' has no config\.yaml") as refused:
+            find_tuned(str(given))
+        assert str(step if given == step else run / "final") in refused.value.fix
+    (run / "run.json").rename(run / "events-rank0.jsonl")  # a run by its events alone
+    with pytest.raises(UserInputError, match=r"has no config\.yaml"):
+        find_tuned(str(run))
+    copy = (run / "final").rename(run.parent.parent / "copy")
+    base = str(run.parent.parent / "models" / "base")
+    assert find_tuned(str(copy), base=base).run is None
+
+
+def test_an_adapter_that_a_script_wrote_into_its_run_needs_no_config(run: Path) -> None:
+    (run / "config.yaml").unlink()
+    (run / "run.json").write_text('{"kind": "script", "command": ["train.py"]}')
+    assert find_tuned(str(run), base=str(run.parent.parent / "models" / "base")).config is None
+
+
 def finish(run: Path) -> None:
     (run / "run.json").write_text('{"finished": true}')
 
