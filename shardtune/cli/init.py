@@ -92,9 +92,8 @@ def _loaded(found: Sequence[Choice], overrides: Sequence[str] = ()) -> ResolvedC
 def _facts(asked: ResolvedConfig, gpus: str, nodes: int) -> tuple[InitFacts, Choice]:
     """What is known of model, data and hardware, and the length that follows from the data."""
     from shardtune.data.estimate import data_size, sampled_rows
-    from shardtune.data.file_sample import sample_source
     from shardtune.data.inspect import format_line
-    from shardtune.data.source import sources_of
+    from shardtune.data.source import has_files, sources_of
     from shardtune.plan.init_config import InitFacts, choose_max_length
 
     config = asked.config
@@ -109,9 +108,10 @@ def _facts(asked: ResolvedConfig, gpus: str, nodes: int) -> tuple[InitFacts, Cho
     max_length = choose_max_length(lengths, how, model.context, concatenated=concatenated)
     if "data.max_length" in given:
         max_length = ("data.max_length", given["data.max_length"], "")
-    cut = config.data.model_copy(update={"max_length": max_length[1], "val_split": None})
+    named_split = config.data.val_split if isinstance(config.data.val_split, str) else None
+    cut = config.data.model_copy(update={"max_length": max_length[1], "val_split": named_split})
     size = data_size(config.model_copy(update={"data": cut}), tokenizer)
-    splits = [name for name in ("validation", "test") if all(sample_source(one, name) for one in sources_of(cut))]
+    splits = [name for name in ("validation", "test") if all(has_files(one, name) for one in sources_of(cut))]
     facts = InitFacts(
         model=model,
         format=format_line(sampled.choice.name, sampled.choice.why) if sampled is not None else "",

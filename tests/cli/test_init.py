@@ -125,6 +125,18 @@ def test_unsuitable_data_and_unknown_gpus_are_refused_and_nothing_is_written(toy
     assert not Path("config.yaml").exists()
 
 
+def test_a_split_that_the_data_has_not_is_refused_and_nothing_is_written(toy_model: Path) -> None:
+    data = Path("data")
+    data.mkdir()
+    pairs(data / "validation.jsonl")
+    with pytest.raises(UserInputError, match="has no split 'train'"):
+        init("--model", toy_model, "--data", data)
+    for model in (toy_model, "org/not-here"):
+        with pytest.raises(UserInputError, match="has no split 'test'"):
+            init("--model", model, "--data", data / "validation.jsonl", "--val", "test")
+    assert not Path("config.yaml").exists()
+
+
 def test_what_cannot_fit_is_refused_before_anything_is_written(toy_model: Path, tmp_path: Path) -> None:
     model = tmp_path / "70b"
     shutil.copytree(toy_model, model)
