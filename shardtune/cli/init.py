@@ -43,6 +43,7 @@ def init(
 
     Exit codes: 0 written; 2 invalid input, or it cannot fit.
     """
+    from shardtune.data.source import some_of
     from shardtune.launch.named_paths import check_inputs
     from shardtune.plan.init_config import choices, render_config
 
@@ -61,6 +62,9 @@ def init(
     val_split = next(choice for choice in found if choice[0] == "data.val_split")
     for notice in _loaded([*named, val_split], words).notices:
         typer.echo(f"notice    {notice}", err=True)
+    if facts.unread:
+        text = f"files with the columns of the data are not read: {some_of(facts.unread)}; they belong to no split"
+        typer.echo(f"notice    {text} (docs/data.md).", err=True)
     if _folder(asked.config) is None:
         text = f"'{model}' is not on this machine: it is taken for a Hub name, and nothing is known of memory and time"
         typer.echo(f"notice    {text}.", err=True)
@@ -121,6 +125,7 @@ def _facts(asked: ResolvedConfig, gpus: str, nodes: int) -> tuple[InitFacts, Cho
         val_split=splits[0] if splits else None,
         machine=_machine(config, gpus, nodes),
         given=given,
+        unread=sampled.unread if sampled is not None else (),
     )
     return facts, max_length
 

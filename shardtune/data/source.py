@@ -10,8 +10,9 @@ import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 _KEY = "data.dataset_name_or_path"
 _NAMED = 3  # files in a note
+_LOOKED_INTO = 16  # unread files of a folder, and rows of each, to see whether they are data
 # What `datasets` takes for no data in a folder, besides hidden files and folders.
 _NO_DATA = ("config.json", "dataset_info.json", "dataset_infos.json", "dataset_dict.json")
 _SPLIT_WORDS = {
@@ -170,11 +172,10 @@ class FileSplit(Split):
     def notes(self) -> list[str]:
         with reading(self.source, self.key):
             signs = {file.delimiter() for file in self.files if file.kind == "csv"}
-            unread = _unread_files(self.source)
+            unread = list(_unread_files(self.source))
         named = " or ".join(name for sign, name in DELIMITERS.items() if sign in signs)
         separated = [f"cells are separated by {named}"] if signs - {","} else []
-        more = f" and {len(unread) - _NAMED} more" if len(unread) > _NAMED else ""
-        return separated + ([f"files not read: {', '.join(unread[:_NAMED])}{more}"] if unread else [])
+        return separated + ([f"files not read: {some_of(unread)}"] if unread else [])
 
     def chunks(self) -> Iterator[Chunk]:
         with reading(self.source, self.key):
@@ -273,6 +274,21 @@ def split_files(source: Source, split: str, key: str) -> Sequence[DataFile] | No
     with reading(source, key, split):
         splits = _file_splits(source, path)
         return _file_split(source, splits, split, key).files if splits is not None else None
+
+
+def unread_data(source: Source, columns: Sequence[str], *, lines: bool) -> list[str]:
+    """Files of a folder that no split reads though they hold rows with these columns; not a tokenizer.json or notes.
+
+    Args:
+        lines: Lines of text files are read, so that any text file may be data.
+    """
+    files = [file for file in _unread_files(source).values() if lines or file.kind != "text"]
+    return [file.name for file in files[:_LOOKED_INTO] if set(columns) <= _first_columns(file)]
+
+
+def some_of(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + more
 
 
 def has_files(source: Source, split: str) -> bool:
@@ -385,14 +401,24 @@ def _as_datasets_takes_it(folder: Path) -> str:
     return f"{folder.resolve()}/." if local_files(str(folder)) else str(folder.resolve())
 
 
-def _unread_files(source: Source) -> list[str]:
-    """Data files of a folder that are in none of its splits: `datasets` takes those of the most frequent ending."""
+def _unread_files(source: Source) -> dict[str, DataFile]:
+    """Data files of a folder that are in none of its splits, by their names in it: `datasets` takes those of the most
+    frequent ending, and, where some are named after a split, only these."""
     path = Path(source.path).expanduser()
-    if not path.is_dir():
-        return []
-    read = {Path(file.name).resolve() for files in (_file_splits(source, path) or {}).values() for file in files}
-    left = (Path(file.name) for file in local_files(source.path))
-    return [str(file.relative_to(path)) for file in left if file.resolve() not in read]
+    if not path.is_dir() or _written_by_datasets(path):
+        return {}
+    splits = _splits_by_name(path) or _file_splits(source, path) or {}
+    read = {Path(file.name).resolve() for files in splits.values() for file in files}
+    left = {str(Path(file.name).relative_to(path)): file for file in local_files(source.path)}
+    return {name: file for name, file in left.items() if Path(file.name).resolve() not in read}
+
+
+def _first_columns(file: DataFile) -> set[str]:
+    """The columns of its first rows; none where it cannot be read."""
+    with suppress(UserInputError), reading(Source(file.name), _KEY):
+        rows = islice((row for chunk in file.chunks() for _, row in rows_of(chunk)), _LOOKED_INTO)
+        return {name for row in rows if not isinstance(row, BadRow) for name in row}
+    return set()
 
 
 def _remote_files(url: str) -> list[DataFile]:
@@ -515,10 +541,12 @@ def _no_rows(source: Source, split: str, key: str) -> UserInputError:
 
 
 def _unknown_split(source: Source, split: str, key: str, found: list[str]) -> UserInputError:
+    unread = list(_unread_files(source))
     return UnknownSplit(
         f"The dataset '{source.path}' has no split '{split}'.",
         why=f"It has: {', '.join(found)}."
-        + (" A single file or a glob is one split named train." if found == ["train"] else ""),
+        + (" A single file or a glob is one split named train." if found == ["train"] else "")
+        + (f" Files in no split: {some_of(unread)}." if unread else ""),
         fix=f"Set {key} to one of these (slices such as train[:90%] work too).",
     )
 

@@ -137,6 +137,14 @@ def test_a_split_that_the_data_has_not_is_refused_and_nothing_is_written(toy_mod
     assert not Path("config.yaml").exists()
 
 
+def test_data_files_of_a_folder_that_are_not_read_are_told(toy_model: Path) -> None:
+    data = Path("data")
+    data.mkdir()
+    pairs(data / "b.jsonl")
+    (data / "a.csv").write_text("prompt,completion\nx,y\n")
+    assert "not read: data/a.csv" in " ".join(init("--model", toy_model, "--data", data).split())
+
+
 def test_what_cannot_fit_is_refused_before_anything_is_written(toy_model: Path, tmp_path: Path) -> None:
     model = tmp_path / "70b"
     shutil.copytree(toy_model, model)

@@ -24,6 +24,7 @@ from shardtune.data.source import (
     open_split,
     sources_of,
     split_files,
+    unread_data,
 )
 from shardtune.errors import UserInputError
 
@@ -567,3 +568,22 @@ def test_a_folder_of_files_in_capitals_says_what_to_rename(tmp_path: Path) -> No
     jsonl(tmp_path / "Train.JSONL", TEN)
     problem = refusal(tmp_path)
     assert "Train.JSONL" in problem.fix and "lower-case" in problem.fix
+
+
+def test_files_in_no_split_are_data_where_they_have_the_columns_that_are_read(tmp_path: Path) -> None:
+    for data in ("train.jsonl", "more.jsonl", "config.json", ".hidden.jsonl", "__pycache__/x.jsonl"):
+        jsonl(tmp_path / data, TEN)
+    (tmp_path / "a.csv").write_text("text\nx\n", encoding="utf-8")
+    (tmp_path / "other.csv").write_text("note\nx\n", encoding="utf-8")
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"model": {}}, indent=1), encoding="utf-8")
+    (tmp_path / "notes.txt").write_text("anything", encoding="utf-8")
+    (tmp_path / "bad.parquet").write_bytes(b"nothing")
+    files = [str(tmp_path / name) for name in ("a.csv", "more.jsonl", "notes.txt")]
+    assert unread_data(Source(str(tmp_path)), ["text"], lines=False) == files[:2]
+    assert unread_data(Source(str(tmp_path)), ["text"], lines=True) == files
+
+
+def test_an_unknown_split_names_the_files_that_are_in_none(tmp_path: Path) -> None:
+    jsonl(tmp_path / "rows.jsonl", TEN)
+    jsonl(tmp_path / "validation.jsonl", TEN)
+    assert "Files in no split: rows.jsonl." in refusal(tmp_path).why
