@@ -44,6 +44,7 @@ def init(
 
     Exit codes: 0 written; 2 invalid input, or it cannot fit.
     """
+    from shardtune.data.source import some_of
     from shardtune.launch.named_paths import check_inputs
     from shardtune.plan.init_config import choices, render_config
 
@@ -62,6 +63,9 @@ def init(
     val_split = next(choice for choice in found if choice[0] == "data.val_split")
     for notice in _loaded([*named, val_split], words).notices:
         typer.echo(f"notice    {notice}", err=True)
+    if facts.unread:
+        text = f"files with the columns of the data are not read: {some_of(facts.unread)}; they belong to no split"
+        typer.echo(f"notice    {text} (docs/data.md).", err=True)
     if _folder(asked.config) is None:
         text = f"'{model}' is not on this machine: it is taken for a Hub name, and nothing is known of memory and time"
         typer.echo(f"notice    {text}.", err=True)
@@ -101,9 +105,8 @@ def _loaded(found: Sequence[Choice], overrides: Sequence[str] = ()) -> ResolvedC
 def _facts(asked: ResolvedConfig, gpus: str, nodes: int) -> tuple[InitFacts, Choice]:
     """What is known of model, data and hardware, and the length that follows from the data."""
     from shardtune.data.estimate import data_size, sampled_rows
-    from shardtune.data.file_sample import sample_source
     from shardtune.data.inspect import format_line
-    from shardtune.data.source import sources_of
+    from shardtune.data.source import has_files, sources_of
     from shardtune.plan.init_config import InitFacts, choose_max_length
 
     config = asked.config
@@ -118,9 +121,10 @@ def _facts(asked: ResolvedConfig, gpus: str, nodes: int) -> tuple[InitFacts, Cho
     max_length = choose_max_length(lengths, how, model.context, concatenated=concatenated)
     if "data.max_length" in given:
         max_length = ("data.max_length", given["data.max_length"], "")
-    cut = config.data.model_copy(update={"max_length": max_length[1], "val_split": None})
+    named_split = config.data.val_split if isinstance(config.data.val_split, str) else None
+    cut = config.data.model_copy(update={"max_length": max_length[1], "val_split": named_split})
     size = data_size(config.model_copy(update={"data": cut}), tokenizer)
-    splits = [name for name in ("validation", "test") if all(sample_source(one, name) for one in sources_of(cut))]
+    splits = [name for name in ("validation", "test") if all(has_files(one, name) for one in sources_of(cut))]
     facts = InitFacts(
         model=model,
         format=format_line(sampled.choice.name, sampled.choice.why) if sampled is not None else "",
@@ -130,6 +134,7 @@ def _facts(asked: ResolvedConfig, gpus: str, nodes: int) -> tuple[InitFacts, Cho
         val_split=splits[0] if splits else None,
         machine=_machine(config, gpus, nodes),
         given=given,
+        unread=sampled.unread if sampled is not None else (),
     )
     return facts, max_length
 

@@ -11,6 +11,7 @@ from shardtune.data.histogram import share
 from shardtune.data.inspect import NAMES, stored_rows
 from shardtune.data.messages import KNOWN_ROLES
 from shardtune.data.show_rows import evenly_spaced, visible
+from shardtune.data.source import some_of
 from shardtune.errors import UserInputError
 from shardtune.terminal import count
 
@@ -94,7 +95,7 @@ def refusals_and_warnings(
     vocabulary = limits.vocabulary
     if new_tokens and vocabulary is not None:
         vocabulary = max(vocabulary, max(new_tokens.values()) + 1)
-    found: list[Finding] = []
+    found = list(_unread(prepared_set))
     for name, prepared in (("train", prepared_set.train), ("val", prepared_set.val)):
         if prepared is not None:
             found += _unsupervised(prepared.counts, name)
@@ -110,6 +111,20 @@ def refusals_and_warnings(
     found += _beyond_positions(prepared_set, limits.positions)
     found += _never_seen(prepared_set.train, new_tokens or {})
     return sorted(found, key=lambda finding: finding.level)  # "error" < "warning"; otherwise as found
+
+
+def _unread(prepared_set: PreparedSet) -> Iterator[Finding]:
+    sources = prepared_set.about.get("sources", ())
+    files = list(dict.fromkeys(file for source in sources for file in source.get("unread", ())))
+    if files:
+        yield Finding(
+            "warning",
+            f"{count(len(files), 'file')} with the columns of the data {'is' if len(files) == 1 else 'are'} not read: "
+            f"{some_of(files)}.",
+            "Of a folder, only files of the most frequent format are read and, where some files are named after a "
+            "split (train, validation, test), only these.",
+            "Convert or rename the files, list them in data.dataset_name_or_path, or remove them.",
+        )
 
 
 def _unsupervised(counts: PreparedCounts, name: str) -> Iterator[Finding]:

@@ -18,7 +18,7 @@ from shardtune.data.formats import FormatChoice, RowProblem, choose_format, rend
 from shardtune.data.messages import read_conversation
 from shardtune.data.prepare import SET
 from shardtune.data.prepared import SCHEMA, Prepared
-from shardtune.data.source import local_files, location_of, sources_of
+from shardtune.data.source import Source, UnknownSplit, local_files, location_of, sources_of, unread_data
 from shardtune.errors import UserInputError
 from shardtune.terminal import count
 
@@ -66,12 +66,14 @@ class SampledRows:
     Attributes:
         lengths: In tokens, of rows with text.
         concatenated: Rows are joined and cut into sequences, so that their own lengths do not matter.
+        unread: Files that hold such rows, too, but are in no split.
         how: How they were counted, for people.
     """
 
     choice: FormatChoice
     lengths: tuple[int, ...]
     concatenated: bool
+    unread: tuple[str, ...]
     how: str
 
 
@@ -82,7 +84,8 @@ def sampled_rows(section: DataSection, tokenizer_folder: Path | None) -> Sampled
         UserInputError: rows that `train` would refuse.
     """
     tokenizer = _tokenizer(tokenizer_folder)
-    samples = [sample_source(source, source.split or section.train_split) for source in sources_of(section)]
+    sources = sources_of(section)
+    samples = [_train_sample(section, source) for source in sources]
     known = [sample for sample in samples if sample is not None and sample.some]
     if len(known) < len(samples):
         return None
@@ -94,6 +97,11 @@ def sampled_rows(section: DataSection, tokenizer_folder: Path | None) -> Sampled
         choice=each[0][0],
         lengths=tuple(length for _, lengths, _ in each for length in lengths.tolist()),
         concatenated=all(joined for _, _, joined in each),
+        unread=tuple(
+            name
+            for source, sample, (choice, *_) in zip(sources, known, each, strict=True)
+            for name in unread_data(source, choice.columns, lines=sample.lines)
+        ),
         how=f"in a sample of {sum(len(sample.some) for sample in known):,} rows, {counted}",
     )
 
@@ -154,7 +162,7 @@ def _estimated(section: DataSection, tokenizer_folder: Path | None) -> DataSize 
     tokenizer = _tokenizer(tokenizer_folder)
     found: list[tuple[DataSize, int]] = []
     for source in sources_of(section):
-        sample = sample_source(source, source.split or section.train_split)
+        sample = _train_sample(section, source)
         if sample is None or not sample.some:
             return None
         size, looked_at = _of_source(section, sample, tokenizer)
@@ -175,8 +183,21 @@ def _with_validation(section: DataSection, size: DataSize) -> DataSize:
         return replace(_scaled(size, 1 - section.val_split), validation=round(size.rows * section.val_split))
     if section.val_split is None:
         return size
-    samples = [sample_source(source, section.val_split) for source in sources_of(section)]
-    return replace(size, validation=sum(sample.rows for sample in samples if sample is not None))
+    rows, missing, sources = 0, [], sources_of(section)
+    for source in sources:
+        try:
+            sample = sample_source(source, section.val_split, "data.val_split")
+        except UnknownSplit as error:
+            missing.append(error)
+        else:
+            rows += sample.rows if sample is not None else 0
+    if len(missing) == len(sources):  # of a mixture, some sources may lack it
+        raise missing[0]
+    return replace(size, validation=rows)
+
+
+def _train_sample(section: DataSection, source: Source) -> FileSample | None:
+    return sample_source(source, source.split or section.train_split, "data.train_split")
 
 
 def _scaled(size: DataSize, share: float) -> DataSize:

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from shardtune.data.chunks import BadRow, Chunk, Row, count_rows, rows_of
 from shardtune.data.readers import DataFile
-from shardtune.data.source import Source, local_files, reading
+from shardtune.data.source import Source, reading, split_files
 
 _FILES = 16  # of a source that are looked into
 _READ_WHOLE = 8 * 2**20  # bytes of a source up to which all of it is read
@@ -22,7 +22,6 @@ _COUNTED = 64 * 2**20  # of a file of lines, up to which its lines are counted
 _PLACES, _PIECE = 24, 128 * 1024  # of a larger file: pieces that are read, and their bytes
 _ROWS = 2000  # that a sample has, at most
 _SLICE = re.compile(r"(?P<split>[\w.-]+)(?:\[(?P<first>\d*%?):(?P<last>\d*%?)\])?")
-_OTHER_SPLITS = re.compile(r"(^|[^a-z])(val|valid|validation|dev|eval|test)([^a-z]|$)", re.IGNORECASE)
 
 _Item = TypeVar("_Item")
 
@@ -44,23 +43,20 @@ class FileSample:
     lines: bool
 
 
-def sample_source(source: Source, split: str) -> FileSample | None:
+def sample_source(source: Source, split: str, key: str) -> FileSample | None:
     """None where only `datasets` can tell: hub names, folders it wrote, URLs, and slices other than `train[:90%]`.
 
+    Args:
+        key: The config key that named the split, for messages.
+
     Raises:
-        UserInputError: a file is damaged.
+        UserInputError: there is no such split, or a file is damaged.
     """
     sliced = _SLICE.fullmatch(split)
-    path = Path(source.path).expanduser()
-    if (
-        sliced is None
-        or "://" in source.path
-        or (path / "state.json").exists()
-        or (path / "dataset_dict.json").exists()
-    ):
+    if sliced is None or "://" in source.path:
         return None
-    files = _of_split(local_files(source.path), sliced["split"], path)
-    if not files:
+    files = split_files(source, sliced["split"], key)
+    if files is None:
         return None
     some = _spread(files, _FILES)
     with reading(source, "data.dataset_name_or_path"):
@@ -73,15 +69,6 @@ def sample_source(source: Source, split: str) -> FileSample | None:
         some=tuple(row for _, _, rows_here in each for row in rows_here),
         lines=all(file.kind == "text" for file in files),
     )
-
-
-def _of_split(files: Sequence[DataFile], split: str, path: Path) -> list[DataFile]:
-    """A file or a glob is one split called train; in a folder, names tell, as `datasets` reads them."""
-    if not path.is_dir():
-        return list(files) if split == "train" else []
-    names = {file: str(Path(file.name).relative_to(path)) for file in files}
-    own = [file for file, name in names.items() if split in name.lower()]
-    return own or ([file for file, name in names.items() if not _OTHER_SPLITS.search(name)] if split == "train" else [])
 
 
 def _bound(text: str | None, rows: float, default: float) -> float:

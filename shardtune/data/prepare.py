@@ -19,7 +19,16 @@ from shardtune.data.concatenate import Concatenation, choose_concatenation, conc
 from shardtune.data.formats import FormatChoice, RowProblem, choose_format, renderer, space_before_answer
 from shardtune.data.output import Document, Output, taken_rows
 from shardtune.data.prepared import SCHEMA, Prepared, PreparedWriter
-from shardtune.data.source import FileSplit, Split, bad_row_error, has_split, location_of, open_split, sources_of
+from shardtune.data.source import (
+    FileSplit,
+    Split,
+    bad_row_error,
+    has_split,
+    location_of,
+    open_split,
+    sources_of,
+    unread_data,
+)
 from shardtune.data.stages import Recipe, Result, Side, end_ids
 from shardtune.data.tokens import Encoder
 from shardtune.data.workers import Task, process_in_order
@@ -83,9 +92,12 @@ class PreparedSet:
         val = Prepared.open(folder / "val") if has_val else None
         return cls(Prepared.open(folder / "train"), val, choice, folder, from_cache, overlap, about)
 
-    def with_formats(self, choices: Sequence[FormatChoice]) -> PreparedSet:
+    def with_sources(self, choices: Sequence[FormatChoice], unread: Sequence[Sequence[str]]) -> PreparedSet:
         """With what is said about the sources now: files that are not read may have come since it was prepared."""
-        sources = [{**old, "format": asdict(new)} for old, new in zip(self.about["sources"], choices, strict=True)]
+        sources = [
+            {**old, "format": asdict(choice), "unread": files}
+            for old, choice, files in zip(self.about["sources"], choices, unread, strict=True)
+        ]
         return replace(self, choice=choices[0], about={**self.about, "sources": sources})
 
 
@@ -134,7 +146,12 @@ def prepare(
     }
     job = _Job(section, seed, tokenizer, train, val, samples, choices, about, workers, report)
     from_cache = prepared_once(folder, job.fill, _is_whole, lambda: report(ProgressInfo("waiting")))
-    return PreparedSet.open(folder, from_cache=from_cache).with_formats(choices)
+    read = {file.name for split in (*train, *val) if isinstance(split, FileSplit) for file in split.files}
+    unread = [
+        [name for name in unread_data(split.source, choice.columns, lines=_is_lines(split)) if name not in read]
+        for split, choice in zip(train, choices, strict=True)
+    ]
+    return PreparedSet.open(folder, from_cache=from_cache).with_sources(choices, unread)
 
 
 def sample_rows(section: DataSection, tokenizer: PreTrainedTokenizerBase, count: int) -> list[list[int]]:
@@ -222,8 +239,11 @@ def _choose(section: DataSection, tokenizer: PreTrainedTokenizerBase, split: Spl
 
 def _joining(section: DataSection, split: Split, sample: list[Row], choice: FormatChoice) -> Concatenation:
     texts = [str(row.get(choice.columns[0]) or "") for row in sample]
-    lines = isinstance(split, FileSplit) and all(file.kind == "text" for file in split.files)
-    return choose_concatenation(section, choice, texts, from_text_file=lines)
+    return choose_concatenation(section, choice, texts, from_text_file=_is_lines(split))
+
+
+def _is_lines(split: Split) -> bool:
+    return isinstance(split, FileSplit) and all(file.kind == "text" for file in split.files)
 
 
 def _refuse_unused_template(section: DataSection, choices: Sequence[FormatChoice]) -> None:

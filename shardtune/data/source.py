@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import glob
 import os
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +26,13 @@ if TYPE_CHECKING:
 
 _KEY = "data.dataset_name_or_path"
 _NAMED = 3  # files in a note
+_LOOKED_INTO = 16  # unread files of a folder, and rows of each, to see whether they are data
+# What `datasets` takes for no data in a folder, besides hidden files and folders.
+_NO_DATA = ("config.json", "dataset_info.json", "dataset_infos.json", "dataset_dict.json")
+_SPLIT_WORDS = {
+    "train": "train|training", "validation": "validation|valid|dev|val", "test": "test|testing|eval|evaluation",
+}  # fmt: skip
+_SHARDED = re.compile(r"data/.*-\d{5}-of-\d{5}.*")  # names a split of any name
 _ENDINGS = f"{' '.join(KINDS)}; .jsonl .json .csv .tsv .txt also with .gz or .zst"
 
 
@@ -58,13 +67,15 @@ def location_of(source: Source) -> str:
 
 
 def check_dataset_path(section: DataSection) -> None:
-    """Raise if a source is a local path that cannot be read as one. Needs neither torch nor `datasets`."""
+    """Raise if a source is a local path that cannot be read as one. Needs no torch, and `datasets` only for a folder
+    without any file that is read here."""
     for source in sources_of(section):
         if "://" not in source.path:
-            _check_local(source.path)
+            _check_local(source)
 
 
-def _check_local(name: str) -> None:
+def _check_local(source: Source) -> None:
+    name = source.path
     path = Path(name).expanduser()
     found = local_files(name)
     if path.is_file() and not found:
@@ -79,6 +90,9 @@ def _check_local(name: str) -> None:
         )
     if found and not any(file.size() for file in found):
         raise UserInputError(f"The dataset '{name}' is empty.", why="Its files have no content.", fix=f"Check {_KEY}.")
+    if path.is_dir() and not found:
+        with reading(source, _KEY):
+            _file_splits(source, path)  # `datasets` reads more kinds of files, and says so if there are none
     if path.exists() or found:
         return
     if _is_glob(name):
@@ -158,11 +172,10 @@ class FileSplit(Split):
     def notes(self) -> list[str]:
         with reading(self.source, self.key):
             signs = {file.delimiter() for file in self.files if file.kind == "csv"}
-            unread = _unread_files(self.source)
+            unread = list(_unread_files(self.source))
         named = " or ".join(name for sign, name in DELIMITERS.items() if sign in signs)
         separated = [f"cells are separated by {named}"] if signs - {","} else []
-        more = f" and {len(unread) - _NAMED} more" if len(unread) > _NAMED else ""
-        return separated + ([f"files not read: {', '.join(unread[:_NAMED])}{more}"] if unread else [])
+        return separated + ([f"files not read: {some_of(unread)}"] if unread else [])
 
     def chunks(self) -> Iterator[Chunk]:
         with reading(self.source, self.key):
@@ -227,10 +240,10 @@ def open_split(source: Source, split: str, key: str) -> Split:
         UserInputError: no such dataset or split, or a file that cannot be read.
     """
     if "://" not in source.path:
-        _check_local(source.path)
+        _check_local(source)
     with reading(source, key, split):
         path = Path(source.path).expanduser()
-        if (path / "dataset_dict.json").is_file() or (path / "state.json").is_file():
+        if _written_by_datasets(path):
             from datasets import load_from_disk
 
             return TableSplit(source, split, key, _slice(load_from_disk(str(path)), split))
@@ -241,6 +254,49 @@ def open_split(source: Source, split: str, key: str) -> Split:
 
         where = _as_datasets_takes_it(path) if path.is_dir() else source.path
         return TableSplit(source, split, key, load_dataset(where, source.config_name, split=split))
+
+
+def split_files(source: Source, split: str, key: str) -> Sequence[DataFile] | None:
+    """The files of a split of a source that is no URL; None where only `datasets` can read them.
+
+    `datasets` is imported only where the files' names do not show the split.
+
+    Raises:
+        UserInputError: there is no such split, as `open_split` says it.
+    """
+    path = Path(source.path).expanduser()
+    if _written_by_datasets(path):
+        open_split(source, split, key)  # maps the files, and reads none of them
+        return None
+    named = _splits_by_name(path) if path.is_dir() else None
+    if named is not None and split in named:
+        return named[split]
+    with reading(source, key, split):
+        splits = _file_splits(source, path)
+        return _file_split(source, splits, split, key).files if splits is not None else None
+
+
+def unread_data(source: Source, columns: Sequence[str], *, lines: bool) -> list[str]:
+    """Files of a folder that no split reads though they hold rows with these columns; not a tokenizer.json or notes.
+
+    Args:
+        lines: Lines of text files are read, so that any text file may be data.
+    """
+    files = [file for file in _unread_files(source).values() if lines or file.kind != "text"]
+    return [file.name for file in files[:_LOOKED_INTO] if set(columns) <= _first_columns(file)]
+
+
+def some_of(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + more
+
+
+def has_files(source: Source, split: str) -> bool:
+    """Whether files here are that split."""
+    try:
+        return "://" not in source.path and split_files(source, split, "data.val_split") is not None
+    except UnknownSplit:
+        return False
 
 
 def has_split(source: Source, split: str, key: str) -> bool:
@@ -275,12 +331,22 @@ def local_files(name: str) -> list[DataFile]:
     """The file itself, what a glob matches, or the data files below a folder, in a fixed order."""
     path = Path(name).expanduser()
     if path.is_dir():
-        names = [str(file) for file in path.rglob("*")]
+        names = [str(file) for file in path.rglob("*") if not _is_no_data(file.relative_to(path))]
     elif path.exists() or not _is_glob(name):
         names = [str(path)]
     else:
         names = glob.glob(str(path), recursive=True)  # noqa: PTH207 - Path.glob takes no absolute pattern
     return [file for file in map(DataFile.of, sorted(names)) if file and Path(file.name).is_file()]
+
+
+def _is_no_data(file: Path) -> bool:
+    """Whether `datasets` passes over a file of a folder."""
+    hidden = any(part.startswith(".") for part in file.parts) or any(part.startswith("__") for part in file.parts[:-1])
+    return hidden or file.name in _NO_DATA
+
+
+def _written_by_datasets(path: Path) -> bool:
+    return (path / "dataset_dict.json").is_file() or (path / "state.json").is_file()
 
 
 def _is_glob(name: str) -> bool:
@@ -303,20 +369,56 @@ def _file_splits(source: Source, path: Path) -> Mapping[str, list[DataFile]] | N
     return known if known and known == splits else None
 
 
+def _splits_by_name(folder: Path) -> dict[str, list[DataFile]] | None:
+    """The files of each split, where their names alone show it, by the rules of `datasets`: words in the names of
+    folders, else of files; without any, all of them are train. None where there is more to it."""
+    names = {str(Path(file.name).relative_to(folder)): file for file in local_files(str(folder))}
+    readme = folder / "README.md"
+    if (
+        any(_SHARDED.fullmatch(name) or Path(name).suffix != Path(name).suffix.lower() for name in names)
+        or (folder / ".huggingface.yaml").is_file()
+        or (readme.is_file() and b"configs:" in readme.read_bytes())
+    ):
+        return None
+    folders = {name: f"{Path(name).parent}/" for name in names}
+    files = {name: Path(name).name for name in names}
+    found = _by_words(names, folders) or _by_words(names, files) or ({"train": list(names.values())} if names else {})
+    kinds = {file.kind for split in found.values() for file in split}
+    return found if len(kinds) == 1 else None  # of several, the most frequent is read
+
+
+def _by_words(files: Mapping[str, DataFile], texts: Mapping[str, str]) -> dict[str, list[DataFile]]:
+    splits = {
+        split: [file for name, file in files.items() if re.search(f"(^|[-._ 0-9/])({words})[-._ 0-9/]", texts[name])]
+        for split, words in _SPLIT_WORDS.items()
+    }
+    return {split: found for split, found in splits.items() if found}
+
+
 def _as_datasets_takes_it(folder: Path) -> str:
     """`datasets` needs the folder's own name, which `.` and `..` have not; and it refuses a folder NAME that contains
     NAME.py as an old dataset script, also one with data, unless the path ends otherwise."""
     return f"{folder.resolve()}/." if local_files(str(folder)) else str(folder.resolve())
 
 
-def _unread_files(source: Source) -> list[str]:
-    """Data files of a folder that are in none of its splits: `datasets` takes those of the most frequent ending."""
+def _unread_files(source: Source) -> dict[str, DataFile]:
+    """Data files of a folder that are in none of its splits, by their names in it: `datasets` takes those of the most
+    frequent ending, and, where some are named after a split, only these."""
     path = Path(source.path).expanduser()
-    if not path.is_dir():
-        return []
-    read = {Path(file.name).resolve() for files in (_file_splits(source, path) or {}).values() for file in files}
-    left = (Path(file.name) for file in local_files(source.path))
-    return [str(file.relative_to(path)) for file in left if file.resolve() not in read]
+    if not path.is_dir() or _written_by_datasets(path):
+        return {}
+    splits = _splits_by_name(path) or _file_splits(source, path) or {}
+    read = {Path(file.name).resolve() for files in splits.values() for file in files}
+    left = {str(Path(file.name).relative_to(path)): file for file in local_files(source.path)}
+    return {name: file for name, file in left.items() if Path(file.name).resolve() not in read}
+
+
+def _first_columns(file: DataFile) -> set[str]:
+    """The columns of its first rows; none where it cannot be read."""
+    with suppress(UserInputError), reading(Source(file.name), _KEY):
+        rows = islice((row for chunk in file.chunks() for _, row in rows_of(chunk)), _LOOKED_INTO)
+        return {name for row in rows if not isinstance(row, BadRow) for name in row}
+    return set()
 
 
 def _remote_files(url: str) -> list[DataFile]:
@@ -410,10 +512,24 @@ def _read_error(source: Source, split: str, key: str, error: Exception) -> UserI
             why=f"There is no local file or folder of that name, and the Hub reports: {_one_line(error)}",
             fix=f"Check {_KEY} and data.dataset_config_name; without a network, use a local file or folder.",
         )
+    if type(error).__name__ in ("EmptyDatasetError", "DataFilesNotFoundError"):
+        return _no_data_files(source, error)
     return UserInputError(
         f"The dataset '{source.path}' could not be read.",
         why=_one_line(error.__cause__ or error),
         fix=f"Check {_KEY}, data.dataset_config_name and {key}, and that the file is complete.",
+    )
+
+
+def _no_data_files(source: Source, error: Exception) -> UserInputError:
+    path = Path(source.path).expanduser()
+    capitals = next((file.name for file in local_files(source.path) if path.is_dir()), None)
+    return UserInputError(
+        f"The dataset '{source.path}' contains no data files.",
+        why=_one_line(error),
+        fix=f"Supported extensions: {_ENDINGS}."
+        if capitals is None
+        else f"Rename '{capitals}': in a folder, extensions and the names of splits must be lower-case (train.jsonl).",
     )
 
 
@@ -425,10 +541,12 @@ def _no_rows(source: Source, split: str, key: str) -> UserInputError:
 
 
 def _unknown_split(source: Source, split: str, key: str, found: list[str]) -> UserInputError:
+    unread = list(_unread_files(source))
     return UnknownSplit(
         f"The dataset '{source.path}' has no split '{split}'.",
         why=f"It has: {', '.join(found)}."
-        + (" A single file or a glob is one split named train." if found == ["train"] else ""),
+        + (" A single file or a glob is one split named train." if found == ["train"] else "")
+        + (f" Files in no split: {some_of(unread)}." if unread else ""),
         fix=f"Set {key} to one of these (slices such as train[:90%] work too).",
     )
 

@@ -59,6 +59,7 @@ class InitFacts:
         rows, sequences: Of an epoch: as they are, and packed to max_length.
         val_split: One that the data has.
         given: Settings that the user has decided, by path.
+        unread: Files of the data's folder that hold such rows, too, but are in no split.
     """
 
     model: ModelFacts
@@ -69,6 +70,7 @@ class InitFacts:
     val_split: str | None
     machine: Machine
     given: Mapping[str, Any]
+    unread: tuple[str, ...] = ()
 
     @property
     def hardware(self) -> str:

@@ -136,6 +136,26 @@ def test_wrong_values_are_named_by_their_options_and_not_by_a_file_of_inits_own(
     assert "Is a directory" in unwritten.value.why
 
 
+def test_a_split_that_the_data_has_not_is_refused_and_nothing_is_written(toy_model: Path) -> None:
+    data = Path("data")
+    data.mkdir()
+    pairs(data / "validation.jsonl")
+    with pytest.raises(UserInputError, match="has no split 'train'"):
+        init("--model", toy_model, "--data", data)
+    for model in (toy_model, "org/not-here"):
+        with pytest.raises(UserInputError, match="has no split 'test'"):
+            init("--model", model, "--data", data / "validation.jsonl", "--val", "test")
+    assert not Path("config.yaml").exists()
+
+
+def test_data_files_of_a_folder_that_are_not_read_are_told(toy_model: Path) -> None:
+    data = Path("data")
+    data.mkdir()
+    pairs(data / "b.jsonl")
+    (data / "a.csv").write_text("prompt,completion\nx,y\n")
+    assert "not read: data/a.csv" in " ".join(init("--model", toy_model, "--data", data).split())
+
+
 def test_what_cannot_fit_is_refused_before_anything_is_written(toy_model: Path, tmp_path: Path) -> None:
     model = tmp_path / "70b"
     shutil.copytree(toy_model, model)

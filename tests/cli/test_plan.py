@@ -96,6 +96,7 @@ def test_what_train_would_refuse_is_refused(config: Path) -> None:
         (["--gpus", "2xH100", "-o", "parallel.nproc=4"], "parallel.nproc is 4"),
         (["--gpus", "1xH100", "-o", "lora.target_modules=no_such_module"], "no_such_module"),
         (["--gpus", "1xH100", "-o", "data.text_field=missing"], "missing"),
+        (["--gpus", "1xH100", "-o", "data.val_split=test"], "has no split 'test'"),
     ):
         error = plan(config, *options).exception
         assert isinstance(error, UserInputError) and error.exit_code == 2 and words in error.what, error

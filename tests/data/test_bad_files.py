@@ -37,12 +37,16 @@ class Inspect:
         monkeypatch.setenv("SHARDTUNE_CACHE", str(folder / "cache"))
         monkeypatch.setenv("COLUMNS", "300")
 
-    def __call__(self, data: Path, **settings: Any) -> tuple[int, str]:
+    def __call__(self, data: Path | list[str], **settings: Any) -> tuple[int, str]:
         """(exit code, what was printed on one line)."""
         config = self.folder / "run.yaml"
         sections = {
             "model": {"model_name_or_path": str(self.model)},
-            "data": {"dataset_name_or_path": str(data), "max_length": 128, **settings},
+            "data": {
+                "dataset_name_or_path": data if isinstance(data, list) else str(data),
+                "max_length": 128,
+                **settings,
+            },
         }
         config.write_text(yaml.safe_dump(sections), encoding="utf-8")
         self.monkeypatch.setattr(sys, "argv", ["shardtune", "data", "inspect", str(config)])
@@ -215,3 +219,19 @@ def test_files_of_a_folder_that_are_not_read_are_named(inspect: Inspect, tmp_pat
     assert "not read" not in inspect(folder)[1]
     (folder / "train.csv").write_text("text\ne f\n")
     assert "text (column 'text'; files not read: train.csv)" in inspect(folder)[1]
+
+
+def test_a_file_of_the_folder_that_is_not_read_though_it_has_the_columns_is_a_warning(
+    inspect: Inspect, tmp_path: Path
+) -> None:
+    data = tmp_path / "set"
+    data.mkdir()
+    (data / "b.jsonl").write_bytes(rows(*[{"text": f"a b {number}"} for number in range(9)]))
+    (data / "README.txt").write_text("about")
+    assert "no problems found" in inspect(data)[1]
+    (data / "a.csv").write_text("text\nx\n")
+    code, said = inspect(data)
+    assert code == 0 and "no problems found" not in said
+    assert f"warning: 1 file with the columns of the data is not read: {data / 'a.csv'}." in said
+    _, said = inspect([str(data), str(data / "a.csv")])
+    assert "is not read" not in said

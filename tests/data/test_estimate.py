@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import datasets
 import pytest
 from toys import WORDS
 
@@ -126,6 +127,42 @@ def test_without_a_tokenizer_on_disk_or_files_the_answer_says_so(tmp_path: Path,
     size = data_size(run, None)
     assert size is not None and "4 characters per token" in size.how
     assert data_size(config(Path("org/dataset"), words), None) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [("validation.jsonl", {}), ("train.jsonl", {"val_split": "test"}), ("x.jsonl", {"train_split": "dev"})],
+)
+def test_a_split_that_is_not_there_is_refused_as_preparing_refuses_it(
+    tmp_path: Path, words: Any, name: str, settings: dict[str, Any]
+) -> None:
+    (tmp_path / "set").mkdir()
+    written(tmp_path / "set" / name, text_rows(20))
+    run = config(tmp_path / "set", words, **settings)
+    with pytest.raises(UserInputError) as said:
+        data_size(run, None)
+    with pytest.raises(UserInputError) as said_by_preparing:
+        prepared(run, words)
+    assert "has no split" in said.value.what
+    assert str(said.value) == str(said_by_preparing.value)
+
+
+def test_some_sources_of_a_mixture_may_lack_the_validation_split(tmp_path: Path, words: Any) -> None:
+    (tmp_path / "set").mkdir()
+    written(tmp_path / "set" / "train.jsonl", text_rows(20))
+    written(tmp_path / "set" / "test.jsonl", text_rows(5))
+    file = written(tmp_path / "rows.jsonl", text_rows(20))
+    sources = [{"path": str(file)}, {"path": str(tmp_path / "set")}]
+    assert sized(config(sources, words, val_split="test"), words).validation == 5
+    with pytest.raises(UserInputError, match=r"rows.jsonl' has no split 'dev'"):
+        data_size(config(sources, words, val_split="dev"), None)
+
+
+def test_a_folder_that_datasets_wrote_is_asked_for_its_splits(tmp_path: Path, words: Any) -> None:
+    datasets.DatasetDict({"train": datasets.Dataset.from_list(text_rows(5))}).save_to_disk(tmp_path / "set")
+    assert data_size(config(tmp_path / "set", words), None) is None
+    with pytest.raises(UserInputError, match="has no split 'dev'"):
+        data_size(config(tmp_path / "set", words, train_split="dev"), None)
 
 
 def test_a_damaged_file_is_an_error_that_names_it(tmp_path: Path, words: Any) -> None:

@@ -15,7 +15,17 @@ import pytest
 from shardtune.config.schema import DataSection, SourceSection
 from shardtune.data.chunks import BadRow, Chunk, location, rows_of
 from shardtune.data.readers import DataFile
-from shardtune.data.source import Source, bad_row_error, check_dataset_path, has_split, open_split, sources_of
+from shardtune.data.source import (
+    Source,
+    _splits_by_name,
+    bad_row_error,
+    check_dataset_path,
+    has_split,
+    open_split,
+    sources_of,
+    split_files,
+    unread_data,
+)
 from shardtune.errors import UserInputError
 
 TEN = [{"text": f"row {n}"} for n in range(10)]
@@ -501,3 +511,79 @@ def test_an_unknown_configuration_lists_those_there_are(folder: Path) -> None:
     problem = refusal(folder, config_name="wrong")
     assert "default" in problem.why
     assert "data.dataset_config_name" in problem.fix
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("train.jsonl", "validation.jsonl"),
+        ("a.jsonl", "b.jsonl"),
+        ("a.jsonl", "validation.jsonl"),
+        ("untrained.jsonl", "dev_1.jsonl"),
+        ("training 1.jsonl", "my-test.jsonl.gz"),
+        ("train_test.jsonl",),
+        ("Train.jsonl", "val.jsonl"),
+        ("train.jsonl", "test/a.jsonl"),
+        ("big_train/a/b.jsonl", "valid2/c.jsonl"),
+        (".train.jsonl", "__train/a.jsonl", "__train.jsonl", "config.json"),
+    ],
+)
+def test_the_names_of_files_show_the_splits_that_datasets_finds(tmp_path: Path, names: tuple[str, ...]) -> None:
+    for name in names:
+        jsonl(tmp_path / "set" / name, TEN)
+    builder = datasets.load_dataset_builder(str(tmp_path / "set")).config.data_files
+    found = _splits_by_name(tmp_path / "set")
+    assert found is not None
+    assert {name: {file.name for file in files} for name, files in found.items()} == {
+        str(name): set(files) for name, files in builder.items()
+    }
+
+
+@pytest.mark.parametrize("names", [("a.csv", "b.jsonl"), ("data/x-00000-of-00001.jsonl",), ("Train.JSONL",)])
+def test_names_that_show_no_split_are_left_to_datasets(tmp_path: Path, names: tuple[str, ...]) -> None:
+    for name in names:
+        jsonl(tmp_path / name, TEN)
+    assert _splits_by_name(tmp_path) is None
+
+
+def test_splits_that_a_readme_declares_are_left_to_datasets(folder: Path) -> None:
+    header = "configs: [{config_name: default, data_files: [{split: train, path: test.jsonl}]}]"
+    (folder / "README.md").write_text(f"---\n{header}\n---\n", encoding="utf-8")
+    files = split_files(Source(str(folder)), "train", "data.train_split")
+    assert files is not None and [Path(file.name).name for file in files] == ["test.jsonl"]
+
+
+@pytest.mark.parametrize("readme", [False, True])
+def test_a_folder_without_data_is_refused_before_it_is_opened(tmp_path: Path, readme: bool) -> None:
+    if readme:
+        (tmp_path / "README.md").write_text("# Data", encoding="utf-8")
+    with pytest.raises(UserInputError, match="contains no data files") as refused:
+        check_dataset_path(section(tmp_path))
+    assert ".jsonl" in refused.value.fix
+    jsonl(tmp_path / "rows.jsonl", TEN)
+    check_dataset_path(section(tmp_path))
+
+
+def test_a_folder_of_files_in_capitals_says_what_to_rename(tmp_path: Path) -> None:
+    jsonl(tmp_path / "Train.JSONL", TEN)
+    problem = refusal(tmp_path)
+    assert "Train.JSONL" in problem.fix and "lower-case" in problem.fix
+
+
+def test_files_in_no_split_are_data_where_they_have_the_columns_that_are_read(tmp_path: Path) -> None:
+    for data in ("train.jsonl", "more.jsonl", "config.json", ".hidden.jsonl", "__pycache__/x.jsonl"):
+        jsonl(tmp_path / data, TEN)
+    (tmp_path / "a.csv").write_text("text\nx\n", encoding="utf-8")
+    (tmp_path / "other.csv").write_text("note\nx\n", encoding="utf-8")
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"model": {}}, indent=1), encoding="utf-8")
+    (tmp_path / "notes.txt").write_text("anything", encoding="utf-8")
+    (tmp_path / "bad.parquet").write_bytes(b"nothing")
+    files = [str(tmp_path / name) for name in ("a.csv", "more.jsonl", "notes.txt")]
+    assert unread_data(Source(str(tmp_path)), ["text"], lines=False) == files[:2]
+    assert unread_data(Source(str(tmp_path)), ["text"], lines=True) == files
+
+
+def test_an_unknown_split_names_the_files_that_are_in_none(tmp_path: Path) -> None:
+    jsonl(tmp_path / "rows.jsonl", TEN)
+    jsonl(tmp_path / "validation.jsonl", TEN)
+    assert "Files in no split: rows.jsonl." in refusal(tmp_path).why
