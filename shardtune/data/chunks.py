@@ -7,6 +7,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+# Problems that have a fix of their own.
+NOT_UTF_8, LONE_SURROGATE = "not UTF-8", "lone surrogate"
+MAC_LINES, INDENTED = "its lines end in \\r alone", "the object is indented over several lines"
 SHOWN = 160  # characters of a broken line that a message shows
 
 Row = Mapping[str, Any]
@@ -97,7 +100,7 @@ def _utf8(line: bytes) -> str | BadRow:
 
 
 def _undecodable(error: UnicodeDecodeError, line: bytes) -> BadRow:
-    problem = f"not UTF-8: byte 0x{line[error.start]:02x} at column {error.start + 1}"
+    problem = f"{NOT_UTF_8}: byte 0x{line[error.start]:02x} at column {error.start + 1}"
     return BadRow(problem, line[:SHOWN].decode("utf-8", "replace"))
 
 
@@ -107,12 +110,24 @@ def _json_row(line: str | BadRow) -> Row | BadRow:
     try:
         value = json.loads(line)
     except json.JSONDecodeError as error:
-        return BadRow(f"{error.msg} (column {error.colno})", line[:SHOWN])
+        return BadRow(f"{error.msg} (column {error.colno}){_cause(line)}", line[:SHOWN])
     except ValueError as error:  # a number of thousands of digits
         return BadRow(str(error), line[:SHOWN])
     except RecursionError:
         return BadRow("nested too deeply", line[:SHOWN])
     return value if isinstance(value, dict) else not_an_object(value)
+
+
+def _cause(line: str) -> str:
+    """What makes all lines of a file invalid."""
+    if "\r" in line:
+        return f"; {MAC_LINES}"
+    return f"; {INDENTED}" if line.strip() == "{" else ""
+
+
+def lone_surrogate(error: UnicodeEncodeError) -> str:
+    escape = f"\\u{ord(error.object[error.start]):04x}"
+    return f"its text contains a {LONE_SURROGATE}: the escape {escape} is half of a pair, which is not a character"
 
 
 def not_an_object(value: Any) -> BadRow:
@@ -129,11 +144,10 @@ def _decoded(row: Row | BadRow) -> Row | BadRow:
             try:
                 cell.encode("utf-8")
             except UnicodeEncodeError as error:
-                byte = ord(cell[error.start]) & 0xFF
-                return BadRow(
-                    f"not UTF-8: byte 0x{byte:02x} in column '{name}'",
-                    cell[:SHOWN].encode("utf-8", "replace").decode(),
-                )
+                byte = ord(cell[error.start]) - 0xDC00  # as the reader wrote it; any other one is an escape
+                problem = f"{NOT_UTF_8}: byte 0x{byte:02x} in column '{name}'"
+                shown = cell[:SHOWN].encode("utf-8", "replace").decode()
+                return BadRow(problem if 0x80 <= byte <= 0xFF else lone_surrogate(error), shown)
     return row
 
 

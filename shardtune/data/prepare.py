@@ -361,18 +361,21 @@ class _Job:
                 fix="Choose another share, or name a separate split.",
             )
         split = self.section.train_split if side == "train" else self.section.val_split
+        skipped = counts["skipped_errors"]
         reasons = {
             "were empty or a single token": counts["dropped_short"],
             "had no supervised assistant turn": counts["without_assistant"],
             "had no supervised token within data.max_length": counts["dropped_unsupervised"]
             - counts["without_assistant"],
             "were longer than data.max_length": counts["dropped_long"],
-            "could not be read": counts["skipped_errors"],
+            f"could not be used (the first: {(*counts['errors'], '')[0]})": skipped,
         }
         raise UserInputError(
             f"No row of the split '{split}' is left to train on ({counts['read']} were read).",
             why="; ".join(f"{number} {what}" for what, number in reasons.items() if number) + ".",
-            fix=_advice(self.choices[0], counts, self.samples[0] if side == "train" else ()),
+            fix="Fix these rows; data.on_error: skip needs at least one that can be used."
+            if skipped == counts["read"]
+            else _advice(self.choices[0], counts, self.samples[0] if side == "train" else ()),
         )
 
     def _write_set(self, folder: Path, recipes: Sequence[Recipe], overlap: int) -> None:

@@ -80,9 +80,11 @@ class DataFile:
         with _raw(self) as raw:
             if self.compression is None:
                 if isinstance(raw, io.BufferedReader):
-                    _refuse_foreign(self.name, raw.peek(8))
+                    _refuse_foreign(self.name, raw.peek(8)[:8])
                 yield raw, raw
                 return
+            if self.compression == "gzip" and isinstance(raw, io.BufferedReader):
+                _refuse_uncompressed(self.name, raw.peek(2)[:2])
             import pyarrow
 
             # In C++, several members in one file included, and an end that is missing is an error.
@@ -117,6 +119,21 @@ def _refuse_foreign(name: str, beginning: bytes) -> None:
     for mark, (what, fix) in _FOREIGN_BEGINNINGS.items():
         if beginning.startswith(mark):
             raise UserInputError(f"'{name}' does not match its extension: it is {what}.", fix=fix)
+    for encoding, zeros in (("utf-16le", beginning[1::2]), ("utf-16be", beginning[::2])):
+        if beginning.count(0) == len(zeros) > 1 and not any(zeros):
+            raise UserInputError(
+                f"'{name}' is encoded as UTF-16.",
+                why="Every other byte is NUL.",
+                fix=f"Save it as UTF-8 (for example: iconv -f {encoding} -t utf-8).",
+            )
+
+
+def _refuse_uncompressed(name: str, beginning: bytes) -> None:
+    if beginning and beginning != b"\x1f\x8b":
+        raise UserInputError(
+            f"'{name}' does not match its extension: it is not compressed with gzip.",
+            fix="Remove .gz from its name, or copy the file again.",
+        )
 
 
 def _raw(file: DataFile) -> Any:

@@ -17,7 +17,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardtune.config.schema import DataSection
-from shardtune.data.chunks import BadRow, Chunk, Row, count_rows, location, part_of, rows_of
+from shardtune.data.chunks import (
+    INDENTED,
+    LONE_SURROGATE,
+    MAC_LINES,
+    NOT_UTF_8,
+    BadRow,
+    Chunk,
+    Row,
+    count_rows,
+    location,
+    part_of,
+    rows_of,
+)
 from shardtune.data.readers import CHUNK_ROWS, DELIMITERS, KINDS, DataFile
 from shardtune.errors import UserInputError
 
@@ -33,6 +45,12 @@ _SPLIT_WORDS = {
     "train": "train|training", "validation": "validation|valid|dev|val", "test": "test|testing|eval|evaluation",
 }  # fmt: skip
 _SHARDED = re.compile(r"data/.*-\d{5}-of-\d{5}.*")  # names a split of any name
+_FIXES = {
+    NOT_UTF_8: "Save the file as UTF-8 (for example: iconv -f latin1 -t utf-8)",
+    LONE_SURROGATE: "Remove the escape or complete the pair (such as \\ud83d\\ude00)",
+    MAC_LINES: "Convert its line ends (for example: tr '\\r' '\\n')",
+    INDENTED: "Write one object per line (for example: jq -c .), or rename the file to .json",
+}
 _ENDINGS = f"{' '.join(KINDS)}; .jsonl .json .csv .tsv .txt also with .gz or .zst"
 
 
@@ -82,6 +100,12 @@ def _check_local(source: Source) -> None:
         raise UserInputError(
             f"'{name}' has the extension '{path.suffix}', which is not a supported data format.",
             fix=f"Supported extensions: {_ENDINGS}.",
+        )
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise UserInputError(
+            f"'{name}' is neither a regular file nor a folder.",
+            why="Data is read more than once, which a pipe or device does not allow.",
+            fix="Write its content to a file.",
         )
     closed = next((file.name for file in found if not os.access(file.name, os.R_OK)), None)
     if closed is not None:
@@ -147,12 +171,19 @@ class Split(ABC):
                 if not isinstance(row, BadRow):
                     good.append(row)
                 elif first_bad is None:
-                    first_bad = bad_row_error(chunk, number, row)
+                    first_bad = self._none_readable(chunk, number, row)
                 if len(good) == count:
                     return good
         if not good:
             raise first_bad or _no_rows(self.source, self.name, self.key)
         return good
+
+    def _none_readable(self, chunk: Chunk, number: int, bad: BadRow) -> UserInputError:
+        return UserInputError(
+            f"No row of the split '{self.name}' of the dataset '{self.source.path}' can be read.",
+            why=f"The first, {location(chunk, number)}: {_why_bad(bad)}",
+            fix=f"{_fix(bad)}; data.on_error: skip needs at least one row that can be read.",
+        )
 
 
 @dataclass(frozen=True)
@@ -316,15 +347,21 @@ class UnknownSplit(UserInputError):
 
 def bad_row_error(chunk: Chunk, number: int, bad: BadRow) -> UserInputError:
     """What is said about a row that stops the reading."""
-    from shardtune.data.show_rows import visible
-
     return UserInputError(
         f"{location(chunk, number)} cannot be used.",
-        why=bad.message[:1].upper() + bad.message[1:] + (f": {visible(_one_line(bad.shown))}" if bad.shown else "."),
-        fix="Save the file as UTF-8 (for example: iconv -f latin1 -t utf-8), or set data.on_error: skip."
-        if "UTF-8" in bad.message
-        else "Fix it, or set data.on_error: skip to skip such rows (they are counted).",
+        why=_why_bad(bad),
+        fix=f"{_fix(bad)}, or set data.on_error: skip to skip such rows (they are counted).",
     )
+
+
+def _why_bad(bad: BadRow) -> str:
+    from shardtune.data.show_rows import visible
+
+    return bad.message[:1].upper() + bad.message[1:] + (f": {visible(_one_line(bad.shown))}" if bad.shown else ".")
+
+
+def _fix(bad: BadRow) -> str:
+    return next((fix for problem, fix in _FIXES.items() if problem in bad.message), "Fix it")
 
 
 def local_files(name: str) -> list[DataFile]:

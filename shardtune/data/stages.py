@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from shardtune.data.chunks import SHOWN, BadRow, Chunk, Row, rows_of
+from shardtune.data.chunks import SHOWN, BadRow, Chunk, Row, lone_surrogate, rows_of
 from shardtune.data.concatenate import Concatenation, tokens_of_lines
 from shardtune.data.formats import Rendered, RowProblem, RowRemark
 from shardtune.data.prepared import EncodedRows
@@ -156,8 +156,8 @@ def _rendered(recipe: Recipe, row: Row) -> Rendered | BadRow:
         return BadRow(str(problem), _preview(row))
     except RecursionError:
         return BadRow("nested too deeply")
-    except UnicodeEncodeError:
-        return BadRow("its text contains a lone surrogate such as \\ud83d, which is not valid UTF-8")
+    except UnicodeEncodeError as error:
+        return BadRow(lone_surrogate(error))
     return rendered
 
 

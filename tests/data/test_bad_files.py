@@ -81,8 +81,9 @@ def chat(*messages: Any, **columns: Any) -> bytes:
         ("a.jsonl", rows('{"text": NaN}'), "1 were empty or a single token. fix: Check the columns that are read (text)"),
         ("a.jsonl", rows({"text": "a b"}, f'{{"text": {NINES}}}'), "a.jsonl:2 cannot be used. why: Exceeds the limit (4300"),
         ("a.json", f'[{{"text": "a b"}},\n {{"text": {NINES}}}]'.encode(), "a.json:2 cannot be used. why: Exceeds the limit"),
-        ("a.jsonl", b'{"text":' + b"[" * 9999 + b"]" * 9999 + b"}", "a.jsonl:1 cannot be used. why: Nested too deeply"),
-        ("a.jsonl", b'{"text":"a \\ud83d"}', "lone surrogate"),
+        ("a.jsonl", b'{"text":' + b"[" * 9999 + b"]" * 9999 + b"}", "a.jsonl:1: Nested too deeply"),
+        ("a.jsonl", b'{"text":"a \\ud83d"}', "escape \\ud83d is half of a pair"),
+        ("a.json", b'[{"text":"a \\ud83d"}]', "escape \\ud83d is half of a pair, which is not a character: a ? fix: Remove the escape"),
         ("a.jsonl", rows({"prompt": "x", "completion": ["y"]}), "The column 'completion' contains values of type list"),
         ("a.jsonl", rows({}, {}), "The columns are: none."),
         # Conversations
@@ -105,7 +106,7 @@ def chat(*messages: Any, **columns: Any) -> bytes:
         ("a.csv", b"text,text\na,b\n", "a.csv' has more than one column named 'text'."),
         ("a.csv", b"prompt,completion\na,b\nc\n", "a.csv:3 cannot be used. why: 1 cells, but the header has 2: c"),
         ("a.csv", b"prompt,completion\na,b\nc,d,e\n", "3 cells, but the header has 2 (a cell that contains ',' must be quoted)"),
-        ("a.csv", b'prompt,completion\n"a,b\n', 'a.csv:2 cannot be used. why: A quoted cell (") is not closed.'),
+        ("a.csv", b'prompt,completion\n"a,b\n', 'a.csv:2: A quoted cell (") is not closed.'),
         ("a.csv", b"prompt,completion\n", "The split 'train' of the dataset"),
         ("a.csv", b"\n\n", "has no rows."),
         ("a.csv", b"a;b|c\n1;2|3\n", "a.csv' is ambiguous: semicolons or vertical bars."),
@@ -114,19 +115,23 @@ def chat(*messages: Any, **columns: Any) -> bytes:
         ("a.jsonl", b"", "is empty."),
         ("a.jsonl", b"\n \n", "has no rows."),
         ("a.csv", rows(GOOD), "a.csv' holds JSON, not CSV."),
-        ("a.jsonl", b"text\na b\n", "a.jsonl:1 cannot be used. why: Expecting value (column 1): text"),
+        ("a.jsonl", b"text\na b\n", "a.jsonl:1: Expecting value (column 1): text"),
         ("a.parquet", rows(GOOD), "Parquet magic bytes not found"),
         ("a.jsonl", b"PAR1\x15\x04" + NOISE, "it is a parquet file. fix: Rename it to .parquet."),
         ("a.csv", b"PK\x03\x04" + NOISE, "it is a zip archive (or .xlsx). fix: Unpack it, or save the sheet as .csv."),
         ("a.jsonl", gzip.compress(rows(GOOD), mtime=0), "it is compressed with gzip. fix: Add .gz to its name."),
         ("a.csv", "text\na\n".encode("utf-16"), "it is encoded as UTF-16. fix: Save it as UTF-8"),
+        ("a.csv", "text\na\n".encode("utf-16-le"), "is encoded as UTF-16. why: Every other byte is NUL. fix: Save it as UTF-8 (for example: iconv -f utf-16le"),
+        ("a.jsonl", rows(GOOD, GOOD).decode().encode("utf-16-be"), "iconv -f utf-16be"),
+        ("a.jsonl", rows(GOOD, GOOD).replace(b"\n", b"\r"), "lines end in \\r alone"),
+        ("a.jsonl", json.dumps(GOOD, indent=1).encode(), "indented over several lines: { fix: Write one object per line"),
         ("a.jsonl.gz", gzip.compress(rows(GOOD) * 99, mtime=0)[:30], "Truncated compressed stream"),
-        ("a.jsonl.gz", NOISE, "could not be read. why: zlib inflate failed"),
-        ("a.txt", NOISE, "a.txt:1 cannot be used. why: Not UTF-8: byte 0x80 at column 1"),
-        ("a.csv", NOISE + b"\n" + NOISE, "a.csv:1 cannot be used. why: The header is not UTF-8."),
-        ("a.json", NOISE, "a.json:1 cannot be used. why: Expecting value (column 1)"),
+        ("a.jsonl.gz", NOISE, "it is not compressed with gzip. fix: Remove .gz from its name"),
+        ("a.txt", NOISE, "a.txt:1: Not UTF-8: byte 0x80 at column 1"),
+        ("a.csv", NOISE + b"\n" + NOISE, "a.csv:1: The header is not UTF-8."),
+        ("a.json", NOISE, "a.json:1: Expecting value (column 1)"),
         ("a.arrow", NOISE, "could not be read."),
-        ("a.json", b"5", "a.json:1 cannot be used. why: Not an object with named columns: 5"),
+        ("a.json", b"5", "a.json:1: Not an object with named columns: 5"),
         ("a.xlsx", b"PK", "has the extension '.xlsx', which is not a supported data format."),
         ("a", rows(GOOD), "has the extension '', which is not a supported data format."),
     ],
@@ -167,7 +172,7 @@ def test_folders_pipes_and_dead_links_are_told(inspect: Inspect, tmp_path: Path)
         ("empty", "doesn't contain any data files"),
         ("dir.jsonl", "doesn't contain any data files"),
         ("dead.jsonl", "does not exist"),
-        ("pipe.jsonl", "could not be read"),
+        ("pipe.jsonl", "is neither a regular file nor a folder"),
     ):
         code, said = inspect(tmp_path / name)
         assert (code, told in said) == (2, True), said
@@ -235,3 +240,14 @@ def test_a_file_of_the_folder_that_is_not_read_though_it_has_the_columns_is_a_wa
     assert f"warning: 1 file with the columns of the data is not read: {data / 'a.csv'}." in said
     _, said = inspect([str(data), str(data / "a.csv")])
     assert "is not read" not in said
+
+
+@pytest.mark.parametrize("row", ["nothing", '{"text": "a \\ud83d"}'])
+def test_where_every_row_is_skipped_the_reason_of_the_first_is_told_and_skipping_is_not_advised(
+    inspect: Inspect, tmp_path: Path, row: str
+) -> None:
+    (tmp_path / "a.jsonl").write_bytes(rows(row, row))
+    code, said = inspect(tmp_path / "a.jsonl", on_error="skip")
+    assert code == 2 and "No row of the split 'train'" in said
+    assert re.search(r"a\.jsonl:1: (Expecting value|its text contains a lone surrogate)", said)
+    assert "data.on_error: skip needs at least one" in said and "set data.on_error" not in said
