@@ -146,9 +146,14 @@ def prepare(
     }
     job = _Job(section, seed, tokenizer, train, val, samples, choices, about, workers, report)
     from_cache = prepared_once(folder, job.fill, _is_whole, lambda: report(ProgressInfo("waiting")))
-    read = {file.name for split in (*train, *val) if isinstance(split, FileSplit) for file in split.files}
+    own = [split for split in (*train, *val) if isinstance(split, FileSplit)]
+    read = {Path(file.name).resolve() for split in own for file in split.files}
     unread = [
-        [name for name in unread_data(split.source, choice.columns, lines=_is_lines(split)) if name not in read]
+        [
+            name
+            for name in unread_data(split.source, choice.columns, lines=_is_lines(split))
+            if Path(name).resolve() not in read
+        ]
         for split, choice in zip(train, choices, strict=True)
     ]
     return PreparedSet.open(folder, from_cache=from_cache).with_sources(choices, unread)

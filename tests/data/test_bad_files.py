@@ -227,7 +227,7 @@ def test_files_of_a_folder_that_are_not_read_are_named(inspect: Inspect, tmp_pat
 
 
 def test_a_file_of_the_folder_that_is_not_read_though_it_has_the_columns_is_a_warning(
-    inspect: Inspect, tmp_path: Path
+    inspect: Inspect, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = tmp_path / "set"
     data.mkdir()
@@ -238,8 +238,10 @@ def test_a_file_of_the_folder_that_is_not_read_though_it_has_the_columns_is_a_wa
     code, said = inspect(data)
     assert code == 0 and "no problems found" not in said
     assert f"warning: 1 file with the columns of the data is not read: {data / 'a.csv'}." in said
-    _, said = inspect([str(data), str(data / "a.csv")])
-    assert "is not read" not in said
+    monkeypatch.chdir(tmp_path)
+    for other in (str(data / "a.csv"), "set/a.csv", "./set/../set/a.csv"):
+        _, said = inspect(["set", other])
+        assert "is not read" not in said, other
 
 
 @pytest.mark.parametrize("row", ["nothing", '{"text": "a \\ud83d"}'])
