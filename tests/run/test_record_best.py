@@ -74,6 +74,8 @@ def test_best_means_what_was_chosen_until_the_run_saves_again(run: Path) -> None
     assert record_best(run, by_accuracy(10), to_final=False).pointer.endswith("/best names step 10")
     store = store_of(run)
     assert store.best() == (10, 1.6) and (store.folder / BEST).read_text() == "step-000010\n"
+    config = "model: {model_name_or_path: org/model}\ndata: {dataset_name_or_path: d}\ntrain: {max_steps: 1}\n"
+    (run / "config.yaml").write_text(config)
     assert find_tuned(str(run), checkpoint="best", base=str(run)).step == 10
     assert next(iter(store.by_eval_loss())) == (20, 1.5), "load_best_model_at_end keeps to the eval loss"
     store.write(40, lambda folder: fill(folder, 40), {"eval_loss": 1.9})
