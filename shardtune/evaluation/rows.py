@@ -358,6 +358,8 @@ def _said_by_options(tuned: TunedModel, *, own: bool) -> Iterator[None]:
                 fix="Start the command in that folder, or give --data with the path.",
             ) from error
         what, why, fix = (_with_options(text) for text in (error.what, error.why, error.fix))
+        if own and " was not found" in what:  # a Hub name, or a path of one word
+            fix += " If the run's config has a relative path, start the command in the folder in which it was trained."
         if "data." in fix:
             of = f"those of the run {tuned.run.name}" if tuned.run is not None else "given with -o"
             fix += f" (The data settings are {of}; change one with -o, such as -o data.prompt_template=…)"

@@ -171,6 +171,11 @@ def test_a_path_that_is_relative_to_the_folder_of_the_training_is_said_to_be(
         with pytest.raises(UserInputError, match=f"The dataset '{path}' does not exist") as refused:
             read(copy)
         assert why in refused.value.why and "--data" in refused.value.fix
+    settings["data"]["dataset_name_or_path"] = "data"
+    (copy / "config.yaml").write_text(yaml.safe_dump(settings))
+    with pytest.raises(UserInputError, match="The dataset 'data' was not found") as refused:
+        read(copy)
+    assert "start the command in the folder in which it was trained" in refused.value.fix
 
 
 def test_a_run_without_validation_rows_says_what_to_give(tmp_path: Path) -> None:
